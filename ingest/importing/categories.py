@@ -1,8 +1,8 @@
-"""Categories of a log's columns: which number stands for which value.
+"""Categories of a log's columns: the numbering of each column's values.
 
-The numbering is kept in a JSON file beside the log, `{column: [value, ...]}`; the place of a value
-is its code. It is written by the first import and used by later ones, so that the logs of two
-logging policies mean the same.
+The numbering is stored in a JSON file next to the log, `{column: [value, ...]}`; the index of a
+value is its code. The first import writes it and later ones read it, so that a code has the same
+meaning in the logs of different logging policies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingest.importing.sources import Unit, require_columns
 from ingest.protocol.errors import ImportFailed
 
 MOST = 10_000
-"""Different values that a column of categories may have; more are a mistake in the options."""
+"""The most distinct values of a column of categories; more suggest a mistake in the options."""
 
 Value: TypeAlias = str | int
 Categories: TypeAlias = dict[str, list[Value]]
@@ -31,7 +31,7 @@ def learn_categories(
 ) -> Categories:
     """The distinct values of each column in all units: sorted, as numbers if all are integers.
 
-    `also`: column -> another one that has values of the same kind. Raises ImportFailed for a column
+    `also`: column -> another column with the same kind of values. Raises ImportFailed for a column
     that is missing or has more than MOST values.
     """
     found: dict[str, set[str]] = {name: set() for name in columns}
@@ -70,7 +70,7 @@ def _sorted(values: Iterable[Value]) -> list[Value]:
 
 
 def load_categories(path: Path) -> Categories:
-    """The categories of a file. Raises ImportFailed unless it is what `save_categories` writes."""
+    """Read a file written by `save_categories`. Raises ImportFailed for any other."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -90,7 +90,7 @@ def _is_numbering(values: Any) -> bool:
 
 
 def save_categories(path: Path, categories: Categories) -> None:
-    """Write the file whole or not at all. Raises ImportFailed where that is not possible."""
+    """Write the file atomically. Raises ImportFailed if it cannot be written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(json.dumps(categories, indent=1) + "\n")
@@ -105,11 +105,11 @@ def save_categories(path: Path, categories: Categories) -> None:
 def known_categories(
     units: Sequence[Unit], columns: Sequence[str], also: Mapping[str, str], path: Path | None
 ) -> Categories:
-    """The categories of these columns: of the file at `path`, and learned where it has none.
+    """The categories of these columns: from the file at `path`, learned for columns not in it.
 
-    `also`: as `learn_categories` has it.
+    `also`: as in `learn_categories`.
 
-    Raises ImportFailed where they would have to be kept, and `path` is None.
+    Raises ImportFailed if learned categories must be stored, but `path` is None.
     """
     if not columns:
         return {}

@@ -1,7 +1,7 @@
-"""The columns of some rows as numbers, flags, times and texts; cells that do not fit are faults.
+"""Read the columns of some rows as numbers, flags, times and texts, and record invalid cells.
 
-Every fault says which column, what was expected and what came: its text up to ", got" is what such
-rows are counted by. A row is at fault once, by what was looked at first.
+Every fault says which column, what was expected and what was found; faults are counted by the text
+before ", got". A row has at most one fault, the first one found.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:nan|inf|infinity))$"
 _ZONED = r"\d[T ]\d\d.*(Z|z|[+-]\d\d(:?\d\d)?)$"
 _JSON_NUMBER = r"^-?(0|[1-9]\d{0,14})(\.\d{1,17})?([eE][+-]?\d{1,2})?$"
 _ESCAPED = r'["\\\x00-\x1f]'
-_LATEST = 2**62  # microseconds that the wire takes
+_LATEST = 2**62  # the latest microsecond that the protocol accepts
 _TRUE, _FALSE = ["true", "1", "1.0"], ["false", "0", "0.0"]
 
 
 class Fault(NamedTuple):
-    """What is wrong with some rows: their places, why, and their cells if those are shown."""
+    """What is wrong with some rows: their indices, the reason, and their cells if shown."""
 
     rows: Array
     reason: str
@@ -48,21 +48,21 @@ class Fault(NamedTuple):
 
 
 class CellFaults:
-    """Which rows are at fault, bool (rows,), and why; and which are left out for a missing cell."""
+    """Masks of faulty rows, bool (rows,), with reasons, and of rows dropped as incomplete."""
 
     def __init__(self, rows: int) -> None:
         self.bad, self.dropped = np.zeros(rows, bool), np.zeros(rows, bool)
         self.found: list[Fault] = []
 
     def add(self, mask: Array, reason: str, cells: Any = None) -> None:
-        """Rows of the mask are at fault, but those that were before, or are left out."""
+        """Mark rows as faulty, except those that are already faulty or dropped."""
         new = mask & ~self.bad & ~self.dropped
         if new.any():
             self.found.append(Fault(np.flatnonzero(new), reason, cells))
             self.bad |= new
 
     def take(self, others: CellFaults, rows: Array) -> None:
-        """Take over the faults of some rows, which the others have by themselves."""
+        """Copy the faults of the rows `rows`, which are the rows of `others`."""
         for fault in others.found:
             mask = np.zeros(len(self.bad), bool)
             mask[rows[fault.rows]] = True
@@ -74,7 +74,7 @@ class CellFaults:
 
 
 class Cells:
-    """The cells of a table's columns, read as what they are used for."""
+    """Reads the cells of a table's columns as the types that they are used as."""
 
     def __init__(self, table: Any, options: ImportOptions, faults: CellFaults) -> None:
         self.rows: int = table.num_rows
@@ -94,7 +94,7 @@ class Cells:
             return pc.fill_null(texts_of(column), default)
 
     def missing(self, name: str, column: Any, expected: str, *, has_value: bool = True) -> Array:
-        """Which cells are missing, bool (rows,), once the option `missing` has had its say."""
+        """Apply the option `missing` to a column; return which cells are missing, bool (rows,)."""
         absent = nulls(column)
         if not column.null_count:
             return absent
@@ -105,7 +105,7 @@ class Cells:
         return absent
 
     def numbers(self, name: str, *, whole: bool = False) -> Array:
-        """A number a row: float64 (rows,), or int64 if `whole`; 0 where there is none."""
+        """A number per row: float64 (rows,), int64 if `whole`; 0 for missing or invalid cells."""
         column = self.raw(name)
         self.missing(name, column, "a number")
         values, bad = to_numbers(column, whole=whole)
@@ -113,7 +113,7 @@ class Cells:
         return values
 
     def flags(self, name: str) -> Array:
-        """True or False a row: of booleans, 0 and 1, or such texts."""
+        """A bool per row, from booleans, 0 and 1, or texts such as "true"."""
         column = self.raw(name)
         absent = self.missing(name, column, "true or false")
         texts = pc.utf8_lower(pc.utf8_trim_whitespace(texts_of(column)))
@@ -132,17 +132,17 @@ class Cells:
         return values
 
     def texts(self, name: str) -> Any:
-        """A pyarrow.Array of text, in which 3 and 3.0 are the same; null where there is none."""
+        """A pyarrow.Array of text, in which 3 and 3.0 are equal; null for missing cells."""
         return texts_of(self.raw(name))
 
     def quoted(self, name: str) -> Any:
-        """The texts of a column as JSON strings, null where there is none."""
+        """The texts of a column as JSON strings, null for missing cells."""
         return pc.binary_join_element_wise(
             '"', _escaped(self.texts(name).cast(pa.string())), '"', ""
         )
 
     def json(self, name: str) -> Any:
-        """A column as JSON, null where there is nothing; texts that read as numbers are numbers."""
+        """A column as JSON, null for missing cells; texts that parse as numbers become numbers."""
         column = self.raw(name)
         kind, types = column.type, pa.types
         if types.is_nested(kind):
@@ -158,7 +158,7 @@ class Cells:
         return pc.if_else(are_numbers, texts, self.quoted(name))
 
     def lists(self, name: str) -> Any:
-        """A column of numbers or lists as it is; texts that are JSON lists become lists."""
+        """A column of numbers or lists unchanged; texts that are JSON lists become lists."""
         column = self.raw(name)
         if not _is_text(column.type) or not _any(pc.starts_with(column, "[")):
             return column
@@ -174,7 +174,7 @@ class Cells:
 
 
 def _listed(cell: str | None) -> list[float] | None:
-    """The numbers of a JSON text, of lists within each other; None for what is none."""
+    """The numbers of a JSON text of nested lists; None for any other text."""
     try:
         return [float(item) for item in _leaves(json.loads(cell or "null"))]
     except (ValueError, TypeError, OverflowError, RecursionError):
@@ -190,7 +190,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _escaped(texts: Any) -> Any:
-    """Texts as they stand between the quotes of JSON."""
+    """Escape texts for use between the quotes of JSON strings."""
     odd = pc.fill_null(pc.match_substring_regex(texts, _ESCAPED), False)
     if not pc.any(odd).as_py():
         return texts
@@ -199,7 +199,7 @@ def _escaped(texts: Any) -> Any:
 
 
 def at_places(places: Array, mask: Array, rows: int | None = None) -> Array:
-    """A mask over rows, of one over places among them."""
+    """Convert a mask over the rows `places` to a mask over all rows."""
     found = np.zeros(len(mask) if rows is None else rows, bool)
     found[places[mask]] = True
     return found
@@ -236,7 +236,7 @@ def nulls(column: Any) -> Array:
 
 
 def texts_of(column: Any) -> Any:
-    """Any column as text."""
+    """Convert any column to text."""
     kind = column.type
     if pa.types.is_string(kind):
         return column
@@ -253,7 +253,7 @@ def texts_of(column: Any) -> Any:
 
 
 def to_numbers(column: Any, *, whole: bool = False) -> tuple[Array, Array]:
-    """(values, which cells hold something that is no number); 0 for those and for missing ones."""
+    """(values, mask of cells that are not numbers); 0 for those and for missing cells."""
     absent, kind, types = nulls(column), column.type, pa.types
     if types.is_null(kind):
         return np.zeros(len(column), np.int64 if whole else np.float64), np.zeros(len(column), bool)
@@ -280,7 +280,7 @@ def to_numbers(column: Any, *, whole: bool = False) -> tuple[Array, Array]:
 
 
 def _parsed(column: Any, whole: bool) -> Any:
-    """Texts as numbers, null for what is none."""
+    """Texts as numbers, null for other texts."""
     texts = pc.utf8_trim_whitespace(column)
     kinds = (pa.int64(), pa.float64()) if whole else (pa.float64(),)
     if not _any(pc.match_substring(texts, "x")):  # Arrow would read 0x10
@@ -295,7 +295,7 @@ def _parsed(column: Any, whole: bool) -> Any:
 
 
 def to_micros(column: Any, unit: str, timezone: str) -> tuple[Array, Array]:
-    """(microseconds since the epoch int64, which cells hold something that is no time)."""
+    """(microseconds since the epoch int64, mask of cells that are not times)."""
     absent, kind, types = nulls(column), column.type, pa.types
     if types.is_date(kind):
         column = column.cast(pa.timestamp("s" if types.is_date32(kind) else "ms"))
@@ -334,15 +334,15 @@ def _neither(first: Any, second: Any) -> Any:
 
 
 def _in_zone(column: Any, timezone: str) -> Any:
-    """Timestamps as int64; those without a zone are `timezone`'s."""
+    """Timestamps as int64; those without a time zone are taken as in `timezone`."""
     if column.type.tz is None:
-        # of an hour that comes twice the first, of one that does not come the next moment there is
+        # when clocks change: the first of a repeated hour, the next valid moment for a skipped one
         column = pc.assume_timezone(column, timezone, ambiguous="earliest", nonexistent="latest")
     return column.cast(pa.int64())
 
 
 def _scaled(column: Any, unit: str) -> tuple[Array, Array]:
-    """Numbers of a unit as microseconds."""
+    """Convert numbers in `unit` to microseconds."""
     factor = UNITS[unit]
     values, bad = to_numbers(column, whole=factor == 1)
     if factor != 1:
@@ -353,11 +353,11 @@ def _scaled(column: Any, unit: str) -> tuple[Array, Array]:
 
 
 def _moments(texts: Any, zone: str | None, timezone: str) -> Any:
-    """ISO 8601 texts as int64, null for what is none."""
+    """ISO 8601 texts as int64 microseconds, null for other texts."""
     cut = pc.replace_substring_regex(texts, r"([.,]\d{6})\d+", r"\1")
     try:
         return _in_zone(cut.cast(pa.timestamp("us", zone)), timezone)
-    except pa.ArrowInvalid:  # one of them is no time, or in a form that Arrow does not read
+    except pa.ArrowInvalid:  # at least one is not a time, or has a format that Arrow does not read
         return pa.array([_moment(text, timezone) for text in texts.to_pylist()], pa.int64())
 
 
@@ -375,9 +375,9 @@ def _moment(text: str | None, timezone: str) -> int | None:
 
 
 def flattened(column: Any) -> tuple[Array, Any]:
-    """(how many values each row's list has int64, the values): of lists within each other too.
+    """(number of values in each row's list int64, the values), for nested lists too.
 
-    A column of single values has one a row.
+    A column of single values has one value per row.
     """
     if not is_list(column.type):
         return np.ones(len(column), np.int64), column
@@ -392,6 +392,6 @@ def flattened(column: Any) -> tuple[Array, Any]:
 
 
 def logarithms(values: Array) -> Array:
-    """Natural logarithms, NaN where there is none."""
+    """Natural logarithms, NaN where undefined."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(values > 0, np.log(values), math.nan))

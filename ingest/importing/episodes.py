@@ -1,4 +1,4 @@
-"""Chunks of rows become whole episodes in the columns of the bulk route."""
+"""Convert chunks of rows to whole episodes in the columns of the bulk route."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from storage.experience.episode import LOGP_TOLERANCE
 from storage.spaces.descriptors import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from storage.spaces.leaves import leaves
 
-_ODD_KEY = r"[/\pC]|[^\PZ ]"  # what a path or a terminal would take for something else
+_ODD_KEY = r"[/\pC]|[^\PZ ]"  # characters with a meaning in paths or terminals
 _ID_CHARACTERS = 200
 
 
 class WholeEpisodes(NamedTuple):
-    """Whole episodes behind each other: a pyarrow.Table of the bulk route's columns.
+    """Consecutive whole episodes: a pyarrow.Table with the bulk route's columns.
 
-    `begins`: the first row of each; `units`, `numbers`: where each row stood in the source.
+    `begins`: the first row of each episode; `units`, `numbers`: each row's place in the source.
     """
 
     table: Any
@@ -52,7 +52,7 @@ class WholeEpisodes(NamedTuple):
 
 
 class Filler:
-    """What fills one policy's observations and actions. Raises ImportFailed where nothing can."""
+    """Fills in one policy's observations and actions. Raises ImportFailed if columns do not fit."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Filler:
         return made
 
     def finish(self, cells: Cells, table: Any, lasts: Array) -> tuple[Array, dict[str, Any]]:
-        """Which of the last rows have a final observation; column -> pyarrow.Array of these."""
+        """(mask of the last rows with a final observation, column -> pyarrow.Array of these)."""
         if self._finish is None:
             return lasts[:0], {}
         there = np.zeros(len(lasts), bool)
@@ -96,14 +96,14 @@ class Filler:
         rows = lasts[there]
         faults = CellFaults(len(rows))
         made = self._finish(Cells(ends.filter(pa.array(there)), self._options, faults))
-        kept = ~faults.dropped  # that lacks a cell, so that there is none
+        kept = ~faults.dropped  # an incomplete final observation counts as absent
         faults.dropped[:] = False
         cells.faults.take(faults, rows)
         return rows[kept], {name: column.filter(pa.array(kept)) for name, column in made.items()}
 
 
 class Layout:
-    """What the rows of an import mean. Raises ImportFailed where they cannot."""
+    """Converts the rows of an import to episodes. Raises ImportFailed if the options do not fit."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Layout:
         self._owners = Owners(options, list(spaces))
 
     def episodes(self, chunk: Chunk, account: Account) -> list[tuple[str | None, WholeEpisodes]]:
-        """By policy the episodes, or tracks, that are fine; the account is told of the rest."""
+        """The valid episodes, or tracks, by policy; the account gets the faults of the others."""
         table, report = chunk.table, account.report
         report.rows += len(table) + len(chunk.problems)
         report.rows_left_out += len(chunk.problems)
@@ -159,10 +159,10 @@ class Layout:
             made.append((filler.policy_id, whole))
         return made
 
-    # --- what rows hold ----------------------------------------------------------------------
+    # --- source columns ----------------------------------------------------------------------
 
     def _columns(self, cells: Cells, policy: Array) -> dict[str, Any]:
-        """Column -> pyarrow.Array of each row as it stands in the source, whatever its policy."""
+        """Column -> pyarrow.Array with a value for each source row, independent of its policy."""
         options, columns = self._options, dict[str, Any]()
         rewards = sum(cells.numbers(name) for name in options.rewards)
         made = pa.array(np.asarray(rewards, np.float64))
@@ -197,7 +197,7 @@ class Layout:
         return None
 
     def _ends(self, cells: Cells, track: Array, columns: dict[str, Any], order: Array) -> Array:
-        """The rows that are not dropped, in order; adds `truncateds`."""
+        """The rows that are not dropped, in order; sets `truncateds`."""
         options = self._options
         named = {"terminated": options.terminated, "truncated": options.truncated}
         flags = {key: cells.flags(name) for key, name in named.items() if name is not None}
@@ -213,10 +213,10 @@ class Layout:
         columns["truncateds"] = pa.array(at_places(kept, truncated[kept] & is_last, cells.rows))
         return kept
 
-    # --- what is sent ----------------------------------------------------------------------------
+    # --- columns of requests ---------------------------------------------------------------------
 
     def _ids(self, table: Any) -> Any:
-        """The episodes' ids: the import's own, so that two sources may use the same names."""
+        """The episodes' ids, with the import's prefix, so that sources can use the same names."""
         prefixes = self._prefixes.take(table[UNIT].combine_chunks())
         if self._options.episode is None:
             keys = table[NUMBER].combine_chunks().cast(pa.string())
@@ -262,7 +262,7 @@ class Layout:
         )
 
     def _tell(self, chunk: Chunk, found: Sequence[Fault], ids: Any, account: Account) -> None:
-        """Count the faults, and name the first rows."""
+        """Count the faults, and describe the first rows."""
         table = chunk.table
         units, numbers = table[UNIT], table[NUMBER]
         named: list[tuple[int, int, str, str | None]] = []
@@ -284,7 +284,7 @@ class Layout:
 def uniform_logp(space: Space) -> float:
     """The logarithm of each action's probability, or density, under a uniform policy.
 
-    Raises ImportFailed for a space on which there is none.
+    Raises ImportFailed for a space without a uniform distribution.
     """
     if isinstance(space, Discrete):
         return -math.log(space.n)
@@ -300,7 +300,7 @@ def uniform_logp(space: Space) -> float:
 
 
 def _with_any(bad: Array, owner: Array) -> Array:
-    """Which rows are of an episode that has a bad one."""
+    """A mask of the rows whose episode has a bad row."""
     if not bad.any():
         return bad
     episodes = np.zeros(int(owner.max()) + 1, bool)
@@ -309,7 +309,7 @@ def _with_any(bad: Array, owner: Array) -> Array:
 
 
 def _safe(keys: Any) -> Any:
-    """Keys as parts of ids; those that cannot be become digests."""
+    """Keys as parts of ids; keys with special characters or too long are replaced by digests."""
     odd = pc.or_(
         pc.match_substring_regex(keys, _ODD_KEY), pc.greater(pc.utf8_length(keys), _ID_CHARACTERS)
     )
@@ -321,7 +321,7 @@ def _safe(keys: Any) -> Any:
 
 
 def _objects(values: Mapping[str, Any]) -> Any:
-    """JSON objects of keys and columns of JSON values; a null leaves its key out."""
+    """JSON objects from columns of JSON values by key; keys with null values are left out."""
     pairs = [
         pc.binary_join_element_wise(json.dumps(key) + ":", column, ",", "").fill_null("")
         for key, column in values.items()
@@ -331,13 +331,13 @@ def _objects(values: Mapping[str, Any]) -> Any:
 
 
 def _taken(column: Any, rows: Array) -> Any:
-    """A column's values in some rows, the column itself where these are all of them."""
+    """A column's values in some rows; the column itself if these are all rows."""
     whole = len(rows) == len(column) and bool((np.diff(rows) == 1).all())
     return column if whole else column.take(pa.array(rows))
 
 
 def _spread(column: Any, places: Array, rows: int) -> Any:
-    """A column over so many rows, that has values at some places and else nulls."""
+    """A column with `rows` rows that has values at `places`, and nulls elsewhere."""
     if len(places) == rows:
         return column
     at = np.full(rows, -1)
@@ -346,7 +346,7 @@ def _spread(column: Any, places: Array, rows: int) -> Any:
 
 
 def _placed(rows: Array, columns: Mapping[str, Any], kept: Array) -> dict[str, Any]:
-    """Columns of some rows, of which a few may not be kept any more, over the kept ones."""
+    """Convert columns over `rows` to columns over the subset `kept`."""
     if not columns:
         return {}
     places, order = np.flatnonzero(np.isin(kept, rows)), np.argsort(rows)

@@ -1,8 +1,8 @@
-"""Rows by episode: all rows of an episode together, whatever lies between them in the source.
+"""Bring all rows of each episode together, wherever they are in the source.
 
-A first pass over the column of keys tells where the last row of each episode is. In the second one
-an episode is complete once that row has come; what waits until then is what is in memory, and 8
-bytes and a key for each episode.
+A first pass over the column of keys finds the last row of each episode. In the second pass, an
+episode is complete when that row is read. Memory holds the rows of incomplete episodes, and 8 bytes
+and a key for each episode.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ingest.importing.sources import SourceBlock, Unit
 from ingest.protocol.errors import ImportFailed
 
 HELD_BYTES = 1_000_000_000
-"""Rows of episodes that are not complete; more are a source to be sorted first."""
+"""The most bytes of incomplete episodes; a source that needs more must be sorted first."""
 
-_MERGED = 64  # blocks whose keys are brought together at a time
+_MERGED = 64  # number of blocks whose keys are merged at a time
 
 NUMBER, UNIT, EPISODE = "\x00number", "\x00unit", "\x00episode"
-"""Columns of a chunk beside those of the source: a row's number, its unit's, its episode's."""
+"""Columns that are added to a chunk: a row's number, the index of its unit, its episode."""
 
 
 class Problem(NamedTuple):
-    """A row that could not be read: its unit, its number, why."""
+    """A row that could not be read: its unit, its number, the reason."""
 
     unit: int
     number: int
@@ -37,14 +37,14 @@ class Problem(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole episodes, each in one place: a pyarrow.Table, and the rows that could not be read."""
+    """Whole episodes, each contiguous: a pyarrow.Table, and the rows that could not be read."""
 
     table: Any
     problems: Sequence[Problem]
 
 
 def single_rows(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Chunk]:
-    """Every row as an episode of one step."""
+    """Yield every row as an episode of one step."""
     for at, unit in enumerate(units):
         for block in unit.blocks(columns):
             problems = [Problem(at, *problem) for problem in block.problems]
@@ -54,9 +54,10 @@ def single_rows(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Chunk
 def by_episode(
     units: Sequence[Unit], columns: Sequence[str], key: str, default: str | None = None
 ) -> Iterator[Chunk]:
-    """The rows in the order in which their episodes are complete, within one as they came.
+    """Yield episodes in the order in which they are complete; their rows keep their order.
 
-    Rows without a key have the default, or come at once. Raises ImportFailed where too many wait.
+    Rows without a key get the default key; without a default they are yielded at once. Raises
+    ImportFailed if too many rows are incomplete.
     """
     keys, lasts = _last_rows(units, key, default)
     held: Any = None
@@ -80,7 +81,7 @@ def by_episode(
 def _last_rows(
     units: Sequence[Unit], key: str, default: str | None
 ) -> tuple[Any, NDArray[np.int64]]:
-    """(keys, the place of the last row of each in the whole source), in the order of the latter."""
+    """(keys, the index of each key's last row in the whole source), ordered by that index."""
     found: list[Any] = []
     before = 0
     for unit in units:
@@ -108,7 +109,7 @@ def _latest(table: Any) -> Any:
 
 
 def _parted(table: Any, complete: Any) -> tuple[Any, Any]:
-    """(the rows of complete episodes, in their order, and those without a key; the other rows)."""
+    """(rows of complete episodes in order, then rows without a key; the other rows)."""
     ranks = pc.index_in(table[EPISODE].cast(pa.large_string()), complete)
     waits = pc.and_(pc.is_null(ranks), pc.is_valid(table[EPISODE]))
     held = table.filter(waits).combine_chunks()
@@ -126,7 +127,7 @@ def _marked(block: Any, unit: int) -> Any:
 
 
 def joined(tables: Sequence[Any]) -> Any:
-    """Tables behind each other; a column of several kinds becomes text."""
+    """Concatenate tables; columns whose types differ become text."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:

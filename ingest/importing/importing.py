@@ -1,16 +1,16 @@
 """Import: the rows of a source through a collector's bulk route, each exactly once.
 
-The way of the data: units (`sources`) are read as blocks of columns (`readers`), brought together
-by episode (`grouping`), become the route's columns (`episodes`, `values`, `cells`), are cut into
-requests where an episode ends, and posted (`posting`).
+The data flow: units (`sources`) are read as blocks of columns (`readers`), grouped by episode
+(`grouping`), converted to the route's columns (`episodes`, `values`, `cells`), split into requests
+between episodes, and posted (`posting`).
 
-An import is named by the digest of its content and of the options that say what its rows mean. A
-request's key is that name and its number, so that an import that was killed anywhere is run again
-without doubling anything. Without a column of episodes each file of a folder is named by itself: a
-folder that has grown adds its new files.
+An import is named by a digest of its content and of the options that give its rows a meaning. A
+request's key is that name and the request's number, so that an interrupted import can be repeated
+without duplicates. Without a column of episodes, each file of a folder has its own name, so that
+files added to the folder are imported alone.
 
-A row that cannot be used is left out, with its episode, and reported. (A row that cannot even be
-read names no episode, so it is left out alone.)
+A row that cannot be used is left out with its episode, and reported. A row that cannot be read is
+left out alone, because its episode is unknown.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from storage.spaces.descriptors import Space, schema_id
 log = logging.getLogger("headrace.import")
 
 PROMPT_SECONDS = 2.0
-"""After so long without an answer the log says why the import waits."""
+"""Seconds without an answer until the log says why the import waits."""
 _FORMAT = 1
-"""Of what a source is turned into and cut by: a new number is a new import of everything."""
+"""The version of the conversion; a new version makes every import a new one."""
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 
@@ -57,15 +57,15 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 def import_table(
     source: Any, *, check: bool = False, on_progress: Progress | None = None, **meaning: Any
 ) -> ImportReport:
-    """Log a source's rows; running it twice, or after it was killed, adds what is missing.
+    """Log a source's rows; repeating it after an interruption adds what is missing.
 
     `source` and `meaning` are those of `ImportOptions`. With `check` nothing is sent: the report
-    says what the import understood, and which rows it would leave out; a collector that does not
-    answer is no error then, and the spaces are those that the columns need.
+    says what the import understood, and which rows it would leave out. A collector that does not
+    answer is then no error, and the spaces are inferred from the columns.
 
-    Raises ImportFailed for a source or columns that cannot be used; CollectorUnavailable when the
-    collector stays away for `timeout` seconds (run it again to go on); Refusal when it refuses the
-    client (a wrong token); ValueError for a policy that it does not have.
+    Raises ImportFailed for a source or columns that cannot be used; CollectorUnavailable if the
+    collector does not answer for `timeout` seconds (run it again to continue); Refusal if it
+    refuses the client (a wrong token); ValueError for a policy that it does not have.
     """
     options = ImportOptions(source=source, **meaning)
     return run_import(options, check=check, on_progress=on_progress)
@@ -74,7 +74,7 @@ def import_table(
 def run_import(
     options: ImportOptions, *, check: bool = False, on_progress: Progress | None = None
 ) -> ImportReport:
-    """The same for options as they stand."""
+    """`import_table` for existing options."""
     began = time.monotonic()
     units = open_source(options.source, options.query)
     for unit in units:
@@ -128,7 +128,7 @@ def _closing(transport: Transport) -> Any:
 
 
 def _spec(transport: Transport, *, patient: bool) -> CollectorSpec | None:
-    """What the collector declares; None where it need not be there, and is not."""
+    """The collector's declarations; None if it does not answer, unless `patient`."""
     try:
         return CollectorSpec.fetch(transport, min(PROMPT_SECONDS, transport.timeout))
     except CollectorUnavailable as error:
@@ -143,9 +143,9 @@ def _spaces(
     units: Sequence[Unit],
     options: ImportOptions,
 ) -> tuple[dict[str | None, tuple[Space, Space]], dict[str, Any]]:
-    """The spaces to fill by policy, and as the report says them.
+    """(the spaces to fill by policy, the same as shown in the report).
 
-    Raises ImportFailed for another schema than is expected.
+    Raises ImportFailed for a schema other than the expected one.
     """
     if spec is None:
         pair = spaces_of(units, options, declared_categories(units, options))
@@ -169,7 +169,7 @@ def _spaces(
 def _policies(
     spec: CollectorSpec, units: Sequence[Unit], options: ImportOptions
 ) -> list[str | None]:
-    """The policies that rows are of. Raises ImportFailed where the collector has none of them."""
+    """The policies that rows may have. Raises ImportFailed if the collector has none of them."""
     if options.policy is None:
         default = [] if options.policies and options.policy_id is None else [options.policy_id]
         return [*dict.fromkeys([*sorted(options.policies.values()), *default])]
@@ -187,10 +187,10 @@ def _policies(
 def _names(
     units: Sequence[Unit], options: ImportOptions, categories: Mapping[str, Any]
 ) -> list[str]:
-    """The name of each unit's import; with a column of episodes all are one. Raises ImportFailed.
+    """The import name of each unit; the same for all with a column of episodes.
 
-    `import-` and a digest of the content and of what its columns mean, the
-    names of `categories` among it.
+    It is `import-` and a digest of the content and of the options that give it meaning, including
+    the names of `categories`. Raises ImportFailed.
     """
     digests = [options.name or unit.digest() for unit in units]
     if None in digests:
@@ -208,7 +208,7 @@ def _name(*parts: str) -> str:
 
 
 class _Lane:
-    """The requests of one policy: a request has rows of one."""
+    """The requests of one policy, because a request's rows have one policy."""
 
     def __init__(
         self, sender: RequestSender, max_bulk: int, names: Sequence[str], suffix: str
@@ -225,7 +225,7 @@ class _Lane:
             self._sender.send(request, self._name + self._suffix)
 
     def finish(self) -> None:
-        """Send what is left of a name."""
+        """Send the rest of a name's episodes."""
         for request in self._cutter.finish():
             self._sender.send(request, self._name + self._suffix)
 
@@ -255,7 +255,7 @@ class _Run:
             self._chunks = by_episode(units, options.columns, key, options.default.get(key))
 
     def check(self) -> None:
-        """Only look."""
+        """Read everything without sending."""
         report = self._account.report
         for chunk in self._chunks:
             for _, episodes in self._layout.episodes(chunk, self._account):
@@ -264,7 +264,7 @@ class _Run:
             self._tell()
 
     def send(self, sender: RequestSender, max_bulk: int) -> None:
-        """Send all of it; of a source that is damaged half-way, what came before."""
+        """Send everything; for a source that is damaged, the rows before the damage."""
         lanes: dict[str | None, _Lane] = {}
         try:
             try:

@@ -1,4 +1,4 @@
-"""The spaces that a source's columns need."""
+"""Infer spaces from a source's columns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import OTHER, Box, Dict, Discrete, MultiDiscrete, Space
 
 FEW = 256
-"""A column of whole numbers within this many is one of choices, not of measurements."""
+"""A column of integers in a range of at most this size is taken as choices, not measurements."""
 
 
 def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
     """(observation space, action space) that fit every usable row. Raises ImportFailed.
 
-    Categories become names, sorted, or in the order of a given file of categories; whole numbers
-    of few values become choices, other numbers float32 (see `spaces_of`). The action's whole
-    numbers are choices however many there are.
+    Categories become names, sorted or in the order of a given file of categories. Integers in a
+    small range become choices, other numbers float32 (see `spaces_of`). The action's integers
+    always become choices.
     """
     if options.has_policies:
         raise ImportFailed("expected one policy: the spaces of several are declared one by one")
@@ -39,7 +39,7 @@ def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
 
 
 def declared_categories(units: Sequence[Unit], options: ImportOptions) -> Categories:
-    """The names to declare: those of a given file of categories, else the source's, sorted."""
+    """The names to declare: from a given file of categories, otherwise the source's, sorted."""
     if options.categories is None:
         return learn_categories(units, options.categorical, options.categorical_finals)
     also = options.categorical_finals
@@ -47,7 +47,7 @@ def declared_categories(units: Sequence[Unit], options: ImportOptions) -> Catego
 
 
 def categories_path(options: ImportOptions) -> Path | None:
-    """Where codes are kept: beside a file or folder, unless it is said."""
+    """Where codes are stored: next to the source's file or folder, unless an option says it."""
     if options.categories is not None or not isinstance(options.source, (str, Path)):
         return options.categories
     if options.query is not None:
@@ -57,7 +57,7 @@ def categories_path(options: ImportOptions) -> Path | None:
 
 
 def several_passes(units: Sequence[Unit], options: ImportOptions, folder: Path) -> list[Unit]:
-    """Units that can be read again, with the columns that are needed. Raises ImportFailed."""
+    """Units that can be read repeatedly, with the columns that are needed. Raises ImportFailed."""
     for unit in units:
         require_columns(unit, options.columns)
     return [KeptUnit(unit, options.columns, folder) if unit.once else unit for unit in units]
@@ -66,7 +66,7 @@ def several_passes(units: Sequence[Unit], options: ImportOptions, folder: Path) 
 def spaces_of(
     units: Sequence[Unit], options: ImportOptions, found: Categories
 ) -> tuple[Space, Space]:
-    """(observation space, action space) of what units hold. Raises ImportFailed."""
+    """Infer (observation space, action space) from units. Raises ImportFailed."""
     every = [*options.observations, *options.actions]
     names = list(dict.fromkeys(column.name for column in every if not column.categorical))
     ranges = {name: Range() for name in names}
@@ -86,7 +86,7 @@ def spaces_of(
 
 @dataclass
 class Range:
-    """What the cells of one column hold: how many numbers each, which, and of what kind."""
+    """The cells of one column: how many numbers each has, their range, and their kind."""
 
     count: int | None = None
     low: float = math.inf
@@ -94,7 +94,7 @@ class Range:
     whole: bool = True
 
     def add(self, column: Any) -> None:
-        """Take the numbers of more cells into account; those that are none are passed over."""
+        """Add the numbers of more cells; other cells are ignored."""
         counts, flat = flattened(column)
         values, bad = to_numbers(flat)
         kept = values[~(bad | nulls(flat)) & np.isfinite(values)]
@@ -115,7 +115,7 @@ class Range:
 
 
 def _is_whole(column: Any, values: Array) -> bool:
-    """Whether numbers are written as whole ones: 3.0 is a measurement."""
+    """Whether all numbers are written as integers: 3.0 is a measurement."""
     kind = str(column.type)
     if kind in ("float", "double", "halffloat") or kind.startswith("decimal"):
         return False
@@ -128,11 +128,11 @@ def _is_whole(column: Any, values: Array) -> bool:
 def _space(
     columns: Sequence[ColumnOption], ranges: Mapping[str, Range], found: Categories, *, exact: bool
 ) -> Space:
-    """The space of some columns, from what they hold. Raises ImportFailed for no usable row.
+    """Infer the space of some columns. Raises ImportFailed if there is no usable row.
 
-    Categories make a Discrete with their names, choices alone a Discrete or a MultiDiscrete,
-    measurements alone a Box, and columns of categories beside others a Dict. `exact`: whole
-    numbers are always choices (an action).
+    One column of categories becomes a Discrete with their names, choices alone a Discrete or a
+    MultiDiscrete, measurements alone a Box, and categories together with other columns a Dict.
+    `exact`: integers are always choices (for an action).
     """
     for column in columns:
         if not column.categorical and not ranges[column.name].count:

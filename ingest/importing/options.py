@@ -1,4 +1,4 @@
-"""What to import, and what its columns mean."""
+"""The options of an import: its source, and the meaning of its columns."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _APART = frozenset(
 
 @dataclass(frozen=True)
 class ColumnOption:
-    """A column as an option names it: `NAME`, or `NAME:categories` where its values are names.
+    """A column as an option names it: `NAME`, or `NAME:categories` if its values are names.
 
-    `NAME:categories:other` declares a name for those that a later log brings. `part` names its part
-    of a Dict and its categories: of a final observation that is the observation's column.
+    `NAME:categories:other` also declares a name that stands for values of later logs. `part` is the
+    column's part of a Dict, and names its categories: a final observation's column uses the name of
+    the observation's column.
     """
 
     name: str
@@ -47,46 +48,46 @@ class ColumnOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """What to import, and what its columns mean. Raises ImportFailed for options that do not fit.
+    """The source of an import, and the meaning of its columns. Raises ImportFailed if invalid.
 
     Args:
         source: a file or folder (CSV, TSV, JSON lines, Parquet, Arrow IPC; text and Arrow also as
             `.gz` or `.zst`), a database's URL, or in Python a table: pandas, polars, pyarrow, or
-            whatever has `__arrow_c_stream__`. Folders are read in the order of their files' paths;
-            `name=value` in a path is a column.
-        query: of a database's URL: SQLAlchemy's, or `adbc+NAME:...` for the driver
+            any object with `__arrow_c_stream__`. Folders are read in the order of their files'
+            paths; `name=value` in a path is a column.
+        query: the query for a database's URL: SQLAlchemy's, or `adbc+NAME:...` for the driver
             `adbc_driver_NAME`.
         observation: columns, each as `NAME` (a number, a list or a text) or `NAME:categories` (its
-            values are names: those that the policy declares, or, where its spaces have none, codes
-            that the file `categories` keeps, by default beside a source that is a file or folder).
-        action: a column, likewise.
+            values are names: those that the policy declares or, if its spaces have none, those with
+            codes in the file `categories`, by default next to a source that is a file or folder).
+        action: columns, in the same form.
         final_observation: the columns of the next observation, one for each of `observation`'s and
             of the same kind; an episode's last row has its final one, unless all of them are empty.
         reward: a column, or several, which are added up.
         action_prob: the propensity's column.
-        action_logp: or that of its natural logarithm.
-        uniform: or that actions were drawn uniformly from the policy's action space.
+        action_logp: instead, the column of the propensity's natural logarithm.
+        uniform: instead, whether actions were drawn uniformly from the policy's action space.
         episode: the column of an episode's key; without one a row is an episode of one step.
-        agent: the column of the agent that a row is of, in episodes of several agents: whoever acts
-            in one step of the environment has the same `step`, or, without it, the same `time`.
-        policies: agent -> policy; an agent that is not named has `policy_id`.
-        policy: or the column of a row's policy. `observation`, `action` and `final_observation` may
-            then be mappings by policy.
+        agent: the column of a row's agent, in episodes of several agents. Agents that act in the
+            same step of the environment have the same `step` or, without it, the same `time`.
+        policies: agent -> policy; other agents have `policy_id`.
+        policy: instead, the column of a row's policy. `observation`, `action` and
+            `final_observation` may then be mappings by policy.
         step: the column of a step's number in its episode, from 0 or 1; gaps and repeats are
-            faults. `time` orders the steps otherwise, and without either the source does.
+            faults. Without it, steps are ordered by `time` or, without both, as in the source.
         time: a time with its date, or numbers of `time_unit` since the epoch. `timezone`, such as
-            Europe/Berlin, is for times that name none; an hour that comes twice is the first.
-        terminated: a column that is true on an episode's last row only. Without either an episode
-            ends as terminated.
-        truncated: likewise, where a limit ended the episode.
+            Europe/Berlin, applies to times without one; of a repeated hour it means the first.
+        terminated: a column that is true only on the last row of an episode that terminated.
+            Without `terminated` and `truncated`, episodes end as terminated.
+        truncated: the same, for episodes that were cut off by a limit.
         tags: tag -> the column of its value, taken from an episode's first row.
         infos: key -> the column of its value in each step's info: a number, true or false, a list
-            or structure as it is, a text, which is a number where it reads as one.
-        missing: a cell with nothing in it makes its row a fault (`error`), leaves the row alone out
-            (`drop`), or is 0, false or the empty text (`value`). `default`: column -> what stands
-            in for its missing cells, whatever `missing` says.
+            or structure as it is, or a text, which becomes a number if it parses as one.
+        missing: an empty cell makes its row a fault (`error`), leaves out only that row (`drop`),
+            or counts as 0, false or the empty text (`value`). `default`: column -> the value of
+            its missing cells, which overrides `missing`.
         name: the import's name, for readers and queries; default: a digest of its content.
-        schema_id: what the policy's spaces have to be.
+        schema_id: the required schema of the policy's spaces.
         timeout: seconds without an answer after which the import gives up.
     """
 
@@ -148,7 +149,7 @@ class ImportOptions:
             raise ImportFailed(f"default: expected columns that are imported, got {unused}")
 
     def _check_columns(self) -> None:
-        """Raise ImportFailed for columns, agents or policies that make no sense."""
+        """Raise ImportFailed for columns, agents or policies that contradict each other."""
         seen = self.observation
         every = list(seen.values()) if isinstance(seen, Mapping) else [seen]
         if not every or any(isinstance(one, str) or not one for one in every):
@@ -199,7 +200,7 @@ class ImportOptions:
 
     @property
     def observations(self) -> list[ColumnOption]:
-        """Those of all policies, as are `actions` and `finals`."""
+        """The observation columns of all policies."""
         return [one for name in _keys(self.observation) for one in self.observations_of(name)]
 
     @property
@@ -212,7 +213,7 @@ class ImportOptions:
 
     @property
     def has_policies(self) -> bool:
-        """Whether rows are of several policies, by their agents or by a column."""
+        """Whether rows can have several policies, by their agents or by a column."""
         return bool(self.policies) or self.policy is not None
 
     @property
@@ -223,12 +224,12 @@ class ImportOptions:
 
     @property
     def categorical_finals(self) -> dict[str, str]:
-        """A column of categories -> the column of final observations that has them too."""
+        """Column of categories -> the column of final observations with the same categories."""
         return {column.part: column.name for column in self.finals if column.categorical}
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read, each once."""
+        """The columns to read, each once."""
         single = ("action_prob", "action_logp", "episode", "agent", "policy", "step", "time")
         named = [getattr(self, name) for name in (*single, "terminated", "truncated")]
         names = [column.name for column in (*self.observations, *self.actions)]
@@ -237,7 +238,7 @@ class ImportOptions:
         return list(dict.fromkeys([*names, *self.tags.values(), *self.infos.values()]))
 
     def meaning(self) -> dict[str, Any]:
-        """The options that change what is imported, as JSON has them."""
+        """The options that change what is imported, as a JSON object."""
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         lists: dict[str, Any] = {"reward": self.rewards}
         for name in ("observation", "action", "final_observation"):
@@ -250,12 +251,12 @@ class ImportOptions:
 
 
 def _keys(given: Any) -> list[str | None]:
-    """The policies that columns are given for, None for all of them."""
+    """The policies that columns are given for; None stands for all policies."""
     return list(given) if isinstance(given, Mapping) else [None]
 
 
 def _of(what: str, given: Any, policy_id: str | None) -> list[str]:
-    """The columns of a policy. Raises ImportFailed where none are given for it."""
+    """The columns of a policy. Raises ImportFailed if none are given for it."""
     if isinstance(given, Mapping):
         if policy_id not in given:
             text = f"expected columns for the policy {policy_id!r}, got some for {sorted(given)}"

@@ -1,7 +1,7 @@
-"""Whose a row is: its episode, its agent's track through it, its policy; and in which order.
+"""Find each row's episode, agent's track and policy, and the order of rows.
 
-The rows of an episode of several agents are the steps of as many tracks. What is at fault leaves
-out the whole episode, while steps, ends and final observations are those of a track.
+In an episode of several agents, each agent's rows are the steps of its track. A fault leaves out
+the whole episode; steps, ends and final observations belong to a track.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ingest.importing.options import ImportOptions
 
 @dataclass
 class Owned:
-    """Of each row of a chunk: the numbers of its episode, track and policy (-1: of none).
+    """For each row of a chunk: the numbers of its episode, track and policy (-1: none).
 
-    `agents` are the names of the tracks' agents, a pyarrow.Array over rows, and `env_t` the steps
-    of the environment; None where episodes have one agent.
+    `agents` has the names of the tracks' agents, a pyarrow.Array over rows, and `env_t` the steps
+    of the environment; both are None if episodes have one agent.
     """
 
     owner: Array
@@ -34,7 +34,7 @@ class Owned:
     env_t: Array | None = None
 
     def firsts(self, kept: Array) -> Array:
-        """The first row of each episode among those that are kept, any number where none is."""
+        """The first kept row of each episode; arbitrary for episodes without kept rows."""
         order = (
             kept if self.env_t is None else kept[np.lexsort((self.env_t[kept], self.owner[kept]))]
         )
@@ -44,7 +44,7 @@ class Owned:
         return found
 
     def columns(self, kept: Array) -> dict[str, Any]:
-        """The route's columns of tracks, over all rows; `kept` are those that it gets."""
+        """The route's columns of tracks, over all rows; `kept` are the rows that will be sent."""
         if self.env_t is None:
             return {}
         tracks = kept[np.diff(self.track[kept], prepend=-1) != 0]
@@ -54,7 +54,7 @@ class Owned:
 
 
 class Owners:
-    """Finds them for an import into some policies."""
+    """Finds the owners of rows, for an import into the given policies."""
 
     def __init__(self, options: ImportOptions, policies: Sequence[str | None]) -> None:
         self._options, self._policies = options, list(policies)
@@ -77,7 +77,7 @@ class Owners:
         return Owned(owner, track, self._policy(cells, agents, track), agents)
 
     def _episodes(self, cells: Cells, table: Any) -> Array:
-        """Which episode of the chunk each row belongs to, from 0 on."""
+        """The number of each row's episode in the chunk, from 0."""
         if self._options.episode is None or not len(table):
             return np.arange(len(table))
         keys = table[EPISODE].combine_chunks()
@@ -87,7 +87,7 @@ class Owners:
         return np.append(0, np.cumsum(differs.to_numpy(zero_copy_only=False) | absent[1:]))
 
     def _policy(self, cells: Cells, agents: Any, track: Array) -> Array:
-        """Which of the policies each row is of."""
+        """The index of each row's policy."""
         options = self._options
         if options.policy is None and not options.policies:
             return np.zeros(cells.rows, np.int64)
@@ -117,7 +117,7 @@ class Owners:
 
 
 def ordered(cells: Cells, owned: Owned, options: ImportOptions, times: Array | None) -> Array:
-    """The rows in the order of their tracks' steps; of several agents also sets `env_t`."""
+    """The rows in the order of their tracks' steps; also sets `env_t` for several agents."""
     step, name = options.step, str(options.step or options.time)
     if step is None and (times is None or options.episode is None):
         return np.arange(cells.rows)
@@ -138,7 +138,7 @@ def ordered(cells: Cells, owned: Owned, options: ImportOptions, times: Array | N
         ranks = np.cumsum(first | (grown > 0)) if step is None else numbers[along]
         owned.env_t = np.empty(cells.rows, np.int64)
         owned.env_t[along] = ranks - ranks[first][owned.owner[along]]
-        grown[grown == 0] = 1  # others that act in the same step
+        grown[grown == 0] = 1  # other agents that act in the same step
     else:
         first = begins
     if step is None:
@@ -153,6 +153,6 @@ def ordered(cells: Cells, owned: Owned, options: ImportOptions, times: Array | N
 
 
 def _sorted(numbers: Array, groups: Array) -> tuple[Array, Array, Array]:
-    """The rows by group and number; by how much each grows, and which begin a group."""
+    """The rows sorted by group and number; their differences, and which rows begin a group."""
     order = np.lexsort((numbers, groups))
     return order, np.diff(numbers[order], prepend=0), np.diff(groups[order], prepend=-1) != 0

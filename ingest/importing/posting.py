@@ -1,9 +1,9 @@
-"""Whole episodes into requests of the bulk route, and what the collector says of them.
+"""Cut whole episodes into requests of the bulk route, and post them to the collector.
 
-Where a request ends depends on the episodes alone, so that a second run makes the same ones. Each
-has an idempotency key of the import's name and its number: what an earlier run has sent is known to
-the collector, skipped and counted, and other rows under a key are a conflict. While one request is
-on its way the next is made.
+The cuts depend on the episodes alone, so that a repeated run makes the same requests. Each has an
+idempotency key made of the import's name and the request's number. The collector skips and counts
+the episodes that it knows under the key; other rows under the same key are a conflict. One request
+is prepared while the previous one is being sent.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed, Refusal
 
 ROWS, BYTES = 100_000, 8_000_000
-"""A request has at least so many rows or bytes, unless it is the last one or the episodes end."""
+"""The least rows or bytes of a request, except for the last one."""
 
 LARGEST_ROWS, LARGEST, HEAD_BYTES = 900_000, 0.9, 6_000
-"""An episode of more rows, or of more than that part of `max_bulk` less some bytes, goes in several
-requests."""
+"""Limits above which an episode is sent in pieces.
+
+They are rows, and bytes: a share of `max_bulk`, from which a space for the head is subtracted.
+"""
 
 
 class ImportRequest(NamedTuple):
-    """Episodes of one body, whose key is `number`."""
+    """The episodes of one request body; `number` is part of its key."""
 
     episodes: WholeEpisodes
     number: int
 
 
 class RequestCutter:
-    """Episodes come, requests go: cut where an episode ends."""
+    """Collects episodes and cuts them into requests, between episodes."""
 
     def __init__(self, max_bulk: int) -> None:
         self._most_bytes = max(HEAD_BYTES, int(max_bulk * LARGEST) - HEAD_BYTES)
@@ -56,7 +58,7 @@ class RequestCutter:
             yield from self._cut(last=False)
 
     def finish(self) -> Iterator[ImportRequest]:
-        """What is left; the next one begins anew, with the number 0."""
+        """Yield the remaining requests; numbers then start at 0 again."""
         if self._waiting:
             yield from self._cut(last=True)
         self._number = 0
@@ -74,7 +76,7 @@ class RequestCutter:
             if not enough.any() and not last:
                 break
             end = int(enough.argmax()) + 1 if enough.any() else len(ends)
-            # an episode that makes a body too large begins the next one
+            # an episode that would make the body too large begins the next request
             too_large = sizes[ends[end - 1] - 1] - before_bytes > self._most_bytes
             too_long = ends[end - 1] - before_rows > LARGEST_ROWS
             end -= (too_large or too_long) and end - first > 1
@@ -84,7 +86,7 @@ class RequestCutter:
         self._waiting = [whole.slice(first, len(ends))] if first < len(ends) else []
 
     def _least(self) -> int:
-        """Rows below which it makes no sense to measure their bytes."""
+        """The number of rows below which measuring their bytes is not worthwhile."""
         table = self._waiting[0].table
         each = 2 * int(table.nbytes) // max(1, int(table.num_rows))
         return min(ROWS, self._bytes // max(1, each))
@@ -95,16 +97,16 @@ class RequestCutter:
             self._number += 1
 
     def _pieces(self, episodes: WholeEpisodes) -> Iterator[WholeEpisodes]:
-        """The episodes; one that is too large for a request in pieces, each going on from the last.
+        """Yield the episodes; those that are too large for a request as consecutive pieces.
 
-        A piece but the last is truncated, and has the next observation as its final one.
+        All pieces but the last are truncated, with the next observation as their final one.
         """
         table = episodes.table
         sizes = np.cumsum(row_bytes(table))
         if sizes[-1] <= self._most_bytes and len(sizes) <= LARGEST_ROWS:
             yield episodes
             return
-        # with final observations, of which Arrow stores one a row, a row has twice its bytes
+        # Arrow stores a final observation for each row, which can double a row's size
         count = int(max(2 * sizes[-1] // self._most_bytes, len(sizes) // LARGEST_ROWS)) + 2
         bounds = np.linspace(0, len(sizes), min(count, len(sizes)) + 1).astype(int).tolist()
         name = table["eps_id"][0].as_py()
@@ -135,13 +137,13 @@ def _piece(table: Any, begin: int, end: int, name: str, at: int) -> Any:
         is_last = np.arange(rows) == rows - 1
         columns["truncateds"] = pa.array(is_last)
         for one in piece.column_names:
-            if one.partition(".")[0] == "obs":  # of which one row is read, the last
+            if one.partition(".")[0] == "obs":  # only its last row is read
                 columns[f"final_{one}"] = table[one].slice(begin + 1, rows)
     return pa.table(columns)
 
 
 def row_bytes(table: Any) -> Array:
-    """The bytes of each row in a body, int64 (rows,)."""
+    """The size of each row in a body in bytes, int64 (rows,)."""
     total = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         kind = column.type
@@ -167,7 +169,7 @@ def _behind(some: Sequence[WholeEpisodes]) -> WholeEpisodes:
 
 
 class RequestSender:
-    """Posts requests one behind the other, on a thread, and adds what became of them."""
+    """Posts requests one after another, on a thread, and adds the results to the report."""
 
     def __init__(
         self, transport: Transport, timeout: float, labels: Sequence[str], account: Account
@@ -178,7 +180,7 @@ class RequestSender:
         self._sent: tuple[ImportRequest, Future[wire.EventsReply]] | None = None
 
     def send(self, request: ImportRequest, name: str) -> None:
-        """Post it once the one before is answered. Raises ImportFailed, CollectorUnavailable."""
+        """Post a request after the previous one. Raises ImportFailed, CollectorUnavailable."""
         body = _encoded(request.episodes.table)
         self.wait()
         headers = {
@@ -189,7 +191,7 @@ class RequestSender:
         self._sent = request, self._thread.submit(self._post, body, headers)
 
     def wait(self) -> None:
-        """Until what was sent is answered; adds what became of it."""
+        """Wait for the answer to the latest request, and add it to the report."""
         if self._sent is not None:
             request, future = self._sent
             self._sent = None
@@ -218,9 +220,9 @@ class RequestSender:
             raise
 
     def _take(self, request: ImportRequest, reply: wire.EventsReply) -> None:
-        """Add a reply to the report: it counts events, an episode's start and end among them.
+        """Add a reply to the report; its counts of events include episodes' starts and ends.
 
-        Episodes are taken in their order, so that those that were known come first.
+        The collector accepts episodes in order, so the known ones come first.
         """
         episodes, report = request.episodes, self._account.report
         refused = self._refused(episodes, reply)
@@ -228,7 +230,7 @@ class RequestSender:
         fine = np.delete(lengths, refused)
         beyond = reply.refused_count - len(refused) if reply.refused_count else 0
         left_out = int(lengths[refused].sum())
-        if beyond > 0:  # of which the reply says only how many there are
+        if beyond > 0:  # the reply only counts these
             taken = reply.accepted + reply.duplicates - 2 * (len(fine) - beyond)
             left_out += max(0, int(fine.sum()) - taken)
         events = np.cumsum(fine + 2)
@@ -241,7 +243,7 @@ class RequestSender:
         report.steps += len(episodes.numbers) - left_out - rows_known
 
     def _refused(self, episodes: WholeEpisodes, reply: wire.EventsReply) -> list[int]:
-        """The places of refused episodes, which are named and counted."""
+        """The indices of refused episodes, after describing and counting them."""
         places = []
         for item in reply.refused:
             row = item.index

@@ -1,8 +1,8 @@
 """Files as blocks of rows: CSV, JSON lines, Parquet and Arrow IPC, in bounded memory.
 
-Text is read as text, and what a block of JSON lines holds is not held against the next one: one odd
-value must cost one row. A row that cannot be read is a problem with its number; the rest of the
-file is read all the same. A CSV block, a page of Parquet or a record batch is what is in memory.
+CSV cells are read as text, and each block of JSON lines may have other types than the one before,
+so that an odd value costs only its row. A row that cannot be read is a problem with its number; the
+other rows are still read. Memory holds one CSV block, Parquet page or record batch at a time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _ARROW_FILE = b"ARROW1"
 
 @dataclass
 class SourceBlock:
-    """Some rows in their order: their columns, and their numbers from 1 on in their file.
+    """Consecutive rows: their columns, and their numbers in the file, from 1.
 
-    `problems`: numbers of rows that are not among them, and why.
+    `problems`: the number and the reason of each row that could not be read.
     """
 
     table: Any  # pyarrow.Table
@@ -47,7 +47,7 @@ class SourceBlock:
 
 
 Blocks: TypeAlias = Iterator[SourceBlock]
-"""`blocks(columns)` of a file answers these; without columns all of them are read."""
+"""The result of a file's `blocks(columns)`; without columns, all are read."""
 
 
 def kinds() -> str:
@@ -55,12 +55,12 @@ def kinds() -> str:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file's suffixes say what it is."""
+    """Whether a file's suffixes are known."""
     return _suffix(path)[0] in _KINDS
 
 
 def _suffix(path: Path) -> tuple[str, str | None]:
-    """The suffix that says what a file holds, and its compression."""
+    """The suffix that gives a file's format, and its compression."""
     compression = _COMPRESSED.get(path.suffix.lower())
     name = path.with_suffix("") if compression else path
     return name.suffix.lower(), compression
@@ -100,7 +100,7 @@ def _readable(path: Path, kind: str) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         raise ImportFailed(f"{path}: expected {kind}: {error!s:.300}") from error
-    except UnicodeDecodeError as error:  # of a header
+    except UnicodeDecodeError as error:  # in a header
         raise ImportFailed(f"{path}: expected {kind} in UTF-8, got other bytes") from error
     except OSError as error:
         raise ImportFailed(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -135,7 +135,7 @@ def _csv(path: Path, compression: str | None) -> _Opened:
 
         def skip(row: Any) -> str:
             text = f"row: expected {row.expected_columns} fields, got {row.actual_columns}"
-            odd.append((row.number - 1, text))  # its numbers count the header
+            odd.append((row.number - 1, text))  # Arrow's numbers count the header
             return "skip"
 
         last = 0
@@ -143,7 +143,7 @@ def _csv(path: Path, compression: str | None) -> _Opened:
             for batch in batches:
                 numbers = _numbers(last, batch.num_rows, odd)
                 last = int(numbers[-1]) if len(numbers) else last
-                # the reader is a block ahead: what it skipped there stands behind these rows
+                # the reader is a block ahead: rows skipped in that block come later
                 before = [problem for problem in odd if problem[0] < last]
                 odd[:] = odd[len(before) :]
                 yield _decoded(pa.Table.from_batches([batch]), numbers, before)
@@ -155,14 +155,14 @@ def _csv(path: Path, compression: str | None) -> _Opened:
 
 
 def _numbers(last: int, count: int, odd: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
-    """The numbers of the next rows after the last, without those of the odd ones."""
+    """The numbers of the `count` rows after `last`, without those of the odd rows."""
     skipped = np.array([number for number, _ in odd], np.int64)
     numbers = np.arange(last + 1, last + 1 + count + len(skipped), dtype=np.int64)
     return numbers[~np.isin(numbers, skipped)][:count]
 
 
 def _decoded(table: Any, numbers: NDArray[np.int64], odd: Sequence[tuple[int, str]]) -> SourceBlock:
-    """A table of bytes as one of text; a row with other bytes is a problem."""
+    """Decode a table of bytes to text; rows that cannot be decoded are problems."""
     problems, columns = list(odd), {}
     bad = np.zeros(len(table), bool)
     for name in table.column_names:
@@ -213,7 +213,7 @@ def _json(path: Path, compression: str | None) -> _Opened:
 
 
 def _lines(stream: Any) -> Iterator[bytes]:
-    """Bytes that end where a line ends."""
+    """Yield chunks of bytes that end at a line's end."""
     rest = b""
     while data := stream.read(BLOCK_BYTES):
         whole, end, tail = data.rpartition(b"\n")
@@ -227,11 +227,11 @@ def _lines(stream: Any) -> Iterator[bytes]:
 
 
 class _JsonReader:
-    """Blocks of lines as tables: by pyarrow, and line by line where that fails."""
+    """Reads blocks of lines as tables: with pyarrow, or line by line if that fails."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
-        self._schema: Any = None  # what the block before held
+        self._schema: Any = None  # of the previous block
 
     def block(self, text: bytes, before: int) -> SourceBlock:
         lines = text.count(b"\n")
@@ -248,7 +248,7 @@ class _JsonReader:
             return None
         wanted = [name for name in self._columns if name in table.column_names]
         fields = [table.schema.field(name) for name in wanted]
-        # times stay the text that they were: a tag may be one, and a later block less regular
+        # times stay texts: the column may be a tag, or a later block may have other texts
         plain = [
             pa.field(one.name, pa.string() if pa.types.is_timestamp(one.type) else one.type)
             for one in fields
@@ -288,7 +288,7 @@ class _JsonReader:
 
 
 def _object(line: bytes) -> dict[str, Any] | str:
-    """The object of a line, or what is wrong with it."""
+    """The object of a line, or an error text."""
     try:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -297,7 +297,7 @@ def _object(line: bytes) -> dict[str, Any] | str:
 
 
 def array_of(cells: Sequence[Any]) -> Any:
-    """Cells as a pyarrow.Array; those of several kinds as texts, lists among them as JSON."""
+    """Cells as a pyarrow.Array; as texts if their types differ, with lists as JSON."""
     kinds = set(map(type, cells)) - {type(None)}
     if len(kinds) <= 1 or kinds == {int, float}:
         with contextlib.suppress(pa.ArrowException, OverflowError):
@@ -374,7 +374,7 @@ def _flat(column: Any) -> Any:
     if types.is_string_view(kind):
         return column.cast(pa.large_string())
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return column.cast(pa.string())  # bytes are taken for text
+        return column.cast(pa.string())  # bytes are taken as text
     return column
 
 

@@ -1,4 +1,4 @@
-"""What became of each row of an import."""
+"""The result of an import, row by row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Array = NDArray[Any]
 
 
 class BadRow(NamedTuple):
-    """A row that was left out: of which file, its number from 1, and why.
+    """A row that was left out: its file, its number from 1, and the reason.
 
-    With its episode, if that has more rows: they are all left out.
+    It has the key of its episode if that has more rows, which are all left out.
     """
 
     source: str
@@ -28,7 +28,7 @@ class BadRow(NamedTuple):
 
 @dataclass
 class Seen:
-    """The number, the sum and the range of some numbers."""
+    """The count, sum and range of some numbers."""
 
     count: int = 0
     total: float = 0.0
@@ -53,13 +53,14 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass
 class ImportReport:
-    """What became of each row: rows == steps + rows_known + rows_left_out + rows_dropped.
+    """The result for each row: rows == steps + rows_known + rows_left_out + rows_dropped.
 
-    `steps` were acknowledged to this run, of `episodes` episodes; `skipped_known` episodes were
-    there already. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds the first
-    faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as they were
-    read: spaces, lengths of episodes, rewards and returns, propensities, times in microseconds.
-    With `checked` nothing was sent, and `steps` and `episodes` count what an import would send.
+    `steps` steps of `episodes` episodes were acknowledged to this run; the collector already had
+    `skipped_known` episodes. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds the
+    first faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as they
+    were read: spaces, lengths of episodes, rewards and returns, propensities, times in
+    microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
+    would send.
     """
 
     name: str = ""
@@ -90,7 +91,7 @@ class ImportReport:
 
 
 class Account:
-    """A report while it is put together."""
+    """A report in progress."""
 
     def __init__(self, bad_shown: int) -> None:
         self.report = ImportReport()
@@ -102,11 +103,11 @@ class Account:
 
     @property
     def room(self) -> int:
-        """How many more rows are named."""
+        """The number of faulty rows that can still be described."""
         return max(0, self._bad_shown - len(self.report.bad))
 
     def name(self, bad: BadRow) -> None:
-        """Name a row at fault, while there is room; `count` counts it."""
+        """Describe a faulty row, if there is room; `count` counts it."""
         if self.room:
             self.report.bad.append(bad)
 
@@ -114,7 +115,7 @@ class Account:
         self._counts[reason.partition(", got")[0]] += rows
 
     def see(self, columns: Mapping[str, Array]) -> None:
-        """Take what episodes hold into account, name -> numbers."""
+        """Add the values of episodes to the statistics: name -> numbers."""
         for name, values in columns.items():
             self._seen[name].add(values)
 
@@ -126,5 +127,5 @@ class Account:
 
 
 def segment_sums(values: Array, begins: Array) -> Array:
-    """The sums of values between begins, which are ascending from 0."""
+    """The sums of values between begins, which ascend from 0."""
     return np.add.reduceat(values, begins) if len(begins) else values[:0]

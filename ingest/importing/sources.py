@@ -1,7 +1,7 @@
-"""Where the rows of an import come from: files and folders, databases, tables in memory.
+"""The sources of an import: files and folders, databases, tables in memory.
 
-A source is one or more units, read one behind the other. A unit that can be read only once, a query
-or a reader, is kept in a temporary file where several passes are needed.
+A source is one or more units, read one after another. A unit that can be read only once, such as a
+query or a reader, is stored in a temporary file if several passes are needed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Unit(Protocol):
-    """Rows behind each other, numbered from 1. `once`: they can be read only once."""
+    """Consecutive rows, numbered from 1. `once`: they can be read only once."""
 
     label: str
     once: bool
 
     def names(self) -> list[str]:
-        """Of its columns. Raises ImportFailed."""
+        """The names of its columns. Raises ImportFailed."""
 
     def digest(self) -> str | None:
-        """What names its content, None where that is not known before it is read."""
+        """A digest of its content, None if that is not known before it is read."""
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
         """Its rows. Raises ImportFailed."""
 
 
 def open_source(source: Any, query: str | None) -> list[Unit]:
-    """The units of what an import was given. Raises ImportFailed."""
+    """The units of an import's source. Raises ImportFailed."""
     if isinstance(source, (str, Path)):
         text = str(source)
         if "://" in text or query is not None:
@@ -95,7 +95,7 @@ def _files(path: Path) -> list[Unit]:
 
 
 class _FileUnit:
-    """A file, with the columns that its folders' names are (`country=DE`)."""
+    """A file, with the columns in its folders' names (`country=DE`)."""
 
     once = False
 
@@ -130,7 +130,7 @@ class _FileUnit:
 
 
 def _table_unit(source: Any) -> Unit:
-    """A table or a reader. Raises ImportFailed for what is neither."""
+    """A unit for a table or a reader. Raises ImportFailed for other objects."""
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
     if not isinstance(source, (pa.Table, pa.RecordBatchReader)):
@@ -171,7 +171,7 @@ class _TableUnit:
             return None
         whole = hashlib.sha256()
         table = self._table.replace_schema_metadata()
-        for at in range(0, len(table), BLOCK_ROWS):  # however its rows lie in chunks
+        for at in range(0, len(table), BLOCK_ROWS):  # independent of the table's chunks
             piece = table.slice(at, BLOCK_ROWS).combine_chunks()
             with pa.ipc.new_stream(_Hashing(whole), table.schema) as stream:
                 stream.write_table(piece)
@@ -183,7 +183,7 @@ class _TableUnit:
 
 
 class _Hashing:
-    """A file whose content only counts for a digest."""
+    """A file object that only hashes what is written to it."""
 
     closed = False
 
@@ -205,13 +205,13 @@ class _Hashing:
 
 
 def _public(url: str) -> str:
-    """A URL as messages show it: without who logs in, and without parameters."""
+    """A URL as messages show it: without credentials and parameters."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
 class _QueryUnit:
-    """The rows of a query, by SQLAlchemy or an ADBC driver, in the order that the query gives."""
+    """The rows of a query, by SQLAlchemy or an ADBC driver, in the order of the query."""
 
     once = True
 
@@ -257,7 +257,7 @@ class _QueryUnit:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> ImportFailed:
-        # a driver's error is of any type; its first line names the cause, the next ones the query
+        # a driver's error may have any type; only its first line names the cause
         first = (str(error).splitlines() or [type(error).__name__])[0]
         return ImportFailed(f"{_public(self._url)}: {first:.300}")
 
@@ -277,7 +277,7 @@ class _QueryUnit:
     def _by_adbc(self) -> Iterator[Any]:
         name, _, rest = self._url.removeprefix("adbc+").partition(":")
         driver = importlib.import_module(f"adbc_driver_{name}.dbapi")
-        # SQLite's driver takes a path; the others the URL that they are named in
+        # SQLite's driver takes a path, others the URL under their own name
         where = rest.removeprefix("///") if name == "sqlite" else f"{name}:{rest}"
         with driver.connect(where) as connection, connection.cursor() as cursor:
             cursor.execute(self._query)
@@ -286,19 +286,19 @@ class _QueryUnit:
             yield from reader
 
 
-# --- several passes over what can be read once ---------------------------------------------------
+# --- several passes over units that can be read once ---------------------------------------------
 
 
 class KeptUnit:
-    """The rows of a unit in a temporary file, in which they keep their numbers."""
+    """The rows of a unit in a temporary file, with their numbers."""
 
     once = False
 
     def __init__(self, unit: Unit, columns: Sequence[str], folder: Path) -> None:
-        """Reads all of the unit. Raises ImportFailed."""
+        """Reads the whole unit. Raises ImportFailed."""
         self.label, self._digest, self._columns = unit.label, unit.digest(), list(columns)
         self._path = folder / "rows.arrow"
-        self._pieces: list[tuple[int, int]] = []  # where each block begins in the file, its length
+        self._pieces: list[tuple[int, int]] = []  # (offset, length) of each block in the file
         with self._path.open("wb") as file:
             for block in unit.blocks(columns):
                 sink, begin = pa.BufferOutputStream(), file.tell()

@@ -1,4 +1,4 @@
-"""From columns to the values of a space, as the columns of the bulk route."""
+"""Convert columns to the values of a space, as the columns of the bulk route."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from storage.spaces.descriptors import (
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
 
 Read: TypeAlias = Callable[[Cells], dict[str, Any]]
-"""What answers column -> pyarrow.Array, over all rows; those at fault hold anything."""
+"""A function to column -> pyarrow.Array over all rows; values of faulty rows are arbitrary."""
 
 
 def value_reader(
     what: str, prefix: str, space: Space, columns: Sequence[ColumnOption], found: Categories
 ) -> Read:
-    """What turns columns into a value for `space` a row. Raises ImportFailed.
+    """A function that converts columns to one value of `space` per row. Raises ImportFailed.
 
-    The numbers of all columns stand behind each other, those of a list in its order. A Dict takes
-    one column for each of its names, a Tuple one for each of its parts, a Text one column. The
-    route's columns begin with `prefix`.
+    The numbers of all columns are concatenated, those of a list in its order. A Dict takes one
+    column for each of its names, a Tuple one for each of its parts, a Text one column. The names of
+    the route's columns begin with `prefix`.
     """
     names = ", ".join(column.name for column in columns)
     if isinstance(space, (Dict, Tuple)):
@@ -90,7 +90,7 @@ def _parts_reader(
 def _parts(
     space: Dict | Tuple, columns: Sequence[ColumnOption]
 ) -> Iterator[tuple[str, Space, ColumnOption]]:
-    """(path, space, column) of each part that has a column: by name, of a Tuple by place."""
+    """(path, space, column) of each part with a column: by name, for a Tuple by position."""
     if isinstance(space, Tuple):
         for at, (inner, column) in enumerate(zip(space.spaces, columns, strict=False)):
             yield str(at), inner, column
@@ -104,7 +104,7 @@ def _parts(
 def _require_room(
     what: str, space: Any, columns: Sequence[ColumnOption], found: Categories
 ) -> None:
-    """Categories need as many codes as they are, where the place of each column is known."""
+    """Check that leaves have enough codes for categories, if each column's place is known."""
     if isinstance(space, Discrete):
         sizes: Sequence[int] = [space.n + space.start]
     elif isinstance(space, MultiDiscrete):
@@ -129,7 +129,7 @@ def spaces_of_names(
     observations: Sequence[ColumnOption],
     actions: Sequence[ColumnOption],
 ) -> Iterator[tuple[str, Discrete | None]]:
-    """Each column of categories, and the space that has names for it, None where it has none."""
+    """Each column of categories, and the space that has names for it, None without names."""
     for space, columns in zip(spaces, (observations, actions), strict=True):
         found: dict[str, Space] = {}
         if isinstance(space, (Dict, Tuple)):
@@ -142,7 +142,7 @@ def spaces_of_names(
 
 
 def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
-    """Names as the policy declares them, whatever a file of categories says."""
+    """Read names as the policy declares them, independent of a file of categories."""
 
     def read(cells: Cells) -> dict[str, Any]:
         texts = cells.texts(name)
@@ -162,7 +162,7 @@ def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
 
 
 def codes(cells: Cells, name: str, listed: Sequence[Value]) -> Array:
-    """The numbers of a column's categories, int64 (rows,)."""
+    """The codes of a column's categories, int64 (rows,)."""
     texts = cells.texts(name)
     cells.missing(name, texts, "a known category", has_value=False)
     places = pc.index_in(texts, pa.array([category(value) for value in listed], pa.string()))
@@ -174,7 +174,7 @@ def codes(cells: Cells, name: str, listed: Sequence[Value]) -> Array:
 def _matrix(
     what: str, leaf: Leaf, columns: Sequence[ColumnOption], found: Categories, cells: Cells
 ) -> Array:
-    """The numbers of all columns behind each other, (rows, size)."""
+    """The numbers of all columns, concatenated for each row: (rows, size)."""
     size, whole = math.prod(leaf.shape), leaf.dtype.kind in "iub"
     parts: list[tuple[Array, Array]] = []  # how many numbers each row has, the numbers
     for column in columns:
@@ -197,7 +197,7 @@ def _matrix(
 
 
 def _rows_with(mask: Array, counts: Array) -> Array:
-    """Which rows have a marked one among so many values each."""
+    """The rows with a marked value; row i has counts[i] values."""
     rows = np.zeros(len(counts), bool)
     rows[np.repeat(np.arange(len(counts)), counts)[mask]] = True
     return rows
@@ -214,7 +214,7 @@ def _side_by_side(
     fine = total == size
     cells.faults.add(~fine, reason, pa.array(total))
     usual = parts[0][0][:0]
-    if fine.any():  # lists are as long as in the first row that fits
+    if fine.any():  # lists must be as long as in the first valid row
         usual = np.array([counts[int(fine.argmax())] for counts, _ in parts])
         for width, (counts, _) in zip(usual, parts, strict=True):
             cells.faults.add(fine & (counts != width), reason, pa.array(counts))
@@ -230,7 +230,7 @@ def _side_by_side(
 
 
 def _packed(what: str, leaf: Leaf, matrix: Array, cells: Cells) -> Any:
-    """The numbers as the leaf has them, those out of its range at fault."""
+    """The numbers in the leaf's dtype and shape; rows with values out of range are faults."""
     with np.errstate(over="ignore", invalid="ignore"):
         values = matrix.astype(leaf.dtype).reshape(len(matrix), *leaf.shape)
         bounds = bounds_of(leaf.space)
@@ -251,7 +251,7 @@ def _packed(what: str, leaf: Leaf, matrix: Array, cells: Cells) -> Any:
 
 
 def lists_of(matrix: Array) -> Any:
-    """A pyarrow.Array of the rows of a matrix."""
+    """A pyarrow.Array with a list per row of a matrix."""
     flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
 
