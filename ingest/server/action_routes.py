@@ -1,11 +1,12 @@
-"""Remote inference: requests for actions, answered by one forward for all that wait.
+"""Remote inference: requests for actions, answered by one forward pass for all that wait.
 
-Requests that arrive while a forward runs are answered by the next one: there is no timer, and a
-lone request waits for nobody. A policy that is held by flow control is waited for, as long as its
-caller says; then it acts with what is live. What is wrong with one of them is its own answer alone.
+Requests that arrive during a forward pass are answered by the next one. There is no timer, so a
+lone request is answered at once. If flow control holds a policy, a request waits for a new version
+as long as its caller says, then uses the live one. An error in one request affects only that
+request.
 
 A reply that does not wait for the disk may be lost with the collector. It says up to which event
-its episode is durable, and the client sends what lies behind that again (see `wire.ActionBatch`).
+its episode is durable, and the client sends the later events again (see `wire.ActionBatch`).
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from storage.spaces.descriptors import SpaceError
 
 MAX_HOLD_SECONDS = 60.0
 MAX_AHEAD = 1024
-"""Journal rows that replies run ahead of the disk at most; beyond that they wait for it."""
+"""The most journal rows that replies may be ahead of the disk; then replies wait for it."""
 
 
 @dataclass(eq=False)
 class _Request:
-    """The calls of one request, their answers so far, and who waits for them."""
+    """The calls of one request, their answers so far, and the future that its caller awaits."""
 
     instance: str | None
     calls: list[wire.GetAction]
@@ -59,7 +60,7 @@ class _Request:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for it any more: it failed, or its caller has gone."""
+        """Whether nobody waits for it: it has failed, or its caller has disconnected."""
         return self.done.done()
 
     def fail(self, error: Exception) -> None:
@@ -74,7 +75,7 @@ class _Request:
 
 
 class _Group(msgspec.Struct, frozen=True):
-    """What one forward can answer together."""
+    """The key of calls that one forward pass can answer together."""
 
     policy_id: str
     schema_id: str
@@ -89,9 +90,9 @@ class _Question(msgspec.Struct, frozen=True):
 
 
 class Acting:
-    """Chooses actions with the live policies, and gives them to the collector as decisions.
+    """Chooses actions with the live policies, and submits them to the collector as decisions.
 
-    `requests` and `forwards` count both; `holds` counts requests that waited for a newer version,
+    `requests` and `forwards` are counts; `holds` counts requests that waited for a newer version,
     `holds_given_up` those for which none came.
     """
 
@@ -107,7 +108,7 @@ class Acting:
         caller: Caller = NOBODY,
         given: Given | None = None,
     ) -> wire.ActionsReply:
-        """Pending events first, then one action for each observation."""
+        """Apply pending events, then choose one action for each observation."""
         if message.events and not message.record:
             raise Refusal("invalid", "expected no events with record: false", "events")
         events = wire.Batch(instance=message.instance, events=message.events)
@@ -121,7 +122,7 @@ class Acting:
         )
         self._submit(request)
         decided = await done
-        if self._collector.journal.epoch != epoch:  # the events were thrown away meanwhile
+        if self._collector.journal.epoch != epoch:  # the events were discarded meanwhile
             raise disk_full()
         row = max(row, decided)
         if not message.record:
@@ -143,7 +144,7 @@ class Acting:
     async def _unheld(
         self, hold: Mapping[str, int], message: wire.ActionBatch
     ) -> Mapping[str, int]:
-        """Wait for newer versions than those held; answers what is still held in the end."""
+        """Wait for newer versions than the held ones; return what is still held at the end."""
         assembler = self._collector.assembler
         episodes, named = assembler.episodes, set(map(name_of, message.actions))
         acting = {episodes[name].started.policy_id for name in named if name in episodes}
@@ -167,19 +168,19 @@ class Acting:
     def _still(self, held: Mapping[str, int]) -> dict[str, int]:
         return {name: old for name, old in held.items() if self._live.version(name) == old}
 
-    # --- one forward for all -----------------------------------------------------------------
+    # --- one forward pass for all ------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Answer every request that waits."""
+        """Answer all waiting requests."""
         waiting, self._waiting = self._waiting, []
         try:
             self._answer([request for request in waiting if not request.over])
-        except Exception as error:  # of none in particular: nobody may be left waiting
+        except Exception as error:  # not of one request: all must be answered
             for request in waiting:
                 request.fail(error)
 
     def _answer(self, waiting: list[_Request]) -> None:
-        """Answer each request for itself: what fails in one is not the others' trouble."""
+        """Answer each request; an error in one does not affect the others."""
         groups: dict[_Group, list[_Question]] = {}
         for request in waiting:
             with _alone(request):
@@ -198,7 +199,7 @@ class Acting:
                 request.done.set_result(row)
 
     def _ask(self, request: _Request, groups: dict[_Group, list[_Question]]) -> None:
-        """Put a request's calls to the groups that answer them, but those answered at once."""
+        """Add a request's calls to groups, except for those that are answered at once."""
         named: set[Name] = set()
         for index, call in enumerate(request.calls):
             try:
@@ -247,7 +248,7 @@ class Acting:
             raise Refusal("invalid", text, place, call.episode_id) from error
 
     def _choose(self, group: _Group, questions: list[_Question]) -> list[tuple[_Question, Choice]]:
-        """The choices for those questions that have one; the others are answered or failed."""
+        """The choices for questions; questions without one have been refused or failed."""
         answers: Sequence[Choice | Refusal]
         try:
             answers = self._live.act(
@@ -261,7 +262,7 @@ class Acting:
         except Refusal as refusal:
             answers = [refusal] * len(questions)
         except Exception as error:
-            if len(questions) > 1:  # one of them, and the others can be answered
+            if len(questions) > 1:  # find the one that failed, and answer the others
                 return [found for item in questions for found in self._choose(group, [item])]
             questions[0].request.fail(error)
             return []
@@ -274,7 +275,7 @@ class Acting:
         return chosen
 
     def _decide(self, request: _Request, chosen: list[tuple[_Question, Choice]]) -> int:
-        """Accept a request's decisions; answers the row that makes its answers durable."""
+        """Accept a request's decisions; return the row that must be durable before its answers."""
         if not request.record:
             for question, choice in chosen:
                 self._tell(request, request.answers[question.index], question, choice)
@@ -299,7 +300,7 @@ class Acting:
     def _tell(
         self, request: _Request, answer: wire.ActionReply, question: _Question, choice: Choice
     ) -> None:
-        """All of a choice that is not recorded here."""
+        """Put all fields of a choice that is not recorded here into the answer."""
         answer.action = plain(choice.action_env)
         answer.stored, answer.action_dist_inputs = choice.action, choice.dist_inputs
         answer.action_logp = choice.logp if math.isfinite(choice.logp) else None
@@ -311,7 +312,7 @@ class Acting:
     def _repeat(
         self, request: _Request, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
     ) -> bool:
-        """Answer a repeated request, whose first answer was lost, with the decision it made."""
+        """Answer a repeated request with the decision of its lost first answer."""
         episode = self._collector.assembler.episodes[name_of(call)]
         mine = episode.started.instance == (request.instance or "")
         if not mine or not episode.repeats_decision(
@@ -324,7 +325,7 @@ class Acting:
         return True
 
     def _fill(self, answer: wire.ActionReply, request: _Request) -> None:
-        """Say how the open step of an answer's episode was decided."""
+        """Fill in the decision of the open step of an answer's episode."""
         episode = self._collector.assembler.episodes[name_of(answer)]
         logp = episode.logp[-1]
         answer.action_logp = logp if math.isfinite(logp) else None
@@ -334,7 +335,7 @@ class Acting:
     # --- ahead of the disk -------------------------------------------------------------------
 
     def _mark(self, answers: list[wire.ActionReply], row: int) -> None:
-        """Tell how far each episode is durable, and all of the decision that may not be."""
+        """Say in answers up to where episodes are durable; repeat decisions that may not be."""
         for answer in answers:
             episode = self._collector.assembler.episodes.get(name_of(answer))
             if answer.error is None and episode is not None:
@@ -347,7 +348,7 @@ class Acting:
 
 @contextlib.contextmanager
 def _alone(request: _Request) -> Iterator[None]:
-    """Keep what fails in a request from the others."""
+    """Make an error fail only the given request."""
     try:
         yield
     except Exception as error:
@@ -372,7 +373,7 @@ def _decision(call: wire.GetAction, obs: bytes, choice: Choice) -> wire.Decision
 
 
 def plain(value: Any) -> Any:
-    """An action as JSON and msgpack can carry it: arrays become nested lists."""
+    """Convert an action for JSON and msgpack: arrays become nested lists."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, dict):

@@ -14,7 +14,7 @@ from storage.errors import StorageError
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the collector; answers the exit status."""
+    """Run the collector; return the exit status."""
     parser = argparse.ArgumentParser(prog=f"python -m {__name__.removesuffix('.server.collect')}")
     commands = parser.add_subparsers(dest="command", required=True)
     collect = commands.add_parser("collect", help="run the collector until SIGTERM")

@@ -1,4 +1,4 @@
-"""What `collect` declares: spaces given as short forms, as an environment, or as a policy file.
+"""The declarations of `collect`: short forms of spaces, an environment, or a policy file.
 
 declared = declaration_of(observation="box:4", action="discrete:2")
 for change in declare(root, declared):
@@ -25,7 +25,7 @@ def declaration_of(
     env: str | None = None,
     file: Path | None = None,
 ) -> PolicyDeclaration | None:
-    """The declaration of one of the forms; None when none is given.
+    """The declaration of one of the forms; None if none is given.
 
     Raises DeclarationError for several forms, half of one, or an unknown environment; SpaceError;
     OSError for a file that cannot be read.
@@ -62,7 +62,7 @@ def _of_environment(name: str) -> PolicyDeclaration:
 
 
 def only_declaration(root: Path) -> PolicyDeclaration:
-    """The one policy that is declared under `root`; raises DeclarationError for none or several."""
+    """The only policy declared under `root`; raises DeclarationError for none or several."""
     found = load_declarations(root)
     if len(found) != 1:
         raise DeclarationError(
@@ -80,11 +80,11 @@ def declare(
     reward_window: float | None = None,
     redeclare: bool = False,
 ) -> tuple[str, ...]:
-    """Write the declaration under `root`; what it changes there, for people to read.
+    """Write the declaration under `root`; return the changes as texts for people.
 
-    `spaces_only` keeps the settings that are declared already beside the spaces; a `reward_window`
-    takes the place of what either says. Raises DeclarationError, also for other spaces than those
-    of the root unless `redeclare`: later rows would then be of another stream.
+    `spaces_only` keeps all other settings that are declared already; `reward_window` overrides
+    both. Raises DeclarationError, also for spaces other than the root's unless `redeclare`, because
+    later rows then belong to another stream.
     """
     before = load_declarations(root).get(declared.policy_id)
     if before is not None and before.schema_id != declared.schema_id and not redeclare:
@@ -117,7 +117,7 @@ def _spaces(declared: PolicyDeclaration) -> str:
 def keeping_settings(
     before: PolicyDeclaration | None, declared: PolicyDeclaration
 ) -> PolicyDeclaration:
-    """The spaces of what is declared, with the settings that were declared before, if any."""
+    """The spaces of `declared`, with the settings that were declared before, if any."""
     if before is None:
         return declared
     same = before.schema_id == declared.schema_id
@@ -125,6 +125,6 @@ def keeping_settings(
         before,
         observation=declared.observation,
         action=declared.action,
-        # a spec holds between its own spaces only
+        # a spec is valid only for its own spaces
         spec=(before.spec if same else None) or declared.spec,
     )

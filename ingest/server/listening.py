@@ -1,8 +1,9 @@
-"""Where a collector listens, and what it asks for first.
+"""The address of a collector, and the protection that it requires.
 
-Loopback needs nothing. Any other address needs a live token and TLS, and the collector does not
-start without: `ServeError` says what to do. The certificate is read again when its file changes, so
-that a renewal needs no restart; tokens are, so that a revocation is seen within a second.
+Loopback needs none. Any other address needs a live token and TLS; otherwise the collector does not
+start, and `ServeError` says what to do. The certificate is read again when its file changes, so
+that a renewal needs no restart, and so are the tokens, so that a revocation takes effect within a
+second.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from storage.errors import FolderMoved, JournalFailed, JournalFull, JournalLocke
 log = logging.getLogger("headrace.server")
 
 LOOK_SECONDS = 0.5
-"""How often tokens and certificate are looked at."""
+"""Seconds between checks of the tokens' and the certificate's files."""
 
 
 TROUBLE, WRONG, TAKEN = 1, 2, 3
-"""Exit statuses of a start that fails: of disk or system, so that another may not; of what was
-asked for, so that each would; until somebody leaves the root or the port."""
+"""Exit statuses of a failed start.
+
+TROUBLE: of the disk or system, another start may succeed; WRONG: of the options, no start can
+succeed; TAKEN: the root or port is in use.
+"""
 
 
 class ServeError(IngestError):
@@ -46,7 +50,7 @@ class ServeError(IngestError):
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Around a start: trouble that is no one's input becomes a ServeError with its exit status."""
+    """Convert errors of the system during a start to a ServeError with an exit status."""
     try:
         yield
     except JournalLocked as error:
@@ -57,10 +61,10 @@ def starting() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Listening:
-    """Where to listen, and under which names and certificate.
+    """The address to listen on, the accepted host names, and the certificate.
 
-    `insecure` lets an address that is not loopback go without TLS: then tokens and data travel in
-    clear text, which a private network or a proxy has to make up for.
+    `insecure` allows an address other than loopback without TLS. Tokens and data are then sent in
+    clear text, so that a private network or a proxy must protect them.
     """
 
     host: str = "127.0.0.1"
@@ -74,8 +78,8 @@ class Listening:
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """The address of a name, IPv4 if it has both. Raises ServeError.
 
-    A name that is not known may be at another start, as when a machine boots: only what is no name
-    or port at all is wrong for good.
+    A name that is unknown may be known at another start, as when a machine boots; only a syntax
+    error in the name or port is permanent.
     """
     name = host.removeprefix("[").removesuffix("]")
     try:
@@ -100,11 +104,11 @@ _STATUS = {
     errno.EINVAL: WRONG,
     errno.EAFNOSUPPORT: WRONG,
 }
-"""Why an address cannot be bound. What else there is may pass: it is not there yet, no memory."""
+"""Permanent reasons why an address cannot be bound; others may pass, as a lack of memory."""
 
 
 def bind(where: Listening) -> socket.socket:
-    """A bound socket. Raises ServeError, as when the port is taken."""
+    """Return a bound socket. Raises ServeError, as when the port is taken."""
     family, address = resolve(where.host, where.port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -143,9 +147,9 @@ def require_safe(where: Listening, book: TokenBook, root: Path | None) -> None:
 
 
 class Access:
-    """The admission to and the certificate of one collector, kept up to date by `follow`.
+    """One collector's admission and certificate, kept up to date by `follow`.
 
-    Without a root, where nothing is on disk, there are no tokens.
+    Without a root, when nothing is on disk, there are no tokens.
     """
 
     def __init__(self, root: Path | None, where: Listening) -> None:
@@ -162,13 +166,13 @@ class Access:
         self.admission = Admission(self.book, _hosts(where))
 
     async def follow(self) -> None:
-        """Take up what changes in the files, until cancelled."""
+        """Apply changes of the files, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self.look()
 
     def look(self) -> None:
-        """Take up what has changed; a file that cannot be used leaves things as they were."""
+        """Apply changes of the files; a file that cannot be used changes nothing."""
         try:
             tokens = self._file.changed()
         except (TokenError, OSError) as error:
@@ -183,7 +187,7 @@ class Access:
             found = self._certificate()
             if found != self._certified and self.tls is not None:
                 self._certified = found
-                _context(self._where)  # a pair that does not fit would leave the live one keyless
+                _context(self._where)  # a mismatched pair would leave `tls` without a key
                 _load(self.tls, self._where)
                 audit("certificate_renewed", path=str(self._where.tls_cert))
         except (ServeError, OSError) as error:
@@ -198,7 +202,7 @@ _OF_A_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permissi
 
 
 def _hosts(where: Listening) -> Hosts:
-    """The names that are meant. Raises ServeError for one that no `Host` header could match."""
+    """The accepted host names. Raises ServeError for one that no `Host` header could match."""
     for name in where.allow_hosts:
         if host_of(name) is None:
             raise ServeError(
@@ -222,7 +226,7 @@ def _context(where: Listening) -> ssl.SSLContext | None:
 def _load(context: ssl.SSLContext, where: Listening) -> None:
     """Read certificate and key. Raises ServeError, also for a key with a passphrase."""
     try:
-        # without an answer of ours, OpenSSL would ask the terminal for a passphrase
+        # without this function, OpenSSL would ask for a passphrase on the terminal
         context.load_cert_chain(str(where.tls_cert), where.tls_key, password=lambda: b"")
     except (ssl.SSLError, OSError, ValueError) as error:
         named = isinstance(error, (ssl.SSLError, ValueError, *_OF_A_PATH))

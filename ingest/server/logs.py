@@ -1,7 +1,7 @@
-"""Log lines: one event is one line, for people or for machines.
+"""Log lines: one line per event, for people or for machines.
 
-A message may hold what a stranger sent (an episode id, say): control characters are written as
-escapes, so that nobody forges a line; and a token that strayed into it is masked.
+A message may contain text from clients, such as an episode id. Control characters are escaped, so
+that nobody can forge a line, and tokens in the text are masked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPES = {
 
 
 def configure(kind: LogFormat = "text", level: str = "warning") -> None:
-    """Send the process's log to stderr. Raises ValueError for another form or level."""
+    """Send the process's log to stderr. Raises ValueError for an unknown format or level."""
     if kind not in ("text", "json"):
         raise ValueError(f"log format: expected text or json, got {kind!r}")
     if level not in LEVELS:
@@ -29,7 +29,7 @@ def configure(kind: LogFormat = "text", level: str = "warning") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # It would write a line for every request that is no HTTP; the metrics count them.
+    # uvicorn logs a line for every request that is not HTTP; the metrics count these instead.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
@@ -45,7 +45,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback as `error`."""
+    """One JSON object per line: time, level, logger, message, and the traceback as `error`."""
 
     def format(self, record: logging.LogRecord) -> str:
         document = {

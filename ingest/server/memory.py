@@ -1,7 +1,7 @@
-"""Memory that goes back to the system once those are gone whom it was for.
+"""Return freed memory to the operating system after a load peak.
 
-The C library keeps what lies between blocks that are in use. After a crowd of bodies, open episodes
-or parts that would be many times what is needed from then on, so it is asked to give it back.
+The C library keeps free memory between blocks that are in use. After a peak of bodies, open
+episodes or parts this can be many times what is needed, so the library is asked to return it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from storage.system.memory import return_memory
 LOOK_SECONDS = 1.0
 
 MUCH = 2_000_000
-"""Bytes that are worth asking for."""
+"""The bytes in use, above which a peak is worth this."""
 
 
 class Ebb:
-    """Whether a sum of bytes has fallen from much to less than half of it."""
+    """Detects that a sum of bytes has fallen from above `MUCH` to less than half."""
 
     def __init__(self) -> None:
         self._peak = 0
 
     def fell(self, most: int, now: int) -> bool:
-        """`most`: of all bytes since the last look; `now`: of these. Asks once for each time."""
+        """`most`: the peak since the last call; `now`: the current sum. True once per peak."""
         self._peak = max(self._peak, most, now)
         if self._peak < MUCH or now > self._peak // 2:
             return False
@@ -34,13 +34,13 @@ class Ebb:
 
 
 class MemoryWatch:
-    """Looks after the memory of a collector and of its requests' bodies."""
+    """Watches the memory of a collector and of its requests' bodies."""
 
     def __init__(self, collector: Collector, bodies: Budget) -> None:
         self._collector, self._bodies, self._ebb = collector, bodies, Ebb()
 
     async def follow(self) -> None:
-        """Give back what is free, each time that much is, until cancelled."""
+        """Return freed memory after each peak, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             kept = self._collector.sealing.pending_bytes + self._collector.assembler.open_bytes

@@ -1,7 +1,7 @@
-"""`/metrics`: one metric for every promise, read from the collector's own counters at the scrape.
+"""`/metrics`: one metric for each guarantee, read from the collector's counters at a scrape.
 
-Nothing is counted twice and nothing is global: a registry belongs to its collector. The table in
-docs/metrics.md says what each metric is for.
+Each count is kept in one place, and nothing is global: a registry belongs to its collector. The
+table in docs/metrics.md says what each metric is for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Sources:
-    """Whose counters are read; `connections` is None where no socket of ours is served."""
+    """The objects whose counters are read; `connections` is None if this serves no sockets."""
 
     collector: Collector
     live: LivePolicies
@@ -52,11 +52,11 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """All metrics, as of now."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What prometheus-client asks for at a scrape."""
+        """Yield all metrics; prometheus-client calls this at a scrape."""
         yield from _events(self._sources.collector)
         yield from _journal(self._sources.collector, self._sources.live.root)
         yield from _shards(self._sources.collector)
@@ -150,7 +150,7 @@ def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
 
 
 def _played(collector: Collector, live: LivePolicies, names: list[str]) -> Iterator[Metric]:
-    """What was earned by role, so that the series do not grow with the versions."""
+    """Returns by role instead of by version, so that the number of series stays constant."""
     versions = GaugeMetricFamily(
         "headrace_role_version", "The version in each role, -1 for none.", labels=["policy", "role"]
     )
@@ -183,7 +183,7 @@ def _played(collector: Collector, live: LivePolicies, names: list[str]) -> Itera
 
 
 def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
-    """What should be live, beside what is; and what is refused."""
+    """Which version should be live, in addition to the served one, and which are refused."""
     standing = {name: live.standing(name) for name in names}
     versions = {name: one.wanted.version if one.wanted else -1 for name, one in standing.items()}
     yield _gauges(
@@ -230,7 +230,7 @@ def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[M
 
 
 def _number(value: object) -> float:
-    """A number that somebody else wrote, 0 for anything else."""
+    """A number from another program's file, 0 for anything else."""
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 

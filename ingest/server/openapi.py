@@ -1,7 +1,7 @@
 """`/openapi.json`: the routes and the wire messages, as OpenAPI 3.1.
 
-Generated from `route_table.ROUTES`, the structs of `wire` and the codes of `errors`, which are what
-the server itself runs on.
+It is generated from `route_table.ROUTES`, the structs of `wire` and the codes of `errors`, which
+the server itself uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEMPLATE = "#/components/schemas/{name}"
 
 
 def document(version: str) -> dict[str, Any]:
-    """The description of a collector; `version` is the program's own."""
+    """The description of a collector; `version` is the program's."""
     messages = [kind for route in ROUTES for kind in (route.body, route.reply) if _is_message(kind)]
     messages = list(dict.fromkeys([*messages, wire.ErrorReply]))
     schemas, components = msgspec.json.schema_components(messages, ref_template=TEMPLATE)
@@ -45,7 +45,7 @@ def document(version: str) -> dict[str, Any]:
 
 
 def _with_plain_pairs(schema: Any) -> Any:
-    """Tuples of one type as lists of a fixed length: the same, in words that all tools know."""
+    """Describe tuples of one type as lists of fixed length, which all tools support."""
     if isinstance(schema, list):
         return [_with_plain_pairs(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,9 +1,9 @@
 """`headrace collect`: the collector as a process.
 
 One process, one event loop, one journal. It binds to loopback unless there are tokens and TLS
-(`ingest.server.listening`). SIGTERM and SIGINT drain: new events get 503, what has ended
-becomes shards, and the exit status is 0. When the journal fails it exits with status 1 and leaves
-recovery to its next start. `ServeOptions.supervise` has a process that starts it again.
+(`ingest.server.listening`). SIGTERM and SIGINT drain it: new events get 503, ended episodes become
+shards, and the exit status is 0. If the journal fails, it exits with status 1, and the next start
+recovers. With `ServeOptions.supervise`, a parent process restarts it.
 """
 
 from __future__ import annotations
@@ -53,24 +53,26 @@ log = logging.getLogger("headrace.server")
 
 
 SWITCH_SECONDS = 0.0005
-"""How long the event loop may keep the journal's thread waiting (Python's default is 10 times)."""
+"""Seconds that the event loop may keep the journal's thread waiting (Python: 10 times that)."""
 
 COLLECT_EVERY = 10_000
-"""New objects between two looks for garbage (Python's default is 700), of which requests leave
-hardly any; to look so often takes a twentieth of the event loop's time.
+"""New objects between garbage collections (Python's default is 700).
+
+Requests leave hardly any garbage, and collecting at the default rate takes a twentieth of the event
+loop's time.
 """
 
 FOLLOW_AGAIN_SECONDS = 1.0
-"""Between an error that nobody foresaw in what is followed, and the next try."""
+"""Seconds between an unexpected error in a follower and the next try."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and how a collector serves. Without a root there are no tokens: loopback alone.
+    """How and where a collector serves. Without a root there are no tokens: loopback only.
 
-    `listener` is bound already, to what `listening` says.
+    `listener` is a socket that is bound to the address in `listening`.
     """
 
     root: Path | None
@@ -84,16 +86,16 @@ class ServeOptions:
 
 
 class _Follower(Protocol):
-    """What looks after something for as long as the server runs."""
+    """A task that runs as long as the server."""
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
 
 
 async def keep_following(one: _Follower, again: float = FOLLOW_AGAIN_SECONDS) -> None:
-    """Follow until cancelled. An error that nobody foresaw is told, and does not end it.
+    """Run a follower until cancelled; log an unexpected error, and start it again.
 
-    Without it revoked tokens would be let in, and nobody would know.
+    Otherwise revoked tokens would be accepted, and nobody would notice.
     """
     while True:
         try:
@@ -104,9 +106,9 @@ async def keep_following(one: _Follower, again: float = FOLLOW_AGAIN_SECONDS) ->
 
 
 class Server:
-    """A collector with its routes on a socket, for an event loop that already runs.
+    """A collector with its routes on a socket, for a running event loop.
 
-    `stores` are opened once the socket is bound, so that a taken port changes nothing on disk.
+    `stores` is called after the socket is bound, so that a taken port changes nothing on disk.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Server:
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
         self._following: list[_Follower] = [self.access, self._watch]
         trainers = self._watch_trainers(options.root)
-        if tap is None:  # a trainer's memory is its own affair
+        if tap is None:  # a trainer's process manages its own memory
             self._following.append(MemoryWatch(self.collector, budget))
         routes = Routes(
             self.collector,
@@ -157,20 +159,20 @@ class Server:
             ws="none",
             access_log=False,
             log_config=None,
-            timeout_graceful_shutdown=1,  # gone within two seconds of the drain
+            timeout_graceful_shutdown=1,  # it ends within two seconds of the drain
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=int(limits.idle_seconds) + 60,  # the watch closes them before
+            timeout_keep_alive=int(limits.idle_seconds) + 60,  # the watch closes them earlier
             backlog=BACKLOG,
         )
         config.load()
-        config.ssl = self.access.tls  # ours, so that a renewed certificate can be read into it
+        config.ssl = self.access.tls  # ours, so that it can load a renewed certificate
         self._server = _Server(config, self._watch)
         self._said: FileLock | None = None
 
     def _watch_trainers(self, root: Path | None) -> TrainerWatch | None:
-        """What trainers under the same root are told, and what they say."""
+        """Start following the root's files for flow control and trainers; None without a root."""
         if root is None:
             return None
         watch = TrainerWatch(root, self.collector.policies)
@@ -186,10 +188,10 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` is set or the collector fails; answers the exit status."""
+        """Serve until `stop` is set or the collector fails; return the exit status."""
         self.collector.start()
         self.live.start(self.collector.collector_id)
-        await self.live.look()  # so that clients find what is live; not for long, should it hang
+        await self.live.look()  # so that clients find the live version; limited, in case it hangs
         following = [asyncio.create_task(keep_following(one)) for one in self._following]
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
@@ -220,9 +222,9 @@ class Server:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: a signal here first drains the collector.
+    """uvicorn without its signal handlers, because a signal must first drain the collector.
 
-    A TLS handshake is ours, so that it counts as a connection.
+    TLS handshakes are handled here, so that they count as connections.
     """
 
     def __init__(self, config: uvicorn.Config, watch: ConnectionWatch) -> None:
@@ -253,12 +255,12 @@ class _Server(uvicorn.Server):
 
 
 def serve(options: ServeOptions) -> int:
-    """Run a collector until a signal; answers the exit status.
+    """Run a collector until a signal; return the exit status.
 
-    With `options.supervise` this process forks the one that serves, and both come out of here: each
-    child with its own status, then this one with the last child's. What is written is for this
-    account and, as far as the umask lets it, the account's group.
-    Raises ServeError, which has an exit status, and what tells of bad input.
+    With `options.supervise` this process forks the serving process, and the function returns in
+    both: in each child with its own status, then in the parent with the last child's status. Files
+    are created for this account and, if the umask allows it, its group. Raises ServeError, which
+    has an exit status, and errors about invalid input.
     """
     os.umask(os.umask(0o077) | 0o007)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -277,9 +279,9 @@ def serve(options: ServeOptions) -> int:
 
 
 def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
-    """The same with a socket that outlives each child, which says when it serves.
+    """The same options with a socket that outlives each child and reports when a child serves.
 
-    Raises ServeError for what a child would refuse to start with, before anything is bound.
+    Raises ServeError before binding, for anything that a child would refuse to start with.
     """
     _require_startable(options.root)
     Access(options.root, options.listening)
@@ -290,7 +292,7 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
             return
         try:
             options.announce(address, collector)
-        except OSError as error:  # who read it is gone since an earlier child said it
+        except OSError as error:  # the reader has ended since an earlier child
             log.warning("nobody hears where this serves: %s", error)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -298,7 +300,7 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
 
 
 def _bound(options: ServeOptions) -> socket.socket:
-    """A bound socket. Raises ServeError, which says where this root's collector serves already."""
+    """Return a bound socket. Raises ServeError that names this root's running collector."""
     try:
         return bind(options.listening)
     except ServeError as error:
@@ -313,22 +315,22 @@ def _bound(options: ServeOptions) -> socket.socket:
 
 
 class _Stopped(BaseException):
-    """A signal during the start; no error, so that nothing takes it for one."""
+    """A signal during the start. Not an Exception, so that no handler of errors catches it."""
 
 
 async def _serve_until_signal(options: ServeOptions) -> int:
-    """A signal ends a start where it is, even in a wait: what it leaves is what a kill would."""
+    """Serve until a signal. A signal during the start interrupts it, as safely as a kill would."""
     stop = asyncio.Event()
 
     def interrupt(*_: object) -> None:
         if not stop.is_set():
-            stop.set()  # should a finalizer, which raises nothing, be where the signal comes
+            stop.set()  # in case a finalizer, in which nothing can be raised, gets the signal
             raise _Stopped
 
     try:
         for number in SIGNALS:
             signal.signal(number, interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a supervisor's child has them blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a supervisor blocks them
         server = _started(options)
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
@@ -345,7 +347,7 @@ def _started(options: ServeOptions) -> Server:
 
 
 def _require_startable(root: Path | None) -> Path:
-    """The root, where a policy is declared. Raises ServeError."""
+    """The root, which must have a declared policy. Raises ServeError."""
     if root is not None:
         _require_folders(root)
     if root is None or not load_declarations(root):
@@ -357,7 +359,7 @@ def _require_startable(root: Path | None) -> Path:
 
 
 def _require_folders(root: Path) -> None:
-    """Raise ServeError for a file in the place of a folder: it stays one at each further start."""
+    """Raise ServeError for a file in place of a folder, which would fail every start."""
     for path in (root, root / "policies", root / "keys", root / "journal", root / "shards"):
         if path.exists() and not path.is_dir():
             raise ServeError(f"{path}: expected a folder, got something else")

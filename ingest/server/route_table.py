@@ -1,4 +1,4 @@
-"""Every route of wire protocol v1: what it takes, what it answers, what it may refuse.
+"""Every route of wire protocol v1: its input, its answer, its refusals.
 
 The server binds these routes and `/openapi.json` describes them: there is no second list.
 """
@@ -36,7 +36,7 @@ EVERYWHERE = (
     "header_too_large",
     "draining",
 )
-"""Codes that any route may answer with: they are about the request as such."""
+"""Codes that any route may answer with, because they concern the request itself."""
 
 EVENT = (
     "not_found",
@@ -54,17 +54,16 @@ EVENT = (
     "other_schema",
     "disk_full",
 )
-"""Codes that an event may be refused with."""
+"""Codes with which an event may be refused."""
 
 
 class RouteEntry(msgspec.Struct, frozen=True):
     """One method of one path.
 
-    `needed` are the scopes of which a caller needs one. `handler` is the name of the method of
-    `ingest.server.routes.Routes` that answers. `body` is the message that is taken (JSON or
-    msgpack), or the media type of what is no message; `reply` likewise. `refuses` are codes beside
-    those of EVERYWHERE; `query` and `headers` are the names that mean something here, each with
-    what it says.
+    A caller needs one of the scopes in `needed`. `handler` is the name of the method of
+    `ingest.server.routes.Routes` that answers. `body` is the message type that is accepted (JSON or
+    msgpack), or the media type of other content; the same for `reply`. `refuses` are codes in
+    addition to EVERYWHERE; `query` and `headers` map the supported names to descriptions.
     """
 
     method: str
@@ -76,13 +75,13 @@ class RouteEntry(msgspec.Struct, frozen=True):
     reply: Any = wire.JSON
     status: int = 200
     refuses: tuple[str, ...] = ()
-    statuses: tuple[int, ...] = ()  # beside those of `status` and of the refusals
+    statuses: tuple[int, ...] = ()  # in addition to `status` and the refusals' statuses
     query: dict[str, str] = msgspec.field(default_factory=dict)
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     large: bool = False  # the message may be as large as a bulk import
 
     def limit(self, limits: ServerLimits) -> int:
-        """The bytes that a body may have: none where none is taken, whatever its headers say."""
+        """The most bytes of a body; 0 if the route takes none, whatever the headers say."""
         if self.body is None:
             return 0
         return limits.max_bulk if self.large or self.body == wire.ARROW else limits.max_message

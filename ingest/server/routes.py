@@ -1,4 +1,4 @@
-"""The routes of wire protocol v1: from requests to the collector, and back once it is durable."""
+"""The handlers of wire protocol v1: they pass requests to the collector, and wait for the disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NUMBER_EVENTS = (
 class Routes:
     """Binds a collector and its live policies to the routes of `route_table`.
 
-    `version` is the program's own.
+    `version` is the program's.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Routes:
         self._openapi = b""
         self._router: Router | None = None
         self._metrics: Any = None
-        self._acted_on: set[Given] = set()  # calls whose answer is being made
+        self._acted_on: set[Given] = set()  # calls that are being answered
         self.weights = WeightDownloads(live).weights
         self.publish, self.rollback = (
             (publishing := WeightChanges(live)).publish,
@@ -81,7 +81,7 @@ class Routes:
         self.end = self._single(wire.End)
 
     def router(self, budget: Budget | None = None, *, admit: Admit | None = None) -> Router:
-        """The application; `budget` is what all bodies in memory share, `admit` lets callers in."""
+        """The application; all bodies share `budget`, and `admit` authorizes callers."""
         router = Router(self.limits, budget=budget, admit=admit)
         for route in ROUTES:
             handler = getattr(self, route.handler)
@@ -104,8 +104,10 @@ class Routes:
         return Response.of(reply, request, wasted=_wasted(reply, batch, request))
 
     async def _break_episode(self, request: Request, refusal: Refusal) -> None:
-        """Close the episode of an event that does not decode, as one with a bad value does, if it
-        is alone in its batch. Of a larger one nothing is taken: its good events may come again."""
+        """Break the episode of an event that does not decode, if it is alone in its batch.
+
+        A larger batch is refused as a whole, so that its good events can be sent again.
+        """
         try:
             batch = request.decode(wire.LoneEvent)
         except Refusal:
@@ -151,7 +153,7 @@ class Routes:
         return handler
 
     async def _accept_single(self, request: Request, event: wire.Event) -> wire.EventsReply:
-        """One event as a call of its own: its refusal is the answer."""
+        """Accept one event of a single call; a refusal is the answer."""
         given = self._given(request, event)
         batch = wire.Batch(instance=request.instance, events=[event])
         reply, row = self.collector.accept(batch, single=True, caller=request.caller, given=given)
@@ -168,8 +170,9 @@ class Routes:
         if key is None:
             return None
         judge, policies = self.collector.judge, self.collector.assembler.policies
-        if policies.redacts:  # a digest would tell whoever guesses what it is of
-            # without an episode, or of a restored end, no rules are known: those of a lone policy
+        if policies.redacts:  # a digest of the original would allow guesses of its content
+            # the rules are unknown without an episode; use those of the only policy, if there is
+            # one
             rules = judge.rules_for(message) or judge.rules_for(wire.Start())
             message = self.collector.redactor.event(message, rules)
         return Given.of(key, request.instance, message, request.caller.token_id)
@@ -181,7 +184,7 @@ class Routes:
     # --- acting ----------------------------------------------------------------------------
 
     async def action(self, request: Request) -> Response:
-        """One action, durable before the reply."""
+        """Choose one action; it is durable before the reply."""
         call = _named(request, wire.GetAction)
         given = self._given(request, call)
         with self._being_answered(given):
@@ -196,7 +199,7 @@ class Routes:
 
     @contextlib.contextmanager
     def _being_answered(self, given: Given | None) -> Iterator[None]:
-        """One call at a time with a key. Raises Refusal."""
+        """Allow only one call at a time with a key. Raises Refusal."""
         if given is None:
             yield
             return
@@ -209,7 +212,7 @@ class Routes:
             self._acted_on.discard(given)
 
     def _repeated(self, call: wire.GetAction, given: Given | None) -> wire.GetAction:
-        """The call under the number that it had, if its key is known. Raises Refusal."""
+        """The call with its earlier sequence number, if its key is known. Raises Refusal."""
         known = self.collector.known(given)
         if known is None:
             return call
@@ -265,7 +268,7 @@ class Routes:
         return Response.of(document, request)
 
     def _weights_of(self, policy_id: str) -> dict[str, Any]:
-        """What is wanted and what is served, side by side."""
+        """The wanted and the served versions of a policy."""
         standing, version = self.live.standing(policy_id), self.live.version(policy_id)
         wanted, pin = standing.wanted, self.live.pinned(policy_id)
         return {
@@ -349,7 +352,7 @@ class Routes:
         return Response(200, page, "text/html; charset=utf-8", ((b"cache-control", b"no-store"),))
 
     def _facts(self) -> Facts:
-        """What the page shows."""
+        """The contents of the status page."""
         collector = self.collector
         trainers = {} if self._trainers is None else self._trainers.status()
         stalled = collector.flow.stalled()
@@ -392,7 +395,7 @@ class Routes:
         )
 
     def _needs(self) -> Iterator[str]:
-        """What somebody has to look at, of the collector itself."""
+        """Conditions of the collector that need an operator."""
         collector = self.collector
         if collector.journal.failure is not None:
             yield f"The collector has failed: {collector.journal.failure}"
@@ -413,7 +416,7 @@ class Routes:
 
 
 def _needs_of(one: PolicyFacts) -> Iterator[str]:
-    """What somebody has to look at, of one policy."""
+    """Conditions of one policy that need an operator."""
     if one.why is not None:
         yield f"{one.name}: {one.wanted} is wanted and not served: {one.why}"
     canary = one.roles.get("canary", (None,))[0]
@@ -428,7 +431,7 @@ def _needs_of(one: PolicyFacts) -> Iterator[str]:
 
 
 def _number(value: object) -> float:
-    """A number that somebody else wrote, 0 for anything else."""
+    """A number from another program's file, 0 for anything else."""
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
@@ -437,9 +440,9 @@ def _named_version(found: Mapping[str, int] | None) -> str:
 
 
 def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> float:
-    """The part of a batch that was hostile: it does not fit its policy, or nothing of it does.
+    """The share of a batch that was invalid, 0 to 1; 1 if nothing was valid.
 
-    By bytes, not by events: one refused event may be most of a body.
+    By bytes, not by events, because one refused event may be most of a body.
     """
     if not reply.refused:
         return 0.0
@@ -452,14 +455,14 @@ def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> flo
     try:
         size = len(wire.encode(refused, request.content_type))
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return 1.0  # what no client of ours could have sent
+        return 1.0  # no Headrace client could have sent this
     return min(1.0, size / len(request.body))
 
 
 def _require_events(caller: Caller, events: Sequence[wire.Event], *, actions: int = 0) -> None:
-    """Raise Refusal unless the caller may log, and send the decisions among them.
+    """Raise Refusal unless the caller may log events, and send the decisions among them.
 
-    Counts them, and the actions that are asked for with them, as one request's.
+    Counts them, and the requested actions, as one request's for the caller's limits.
     """
     if events:
         caller.require(LOGGING, "an event")
@@ -469,7 +472,7 @@ def _require_events(caller: Caller, events: Sequence[wire.Event], *, actions: in
 
 
 def _named(request: Request, kind: type[wire.M]) -> wire.M:
-    """A single call's message, with the episode that the path names."""
+    """Decode a single call's message, with the episode id of the path."""
     message: Any = request.decode(kind)
     name = request.params["id"]
     if message.episode_id not in ("", name):

@@ -2,9 +2,10 @@
 
     status_page(facts)
 
-What is live and what is served; is it better than what was before; does data arrive; does learning
-go on; what needs me. Pure: facts in, one file of HTML out, with no other file and no build step.
-The page asks for itself again every few seconds and replaces the answers that changed.
+Which version is live and which is served; is it better than the previous one; does data arrive;
+does training continue; what needs an operator. A function without side effects: facts in, one HTML
+file out, without other files or a build step. The page reloads itself every few seconds and
+replaces the answers that changed.
 """
 
 from __future__ import annotations
@@ -17,45 +18,45 @@ from dataclasses import dataclass, field
 from ingest.collector.version_metrics import Moments
 
 NORMAL = 1.959964
-"""Standard errors on both sides that have 95 % of a normal distribution."""
+"""The 97.5 % quantile of the standard normal distribution."""
 NOTHING = "nothing"
 FEWEST = 30
-"""Episodes of each version before a difference is shown."""
+"""The least episodes of each version, for a difference to be shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFacts:
-    """What is known of one policy. `roles`: live, previous, canary, -> version and returns."""
+    """The facts about one policy. `roles`: live, previous, canary -> version and returns."""
 
     name: str
     served: str  # "version 7", NOTHING
     wanted: str
-    why: str | None = None  # what keeps what is wanted from being served
-    held: str | None = None  # who keeps others from publishing, and why
-    share: float = 0.0  # of the canary
+    why: str | None = None  # why the wanted version is not served
+    held: str | None = None  # who prevents others from publishing, and why
+    share: float = 0.0  # the canary's
     roles: Mapping[str, tuple[int | None, Moments]] = field(default_factory=dict)
     trainer: bool | None = None  # None: never seen
     rows_trained: float = 0.0
     retrying: float = 0.0
-    stalled: float = 0.0  # seconds for which clients wait for weights
+    stalled: float = 0.0  # seconds that clients have waited for weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a collector. `needs`: what somebody has to look at; `counts`: the rest."""
+    """The facts about a collector. `needs`: conditions for an operator; `counts`: other values."""
 
     policies: Sequence[PolicyFacts]
     steps: int
     in_shards: int
     open: int
-    silent: float | None  # seconds since the last event that was taken; None: none since the start
+    silent: float | None  # seconds since the last accepted event; None: none since the start
     refused: int
     needs: Sequence[str]
     counts: Mapping[str, object]
 
 
 def status_page(facts: Facts) -> bytes:
-    """The page."""
+    """Return the page as HTML."""
     answers = {
         "live": ("What is live?", "".join(map(_live, facts.policies)) or _line("No policy.")),
         "better": ("Is it better than the last?", "".join(map(_better, facts.policies))),
@@ -101,7 +102,7 @@ def _live(one: PolicyFacts) -> str:
 
 
 def _better(one: PolicyFacts) -> str:
-    """The difference of two means with 95 %: it informs, and decides nothing."""
+    """The difference of two means with its 95 % interval, for information only."""
     role = "live" if one.roles.get("canary", (None,))[0] is None else "canary"
     bar = "previous" if role == "live" else "live"
     version, mine = one.roles.get(role, (None, Moments()))

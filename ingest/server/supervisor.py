@@ -1,8 +1,8 @@
-"""`collect --supervise`: the collector in a child that is forked again as soon as it is killed.
+"""`collect --supervise`: the collector in a child process that is forked again if it is killed.
 
-To load its modules takes a collector longer than to read its journal. So this process has loaded
-them, holds the socket, and does nothing else: a child that dies is followed by the next one in the
-time that the journal takes, and who connects meanwhile waits in the backlog and is answered.
+Loading its modules takes a collector longer than replaying its journal. So this process loads them,
+holds the socket, and does nothing else. The next child needs only the time to replay the journal,
+and clients that connect meanwhile wait in the backlog and are answered.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ _HEARD = {*_STOP, signal.SIGCHLD}
 
 
 class Deaths:
-    """How long to wait before the next child: not at all, unless they die one after the other."""
+    """The pause before the next child: none, unless children die in quick succession."""
 
     def __init__(self) -> None:
         self._at: deque[float] = deque(maxlen=BURST)
 
     def pause(self, now: float) -> float:
-        """Seconds, after a death at `now` (seconds of a clock that never goes back)."""
+        """Seconds to wait, after a death at `now` (seconds of a monotonic clock)."""
         self._at.append(now)
         many = len(self._at) == BURST and now - self._at[0] < WITHIN_SECONDS
         return PAUSE_SECONDS if many else 0.0
 
 
 class Supervisor:
-    """Forks the process that serves. To be used by the main thread, before there are others."""
+    """Forks the serving process. To be used by the main thread, before other threads exist."""
 
     def __init__(self) -> None:
-        self._served = mmap.mmap(-1, 1)  # a byte that the child and this process share
+        self._served = mmap.mmap(-1, 1)  # a byte shared by this process and the child
         self._stopped = False
 
     def serving(self) -> None:
-        """To be called by the child once it serves."""
+        """To be called by the child when it serves."""
         self._served[0] = 1
 
     def stay_up(self) -> int | None:
-        """None in each child, which serves and ends; in this process the last child's exit status.
+        """Return None in each child, and in this process the last child's exit status.
 
-        SIGTERM and SIGINT are passed on; a child begins with both blocked, until it can take them.
-        A child that is killed, or that ends with an error after it served, is followed by the next
-        one. A start that fails is the end, unless one before it served: then it is tried again,
-        TRIES times in a row; to find no process for it is such a failure. The child is killed when
-        this process ends.
+        SIGTERM and SIGINT are passed on; a child starts with both blocked, until it can handle
+        them. A child that is killed, or that fails after it has served, is replaced by the next
+        one. If a start fails, this returns, unless an earlier child served: then it tries TRIES
+        times in a row. A failed fork counts as a failed start. The child is killed when this
+        process ends.
         """
-        # who started this may ignore it, and then no child's end would be told
+        # if the parent ignores SIGCHLD, no child's end would be reported
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-        deaths, failed = Deaths(), TRIES  # the first start has one try
+        deaths, failed = Deaths(), TRIES  # one try for the first start
         while True:
             self._served[0] = 0
             parent, child = os.getpid(), _fork()
@@ -85,9 +85,9 @@ class Supervisor:
             time.sleep(PAUSE_SECONDS if failed else deaths.pause(time.monotonic()))
 
     def _watch(self, child: int) -> int:
-        """Wait for the child's end; its exit status, or the signal's number below zero.
+        """Wait for the child's end; return its exit status, or minus the signal's number.
 
-        Signals are taken one at a time, so that none reaches a process id that is free again.
+        Signals are handled one at a time, so that none is sent to a process id that was reused.
         """
         while True:
             number = signal.sigwait(_HEARD)
@@ -95,7 +95,7 @@ class Supervisor:
                 self._stopped = True
                 os.kill(child, number)
                 continue
-            while True:  # in a container this may be process 1: others' orphans end here, too
+            while True:  # in a container this may be process 1, which must also reap orphans
                 ended, code = os.waitpid(-1, os.WNOHANG)
                 if ended == child:
                     return os.waitstatus_to_exitcode(code)
@@ -104,7 +104,7 @@ class Supervisor:
 
 
 def _fork() -> int:
-    """`os.fork`; -1, and a line in the log, when there can be no process now."""
+    """`os.fork`; logs an error and returns -1 if it fails."""
     try:
         return os.fork()
     except OSError as error:

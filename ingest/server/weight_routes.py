@@ -1,14 +1,14 @@
-"""Weights over HTTP: what changes them, what is live of them, and their download.
+"""Weights over HTTP: changes of the live version, versions, and downloads.
 
-`WeightChanges` is for callers with the scope `weights:publish` alone. What comes is checked before
-anything of it is kept: its digest, that it is safetensors of finite numbers, that a policy of the
-declared spaces gives finite numbers with it, and that all that goes with it can be sent again, in
-JSON and in msgpack. The publisher proposes the number, and hears 409 with the next one when that is
-not it; the same request again has the same answer.
+`WeightChanges` is for callers with the scope `weights:publish`. A publication is checked before
+anything is stored: its digest; that it is safetensors of finite numbers; that a policy of the
+declared spaces computes finite numbers with it; and that all other fields can be sent again, in
+JSON and in msgpack. The publisher proposes the version's number, and gets 409 with the next number
+if it is another; a repeated request has the same answer.
 
 `WeightDownloads` answers `GET /v1/policies/{id}/weights` with msgpack `{manifest, generation,
-weights}` and an `ETag` of store, generation and version. `If-None-Match` with `Prefer:
-wait=25` holds the request until another generation is live, or so many seconds passed (304).
+weights}` and an `ETag` of store, generation and version. `If-None-Match` with `Prefer: wait=25`
+holds the request until the generation changes, or for that many seconds (then 304).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FIELDS = frozenset(wire.Publish.__struct_fields__)
 
 
 class WeightChanges:
-    """The routes that change what is live."""
+    """The routes that change the live version."""
 
     def __init__(self, live: LivePolicies) -> None:
         self._live = live
@@ -84,7 +84,7 @@ class WeightChanges:
         return Response.of(found, request)
 
     def _require_files(self, request: Request) -> str:
-        """The policy's name. Raises Refusal for one that is unknown, or has nothing on disk."""
+        """The policy's name. Raises Refusal if it is unknown, or has nothing on disk."""
         policy_id = request.params["id"]
         if policy_id not in self._live.policies:
             raise Refusal("no_route", f"there is no policy {policy_id!r:.80}")
@@ -93,10 +93,10 @@ class WeightChanges:
         return policy_id
 
     async def _change(self, request: Request, change: Callable[[WeightFolder], T]) -> T:
-        """Run a change in the thread for weights, for it waits for the disk. Raises Refusal."""
+        """Run a change in the thread for weights, because it waits for the disk. Raises Refusal."""
         policy_id = self._require_files(request)
         async with self._one_at_a_time:
-            request.caller.require_live(time.time())  # its turn may come late
+            request.caller.require_live(time.time())  # it may have waited for the thread
             try:
                 return await self._live.ask(policy_id, change)
             except GenerationConflict as error:
@@ -131,7 +131,7 @@ class WeightChanges:
 
 
 def _publish(store: WeightFolder, message: wire.Publish) -> Live:
-    for field in ("spec", "filter_state", "metrics"):  # before anybody looks deeper into them
+    for field in ("spec", "filter_state", "metrics"):  # before other code searches them
         if (document := getattr(message, field)) is not None:
             plain_document(document, field)
     digest = store.add_candidate(
@@ -154,7 +154,7 @@ def _resume(store: WeightFolder) -> tuple[Pin | None, Live]:
 
 
 def _serving(store: WeightFolder, own: Served) -> wire.Serving:
-    """What is live, and what each collector serves: this one, also where it cannot register."""
+    """What is live, and what each collector serves, including this one if it cannot register."""
     now = store.live()
     registered = [
         *(
@@ -184,13 +184,13 @@ def _versions(store: WeightFolder) -> wire.Versions:
 
 
 def _path_of(text: str) -> str | None:
-    """The field of a publication that an error's text begins with."""
+    """The field of a publication with which an error's text begins."""
     place = text.partition(": ")[0].replace(" ", "_")
     return f"$.{place}" if re.split(r"[.\[]", place)[0] in _FIELDS else None
 
 
 def _disk_full(error: OSError) -> Refusal:
-    """What a publisher hears when nothing could be written. Raises what is another trouble."""
+    """The refusal of a publication when the disk is full. Raises any other error."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         raise error
     return Refusal("disk_full", "the disk is full: nothing is published", retry_after=2.0)
@@ -243,7 +243,7 @@ class WeightDownloads:
             return
 
     def _body(self, policy_id: str, etag: str) -> bytes:
-        """The live version's answer; packed once a generation, however many clients ask."""
+        """The answer with the live version; packed once per generation for all clients."""
         packed = self._packed.get(policy_id)
         if packed is None or packed[0] != etag:
             live = self._live.published(policy_id)
@@ -253,14 +253,14 @@ class WeightDownloads:
         return packed[1]
 
     async def _version(self, policy_id: str, text: str) -> Response:
-        """One version by its number, whatever is live."""
+        """The answer with a version by its number, live or not."""
         number = int(text) if _NUMBER.fullmatch(text) else 0
         try:
             manifest, weights = await self._live.version_of(policy_id, number)
         except WeightsNotFound as error:
             text = f"policy {policy_id!r} has no version {text[:20]!r}"
             raise Refusal("not_found", text) from error
-        except (StorageError, OSError) as error:  # its text names files of ours
+        except (StorageError, OSError) as error:  # its text contains paths
             log.error("policy %s: version %d cannot be sent: %s", policy_id, number, error)
             raise Refusal("not_found", f"version {number} cannot be read: see the log") from error
         body = msgspec.msgpack.encode(Published(manifest.to_json(), -1, weights))
