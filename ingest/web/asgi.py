@@ -1,7 +1,7 @@
-"""Requests and responses over ASGI, with the limits that the HTTP server does not have.
+"""Requests and responses over ASGI, with the limits that the HTTP server lacks.
 
-A `Router` is an ASGI application: it reads a bounded body, finds the handler of method and path,
-and turns every Refusal into the one JSON shape of an error. A request cannot end in a 500 because
+A `Router` is an ASGI application: it reads a bounded body, finds the handler for the method and
+path, and converts every Refusal to the JSON format of errors. No request can end in a 500 because
 of its content.
 """
 
@@ -49,10 +49,10 @@ SINGLE_VALUED = frozenset(
         b"prefer",
     }
 )
-"""Headers that are read here and have one value."""
+"""Headers that are used here and have one value."""
 
 OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
-"""Statuses that say: this request was wrong in itself."""
+"""Statuses of requests that are invalid in themselves."""
 
 
 @lru_cache(maxsize=16)
@@ -75,7 +75,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def content_type(self) -> str:
-        """The media type without its parameters; JSON when the client names none."""
+        """The media type without its parameters; JSON if the client names none."""
         return _media_type(self.headers.get(b"content-type", b""))
 
     @property
@@ -85,10 +85,11 @@ class Request(msgspec.Struct, frozen=True):
         return None if value is None else value.decode("latin-1")
 
     def decode(self, kind: type[wire.M]) -> wire.M:
-        """The body as a message. Raises Refusal."""
+        """Decode the body as a message. Raises Refusal."""
         if len(self.body) <= LONG_BODY:
             return wire.decode(self.body, self.content_type, kind)
-        # Each collection of garbage would walk all that was decoded so far: seconds for megabytes.
+        # Each collection would traverse everything decoded so far, which takes seconds for
+        # megabytes.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -100,7 +101,7 @@ class Request(msgspec.Struct, frozen=True):
                 gc.enable()
 
     def _require_few_values(self) -> None:
-        """Refuse a body whose lists and objects would take many times its size in memory."""
+        """Refuse a body whose lists and objects would use many times its size in memory."""
         count = wire.count_containers(self.body, self.content_type, self.max_values)
         if count > self.max_values:
             raise Refusal(
@@ -111,19 +112,19 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     body: bytes = b""
     content_type: str = wire.JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    wasted: float = 0.0  # the part of a body that was refused for its content, 0 to 1
+    wasted: float = 0.0  # the share of a body that was refused for its content, 0 to 1
 
     @classmethod
     def of(
         cls, message: Any, request: Request, status: int = 200, *, wasted: float = 0.0
     ) -> Response:
-        """A message in the encoding of its request: msgpack for msgpack, else JSON."""
+        """A message in the encoding of its request: msgpack for msgpack, otherwise JSON."""
         kind = wire.MSGPACK if request.content_type == wire.MSGPACK else wire.JSON
         return cls(status, wire.encode(message, kind), kind, wasted=wasted)
 
@@ -140,21 +141,21 @@ class Response(msgspec.Struct, frozen=True):
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 WHO_MAY = frozenset({"unauthorized", "forbidden"})
-"""Codes that say: not by this caller."""
+"""Codes that refuse the caller."""
 
 
 class Admit(Protocol):
-    """Says who makes a request, and tells of those who may not."""
+    """Authorizes the callers of requests, and logs those that are refused."""
 
     def __call__(self, scope: Scope, needed: frozenset[str], /) -> Caller:
-        """The caller, who has one of the scopes that are needed. Raises Refusal, told of."""
+        """Return the caller, who has one of the needed scopes. Raises Refusal, after logging it."""
 
     def tell(self, scope: Scope, refusal: Refusal, /) -> None:
-        """Leave a line about one who was let in and may not after all."""
+        """Log a refusal of a caller that was admitted first."""
 
 
 class _Everybody:
-    """Lets everybody in, as a local caller."""
+    """Admits everybody as a local caller."""
 
     def __call__(self, scope: Scope, needed: frozenset[str]) -> Caller:
         return LOCAL
@@ -167,14 +168,14 @@ class Route(NamedTuple):
 
     handler: Handler
     needed: frozenset[str]
-    limit: int  # of its body, in bytes; 0 where none is read
+    limit: int  # of its body, in bytes; 0 if none is read
 
 
 class Router:
     """Routes by method and path; `{name}` in a path matches one segment.
 
-    `admit` answers who makes a request, given the scopes that its route needs, or raises Refusal;
-    without one everybody is a local caller. `budget` is what all bodies in memory share.
+    `admit` returns a request's caller, given the scopes that its route needs, or raises Refusal;
+    without it everybody is a local caller. All bodies in memory share `budget`.
     """
 
     def __init__(
@@ -188,9 +189,9 @@ class Router:
         self._admit = admit or _Everybody()
         self.penalties = Penalties()
         self.budget = budget or Budget(self._limits.max_bodies)
-        self.latency = Histogram()  # from a whole body to a 2xx answer, of what changes something
-        self.statuses: Counter[int] = Counter()  # answers so far
-        self.refusals: Counter[str] = Counter()  # of them refusals, by code
+        self.latency = Histogram()  # from complete body to 2xx answer, for changes
+        self.statuses: Counter[int] = Counter()  # number of answers
+        self.refusals: Counter[str] = Counter()  # number of refusals by code
         self._exact: dict[str, dict[str, Route]] = {}
         self._patterns: list[tuple[list[str], dict[str, Route]]] = []
 
@@ -203,7 +204,7 @@ class Router:
         *,
         limit: int | None = None,
     ) -> None:
-        """Bind a handler; a body of more than `limit` bytes is refused, unread where it says so."""
+        """Bind a handler; bodies above `limit` bytes are refused, if possible before reading."""
         route = Route(handler, needed, self._limits.max_message if limit is None else limit)
         if "{" not in path:
             self._exact.setdefault(path, {})[method] = route
@@ -223,7 +224,7 @@ class Router:
             response = await self._respond(scope, receive, held)
         except Refusal as refusal:
             self.refusals[refusal.code] += 1
-            # without the frames, which hold it and would be garbage together with it
+            # without the traceback, whose frames refer to the refusal in a cycle
             response = Response.refused(refusal.with_traceback(None))
         except CollectorFailed as error:
             self.refusals["draining"] += 1
@@ -245,17 +246,17 @@ class Router:
         try:
             route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
         except Refusal:
-            self._admit(scope, ANY)  # without a token nobody learns which routes there are
+            self._admit(scope, ANY)  # without a token nobody may learn which routes exist
             raise
         caller = self._admit(scope, route.needed)
         try:
             answer = await self._admitted(scope, receive, held, route, params, caller)
-            if answer.wait:  # nobody holds its body any more
+            if answer.wait:  # the body is no longer needed
                 held.give_back()
                 await asyncio.sleep(answer.wait)
             return answer.response_or_raise()
         except Refusal as refusal:
-            if refusal.code in WHO_MAY:  # its token ended meanwhile, or the body asks for more
+            if refusal.code in WHO_MAY:  # its token has expired, or the body requires more scopes
                 self._admit.tell(scope, refusal)
             raise
 
@@ -278,7 +279,7 @@ class Router:
         sender = Requester(self.penalties, caller.token_id or "", f"{scope.get('client')}")
         declared = _declared(headers, route.limit)
         if declared > LONG_BODY:
-            await sender.wait()  # before it is read: what waits takes no memory
+            await sender.wait()  # before reading, so that waiting takes no memory
         held.belongs(sender.account or sender.connection, declared)
         body = await self._body(receive, held, route.limit)
         query = scope["query_string"].decode("latin-1")
@@ -288,8 +289,8 @@ class Router:
         )
         began = time.perf_counter()
         if len(body) > LONG_BODY:
-            await sender.wait()  # again: others may have been refused meanwhile
-        caller.require_live(time.time())  # a body may come slowly, and wait for long
+            await sender.wait()  # again, because others may have been refused meanwhile
+        caller.require_live(time.time())  # a body may be slow, and wait for long
         if not body:
             answer = _Answer(await route.handler(request))
         else:
@@ -321,7 +322,7 @@ class Router:
         return methods[method], params
 
     def _match(self, raw_path: bytes) -> tuple[dict[str, Route], Mapping[str, str]]:
-        """Segments are decoded one by one: an id may hold a slash, as %2F."""
+        """Match segments after decoding each, because an id may contain a slash, as %2F."""
         given = [unquote(part) for part in raw_path.decode("latin-1").split("/")]
         for parts, methods in self._patterns:
             if len(parts) != len(given):
@@ -332,7 +333,7 @@ class Router:
         raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:MAX_REFUSED_PATH]!r}")
 
     async def _body(self, receive: Receive, held: _Held, limit: int) -> bytes:
-        """All of a body. One that comes too slowly is seen when a piece comes, or a nudge."""
+        """Read a whole body. Slow ones are detected when a piece or a nudge comes."""
         chunks: list[bytes] = []
         size, more = 0, True
         until = time.monotonic() + self._limits.body_seconds
@@ -353,21 +354,21 @@ class Router:
 
 
 class _Held:
-    """What one request holds of the bytes that all bodies share."""
+    """The bytes of the shared budget that one request holds."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._account = ""
         self._declared = 0
         self._size = 0
-        self._long = 0  # of that, what was taken as part of a long body
+        self._long = 0  # the bytes of it that were taken for a long body
 
     def belongs(self, account: str, declared: int) -> None:
-        """Say whose body it is and how long it will be, as far as that is known."""
+        """Set the body's account and its length, if that is known."""
         self._account, self._declared = account, declared
 
     def take(self, nbytes: int) -> None:
-        """Raises Refusal when other bodies fill the budget."""
+        """Raises Refusal if other bodies fill the budget."""
         long = max(self._declared, self._size + nbytes) > LONG_BODY
         if not self._budget.take(nbytes, self._account if long else "", self._long):
             raise self._budget.refusal()
@@ -381,7 +382,7 @@ class _Held:
 
 
 class _Answer(NamedTuple):
-    """A handler's answer, what it refuses with, and how long it waits in seconds."""
+    """A handler's response or refusal, and how long it is held back, in seconds."""
 
     response: Response
     refusal: Refusal | None = None
@@ -389,7 +390,7 @@ class _Answer(NamedTuple):
 
     @property
     def refused(self) -> float:
-        """The part of the request that was refused for its content, 0 to 1."""
+        """The share of the request that was refused for its content, 0 to 1."""
         of_content = self.refusal is not None and self.refusal.status in OF_CONTENT
         return 1.0 if of_content else self.response.wasted
 
@@ -400,10 +401,10 @@ class _Answer(NamedTuple):
 
 
 async def _answer(handler: Handler, request: Request) -> _Answer:
-    """A handler's answer, or what it refuses with.
+    """Await a handler; return its response or refusal.
 
-    The refusal forgets where it was raised: by those frames it would hold the body, and all that
-    was made of it, for as long as its answer waits, and longer.
+    The refusal's traceback is removed, because its frames would keep the body and all that was made
+    of it in memory while the answer waits, or longer.
     """
     try:
         return _Answer(await handler(request))
@@ -413,10 +414,10 @@ async def _answer(handler: Handler, request: Request) -> _Answer:
 
 
 def _by_name(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Header lines by name; those of a name that takes a list are one list (RFC 9110, 5.3).
+    """Header lines by name; the lines of a header that is a list are joined (RFC 9110, 5.3).
 
-    Raises Refusal for a second line of a name with one value: which of them counts would depend on
-    who reads them, a proxy or us.
+    Raises Refusal for a second line of a header with one value: a proxy might use the one, and the
+    collector the other.
     """
     found: dict[bytes, bytes] = {}
     for name, value in lines:
@@ -430,7 +431,7 @@ def _by_name(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _declared(headers: Mapping[bytes, bytes], limit: int) -> int:
-    """The length that a header names, 0 for none. Raises Refusal when it is beyond the limit."""
+    """The length that a header declares, 0 for none. Raises Refusal if it is above the limit."""
     text = headers.get(b"content-length", b"")
     size = int(text) if text.isdigit() else 0
     if size > limit:

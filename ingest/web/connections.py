@@ -1,18 +1,18 @@
-"""Connections with the limits that the HTTP server does not have.
+"""Connections with the limits that the HTTP server lacks.
 
-`BoundedProtocol` is uvicorn's protocol over httptools (llhttp), which does the parsing. Added here:
+`BoundedProtocol` is uvicorn's protocol over httptools (llhttp), which does the parsing. It adds:
 
-- so many connections and no more: beyond them the one that is half-open longest makes room, or one
-  that has been idle for a while, and when there is none the new one hears 429;
-- a header must be complete within a time, a size and a count; the framing of a body (chunk
-  extensions, trailers) is bounded by the body, and its chunks are not all tiny;
-- a peer that does not read its answer, and one that goes on sending after it, are cut off;
+- a limit on connections: above it, the longest half-open or a long idle connection is closed; if
+  there is none, the new connection gets 429;
+- limits on the time, size and number of lines of a header; the framing of a body (chunk extensions,
+  trailers) is limited by the body's size, and its chunks must not all be tiny;
+- a peer that does not read its answer, or keeps sending after it, is disconnected;
 - an answer's head and body are one write;
-- what is no HTTP is answered in the one JSON shape of errors;
-- TLS handshakes that are not over count as connections, and make room as half-open ones do: the
-  loop's own TLS server tells its protocol of a connection only after the handshake.
+- input that is not HTTP is answered in the JSON format of errors;
+- unfinished TLS handshakes count as connections, and are closed as half-open ones are: the event
+  loop's TLS server calls its protocol only after the handshake.
 
-A `ConnectionWatch` looks at all connections once a second, so that a request costs no timer.
+A `ConnectionWatch` checks all connections once a second, so that requests need no timers.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from ingest.web.limits import Budget, ServerLimits
 
 SWEEP_SECONDS = 1.0
 MIN_IDLE_SECONDS = 1.0
-"""A connection that waits for its next request for less is not idle yet."""
+"""Seconds that a connection must wait for its next request to count as idle."""
 
 MANY_CHUNKS, SMALL_CHUNK = 1_000, 64
-"""Of so many chunks the mean must be so many bytes: each costs as much, whatever it brings."""
+"""A body of more chunks than this must have this mean size, because each chunk has a fixed cost."""
 
 LINGER_SECONDS = 2.0
-"""How long an early answer (413, say) waits to be read by a client that still sends."""
+"""Seconds in which a client that still sends may read an early answer, such as 413."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""What goes ahead of an answer, to a client that asks whether to send its body."""
+"""Sent before an answer to a client that asks whether to send its body."""
 
 _ONE_WRITE = 16_384
-"""Bytes of a body that goes with its head."""
+"""The most bytes of a body that is written together with its head."""
 
 
 class Phase(Enum):
-    """What is being read from a connection."""
+    """The state of reading from a connection."""
 
-    WAITING = "waiting"  # for a request, or for our answer to one that is complete
+    WAITING = "waiting"  # for a request, or for the answer to a complete one
     HEADER = "header"
     BODY = "body"
-    LINGERING = "lingering"  # a body whose request is answered already; it is thrown away
+    LINGERING = "lingering"  # discarding a body whose request is answered
 
 
 class Connection(Protocol):
-    """What the watch has to know of a connection; one in its TLS handshake is one too."""
+    """The watch's view of a connection, or of one in its TLS handshake."""
 
     since: float
     transport: asyncio.Transport
@@ -76,14 +76,15 @@ class Connection(Protocol):
 
 
 class ConnectionWatch:
-    """All connections of a server: their count, their common budget, and who is too slow."""
+    """All connections of a server: their number, their common budget, and which are too slow."""
 
     def __init__(self, limits: ServerLimits, *, max_connections: int, budget: Budget) -> None:
         self.limits = limits
         self.max_connections = max_connections
         self.budget = budget
         self.open: set[Connection] = set()
-        # Those without a request now, the longest so first: that never had one, and that had.
+        # Connections without a request, the longest first: those that never had one, and the
+        # others.
         self.half_open: dict[Connection, None] = {}
         self.idle: dict[Connection, None] = {}
         self.refused = 0
@@ -92,11 +93,11 @@ class ConnectionWatch:
         self.malformed = 0
 
     def protocol(self) -> Any:
-        """What uvicorn takes for `http=`."""
+        """The factory for uvicorn's `http=`."""
         return partial(BoundedProtocol, watch=self)
 
     def admit(self, connection: Connection) -> bool:
-        """Whether a new connection may stay; another one goes for it if it must."""
+        """Whether a new connection may stay; if necessary, another one is closed for it."""
         if len(self.open) >= self.max_connections:
             other = self._dispensable(connection.since)
             if other is None:
@@ -108,7 +109,7 @@ class ConnectionWatch:
         return True
 
     def _dispensable(self, now: float) -> Connection | None:
-        """What makes room: new connections must not cut off one that is between two requests."""
+        """The connection to close; never one that has just been idle between two requests."""
         for half_open in self.half_open:
             return half_open
         for idle in self.idle:
@@ -125,14 +126,14 @@ class ConnectionWatch:
         self.idle.pop(connection, None)
 
     def cut(self, connection: Connection, why: str) -> None:
-        """Close a connection without another word."""
+        """Close a connection without an answer."""
         self.cut_off[why] += 1
         self.forget(connection)
         connection.let_go()
         connection.transport.abort()
 
     async def follow(self) -> None:
-        """Look after all connections until cancelled."""
+        """Check all connections, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
@@ -153,9 +154,9 @@ class ConnectionWatch:
 
 
 class _OneWrite(asyncio.Transport):
-    """What one answer is written to: its head waits for its body, which follows at once.
+    """A transport that writes an answer's head together with its body.
 
-    Two writes are two calls of the system and two packets, for every request.
+    Two writes would be two system calls and two packets for every request.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -165,7 +166,7 @@ class _OneWrite(asyncio.Transport):
         self._begun = False
 
     def write(self, data: Any) -> None:
-        if self._begun and len(data) > _ONE_WRITE:  # one for all who ask: no copy for each
+        if self._begun and len(data) > _ONE_WRITE:  # not copied for each client
             self._transport.write(self._taken())
             self._transport.write(data)
         elif self._begun:
@@ -207,15 +208,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = watch.limits
         self._phase = Phase.WAITING
         self.since = self.loop.time()
-        self._raw = 0  # bytes read since the request began, but those of its first read
-        self._body = 0  # of them, body
-        self._chunks = 0  # of a chunked body
-        self._names = 0  # header lines of the request
+        self._raw = 0  # bytes read since the request began, without those of its first read
+        self._body = 0  # the bytes of these that are body
+        self._chunks = 0  # number of chunks of a chunked body
+        self._names = 0  # number of the request's header lines
         self._header = 0  # bytes of its complete header lines
-        self._held = 0  # of the common budget, for an incomplete header
+        self._held = 0  # bytes of the common budget, for an incomplete header
         self._refusal: Refusal | None = None
         self._running: RequestResponseCycle | None = None
-        self._unread = 0  # bytes of an answer that the peer did not take yet
+        self._unread = 0  # bytes of an answer that the peer has not read
         self._unread_since = self.since
 
     @property
@@ -223,7 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a request is being answered."""
         return self._running is not None and not self._running.response_complete
 
-    # --- the life of a connection ----------------------------------------------------------
+    # --- lifetime of a connection ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base
         self.since = self.loop.time()
@@ -253,13 +254,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch.cut(self, "body")
 
     def _is_mostly_framing(self) -> bool:
-        """Whether a body is chunk extensions and trailers. A chunk of one byte has five more."""
+        """Whether a body is mostly chunk extensions and trailers. A 1-byte chunk has 5 more."""
         return self._raw - self._body > self._limits.max_header + 16 * self._body
 
     def overdue(self, now: float) -> str | None:
-        """Why this connection should be closed now, None when it should not.
+        """Why this connection should be closed now, None if it should not.
 
-        "slow": not yet, it is to hear of it first.
+        "slow": it is refused with an answer before it is closed.
         """
         limits, waited = self._limits, now - self.since
         if self._is_stuck(now):
@@ -282,14 +283,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return None
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether the peer has taken nothing of what is written to it, for too long."""
+        """Whether the peer has not read written data for too long."""
         unread = self.transport.get_write_buffer_size()
         if unread == 0 or unread != self._unread:
             self._unread, self._unread_since = unread, now
             return False
         return now - self._unread_since > self._limits.send_seconds
 
-    # --- the parser's calls ----------------------------------------------------------------
+    # --- calls of the parser ---------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._enter(Phase.HEADER)
@@ -303,7 +304,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of the header, or of the trailer behind a chunked body, which nobody reads."""
+        """A line of the header, or of the trailer after a chunked body, which is ignored."""
         self._names += 1
         self._count(len(name) + len(value))
         if self._names > self._limits.max_headers:
@@ -327,7 +328,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _take_target_host(self) -> None:
-        """A target with a host in it (RFC 9112, 3.2.2): that host counts, not the `Host` header."""
+        """Use the host in a target (RFC 9112, 3.2.2) instead of the `Host` header."""
         try:
             target = httptools.parse_url(self.url)
         except httptools.HttpParserInvalidURLError:
@@ -344,8 +345,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.headers.append((b"host", authority))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle  # in a pipeline, `cycle` of the base is the latest, not this one
-        if cycle.scope["method"] != "HEAD":  # whose answer has a head only
+        self._running = cycle  # with pipelining, the base's `cycle` is the latest request instead
+        if cycle.scope["method"] != "HEAD":  # its answer has a head only
             cycle.transport = _OneWrite(self.transport)
         super()._start_asgi_task(cycle, app)
 
@@ -355,7 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refused("malformed", f"expected chunks of {SMALL_CHUNK} bytes in the mean")
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body. The first is kept as it came: uvicorn would copy it twice."""
+        """Take a piece of a body. The first is kept without the two copies that uvicorn makes."""
         self._body += len(body)
         cycle = self.cycle
         if cycle.body:
@@ -381,27 +382,28 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- refusing --------------------------------------------------------------------------
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer what is no request, and close."""
+        """Answer input that is not a valid request, and close."""
         self._write(refusal)
         self.let_go()
         self.transport.close()
 
     def let_go(self) -> None:
-        """Tell the handlers of this connection that nobody listens any more."""
+        """Tell the handlers of this connection that the client is gone."""
         for cycle in (self._running, self.cycle):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def nudge(self) -> None:
-        """Wake whoever waits for the rest of a body, and sees then that it took too long."""
+        """Wake a handler that waits for the rest of a body, so that it checks the time."""
         if self._running is not None:
             self._running.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what its parser refuses, in our words.
+        """Answer input that the parser refuses, in the JSON format of errors.
 
-        Within a pipeline there is none: it would be taken for the answer to another request.
+        With pipelining it is not answered, because that would look like the answer to another
+        request.
         """
         self._watch.malformed += 1
         if not self.answering:
@@ -419,7 +421,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
 
     def _refused(self, code: str, text: str) -> Refusal:
-        """The refusal to raise in a parser's call: the parser stops, and we answer with it."""
+        """The refusal to raise in a call of the parser: the parser stops, and it is sent."""
         self._refusal = Refusal(code, text)
         return self._refusal
 
@@ -432,7 +434,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return f"expected a header of at most {self._limits.max_header} bytes"
 
     def _hold(self, nbytes: int) -> None:
-        """Count a read that left the header incomplete: the parser keeps it."""
+        """Count a read that left the header incomplete: the parser keeps its bytes."""
         if self._raw > self._limits.max_header:
             self.refuse(Refusal("header_too_large", self._too_large()))
         elif self._watch.budget.take(nbytes):
@@ -450,7 +452,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class Handshake(asyncio.Protocol):
-    """A connection until its handshake is over; then what `serve` makes has it."""
+    """A connection during its TLS handshake; then the protocol that `serve` makes takes it over."""
 
     answering = False
 
@@ -477,8 +479,8 @@ class Handshake(asyncio.Protocol):
             server_side=True,
             ssl_handshake_timeout=self._watch.limits.header_seconds,
         )
-        # Its first step takes the transport over. In a task that would be a turn of the loop later:
-        # the client's greeting might be here by then, and lost.
+        # Run the first step, which takes over the transport, at once. In a task it would run in a
+        # later turn of the loop, and the client's first bytes might be lost.
         over: asyncio.Future[None] = shaking.send(None)
         over.add_done_callback(lambda _: self._over(shaking, served))
 
@@ -488,7 +490,7 @@ class Handshake(asyncio.Protocol):
             shaking.send(None)
         except StopIteration as end:
             secured = end.value
-        except OSError:  # an ssl.SSLError is one, so is a reset
+        except OSError:  # ssl.SSLError and resets are OSErrors
             self.transport.abort()
         self._watch.forget(self)
         if secured is not None and not self.transport.is_closing():
@@ -498,16 +500,16 @@ class Handshake(asyncio.Protocol):
         self._watch.forget(self)
 
     def overdue(self, now: float) -> str | None:
-        """Why this connection should be closed now, None when it should not."""
+        """Why this connection should be closed now, None if it should not."""
         late = now - self.since > self._watch.limits.header_seconds
         return "handshake" if late else None
 
     def refuse(self, refusal: Refusal) -> None:
-        """There is no answer before the handshake is over."""
+        """Do nothing: there is no answer during the handshake."""
         self.transport.abort()
 
     def nudge(self) -> None:
-        """Nobody waits for a body here."""
+        """Do nothing: there is no handler that waits for a body."""
 
     def let_go(self) -> None:
-        """Nobody works for this connection yet."""
+        """Do nothing: there is no handler."""

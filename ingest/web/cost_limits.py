@@ -1,19 +1,20 @@
-"""Limits on the processor time that refused requests can take from the event loop.
+"""Limits on the CPU time that refused requests can take from the event loop.
 
 The loop handles one body at a time, and a costly one (of many kilobytes, or an import of many rows)
-keeps it for milliseconds. For a body that is accepted that is fair. What is refused for its content
-has a rate limit: *the refused bodies of one account get at most a hundredth of the loop's time.*
+occupies it for milliseconds. That is accepted for valid bodies. Bodies that are refused for their
+content have a rate limit: *the refused bodies of one account get at most a hundredth of the loop's
+time.*
 
 An account is a token. Without tokens all callers share one, because a new connection costs nothing.
-A refused request lengthens its account's *penalty* by a hundred times what it cost beyond a free
-millisecond, up to a maximum. While the penalty lasts
+A refused request extends its account's *penalty* by a hundred times its cost beyond a free
+millisecond, up to a maximum. During the penalty
 
-- the refusal itself is held back, so that a connection that sends one request after another slows
-  down;
-- costly bodies of the account wait before they are read, and get 429 when that takes too long.
+- the refusal itself is held back, which slows down a connection that sends one request after
+  another;
+- costly bodies of the account wait before they are read, and get 429 if that takes too long.
 
 A *trusted* connection, whose latest costly body was accepted, does not wait: one faulty process
-must not stop the others that have its token. Neither do small bodies, nor other accounts.
+must not stop the others with the same token. Small bodies and other accounts do not wait either.
 """
 
 from __future__ import annotations
@@ -30,37 +31,37 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHARE = 0.01
-"""Of the loop's time, what refused bodies of one account may take."""
+"""The share of the loop's time that refused bodies of one account may take."""
 
 FREE_SECONDS, FREE_SMALL_SECONDS = 0.001, 0.01
-"""What a refused request may cost without a penalty: a costly body, and any other."""
+"""The free cost of a refused request with a costly body, and with any other."""
 
 MAX_HELD_SECONDS = 4.0
-"""By how much one refusal lengthens a penalty, and for how long it is held back, at most."""
+"""The most by which one refusal extends a penalty, and for which it is held back."""
 
 MAX_WAIT_SECONDS = MAX_HELD_SECONDS + 1.0
-"""So long a costly body waits before it gets 429: a single refusal's penalty is over by then."""
+"""How long a costly body waits until it gets 429: longer than a single refusal's penalty."""
 
 MAX_PENALTY_SECONDS = 60.0
-"""The longest penalty, of many refused at once."""
+"""The longest penalty, after many refusals at once."""
 
 MOSTLY = 0.5
-"""A connection whose costly body was refused by more than this part of it is not trusted."""
+"""The refused share of a costly body above which its connection is not trusted."""
 
 MAX_TRUSTED = 4_096
-"""Trusted connections that are remembered; the one that was accepted longest ago goes."""
+"""The most trusted connections that are remembered, by the latest accepted body."""
 
 
 class Penalties:
-    """The accounts' penalties, and the connections that are trusted. Time in seconds."""
+    """The accounts' penalties, and the trusted connections. Times are in seconds."""
 
     def __init__(self) -> None:
-        self.charged = 0.0  # what refused requests cost so far, beyond what is free
-        self._over: dict[str, float] = {}  # account -> when its penalty is over; as many as tokens
-        self._trusted: dict[str, None] = {}  # ordered by when each was accepted last
+        self.charged = 0.0  # the total cost of refused requests, beyond the free cost
+        self._over: dict[str, float] = {}  # account (at most one per token) -> penalty's end
+        self._trusted: dict[str, None] = {}  # in the order of their latest accepted body
 
     def remaining(self, account: str, connection: str, now: float) -> float:
-        """For how long a costly body of that connection must not be looked at; 0: not at all."""
+        """Seconds for which costly bodies of that connection must wait."""
         if connection in self._trusted:
             return 0.0
         return max(0.0, self._over.get(account, now) - now)
@@ -74,7 +75,7 @@ class Penalties:
                 del self._trusted[next(iter(self._trusted))]
 
     def charge(self, account: str, cost: float, now: float) -> float:
-        """Lengthen the penalty by a cost that is not free; answers how long to hold the refusal."""
+        """Extend the penalty by a cost above the free one; return how long to hold the answer."""
         self.charged += cost
         left = max(0.0, self._over.get(account, now) - now)
         left = min(left + min(cost / SHARE, MAX_HELD_SECONDS), MAX_PENALTY_SECONDS)
@@ -83,9 +84,10 @@ class Penalties:
 
 
 class Requester:
-    """Who sends one request: the account that is charged, and the connection.
+    """The sender of one request: the account that is charged, and the connection.
 
-    `is_costly` says whether the body is: because of its length, or because its handler found so.
+    `is_costly` says whether the body is costly: by its length, or because its handler found it to
+    be.
     """
 
     def __init__(self, penalties: Penalties, account: str = "", connection: str = "") -> None:
@@ -94,11 +96,11 @@ class Requester:
 
     @property
     def penalty(self) -> float:
-        """Seconds for which a costly body must not be looked at."""
+        """Seconds for which a costly body must wait."""
         return self._penalties.remaining(self.account, self.connection, monotonic())
 
     async def wait(self) -> None:
-        """Wait until a costly body may be looked at. Raises Refusal (busy)."""
+        """Wait until a costly body may be processed. Raises Refusal (busy)."""
         self.is_costly = True
         until = monotonic() + MAX_WAIT_SECONDS
         while penalty := self.penalty:
@@ -109,9 +111,9 @@ class Requester:
             await asyncio.sleep(min(penalty, left))
 
     def settle(self, cost: float, refused: float, accepted: bool) -> float:
-        """Charge a request that took `cost` seconds for the part of it that was refused, 0 to 1.
+        """Charge a request that took `cost` seconds for its refused share, 0 to 1.
 
-        Answers for how many seconds its answer is held back.
+        Returns the seconds for which the answer is held back.
         """
         if self.is_costly and (accepted or refused > MOSTLY):
             self._penalties.trust(self.connection, refused <= MOSTLY)
@@ -122,9 +124,9 @@ class Requester:
 
 
 class Metered(Generic[T]):
-    """Await a coroutine, and measure the time that it takes of the loop, in `seconds`.
+    """Await a coroutine, and measure in `seconds` how long it occupies the event loop.
 
-    That is the time of its own steps and of what it does `in_thread`, not that of others while it
+    This includes its own steps and its calls of `in_thread`, but not what other tasks do while it
     waits.
     """
 
@@ -148,7 +150,7 @@ class Metered(Generic[T]):
             send = steps.send
             try:
                 given = yield waited_for
-            except BaseException as error:  # a cancellation goes to what waits
+            except BaseException as error:  # passes a cancellation on to the coroutine
                 send, given = steps.throw, error
 
 
@@ -156,7 +158,7 @@ _metered: ContextVar[Metered[Any] | None] = ContextVar("metered", default=None)
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
-    """`asyncio.to_thread`, whose processor time counts as the request's (see `Metered`)."""
+    """`asyncio.to_thread` whose CPU time counts as the request's (see `Metered`)."""
 
     def run() -> T:
         began = thread_time()
@@ -164,7 +166,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **given: P.kwargs) 
             return function(*args, **given)
         finally:
             metered = _metered.get()
-            if metered is not None:  # it waits for us, so that nobody else adds to it
+            if metered is not None:  # no race: the coroutine waits for this thread
                 metered.seconds += thread_time() - began
 
     return await asyncio.to_thread(run)

@@ -1,4 +1,4 @@
-"""What the collector spends at most on anybody: bytes, seconds, counts, connections."""
+"""The collector's resource limits: bytes, seconds, counts, connections."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from dataclasses import dataclass
 from ingest.protocol.errors import Refusal
 
 OWN_DESCRIPTORS = 64
-"""Descriptors that the collector needs beside its connections: journal, pipes, files it reads."""
+"""Descriptors that the collector needs besides its connections: journal, pipes, open files."""
 
 LONG_BODY = 65_536
-"""A body of more bytes is a long one: it finds less room, and may have to wait."""
+"""A body of more bytes is long: less room is available to it, and it may have to wait."""
 
 RESERVED_PART = 8
-"""Long bodies leave one part in so many of all room for bodies to short ones."""
+"""Long bodies leave one part in this many of the room for bodies to short ones."""
 
 LARGE_BLOCK = 1 << 20
-"""Bytes of a block that the system gives anew each time, page by page: some 0.2 ms for so many."""
+"""Bytes from which the system allocates each block anew, page by page, in about 0.2 ms."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 BACKLOG = 256
-"""Connections that may wait to be accepted; so many may come at once beyond the limit."""
+"""The most connections that may wait to be accepted, in addition to the connection limit."""
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds on connections, requests and memory; sizes in bytes, times in seconds.
+    """Limits of connections, requests and memory; sizes in bytes, times in seconds.
 
-    `max_message` bounds a message's body, `max_bulk` that of a bulk import and of published
-    weights, `max_bodies` all bodies that are in memory at once, `max_values` the lists and objects
-    of one message. `max_open` bounds what open episodes hold in memory, `max_pending` what waits
-    for the shard writer. A stop waits `drain_seconds` for the shards of ended episodes; what is
-    left stays in the journal for the next start.
+    `max_message` limits a message's body, `max_bulk` that of a bulk import and of published
+    weights, `max_bodies` all bodies in memory, `max_values` the lists and objects of one message.
+    `max_open` limits the memory of open episodes, `max_pending` the parts that wait for the shard
+    writer. A stop waits `drain_seconds` for the shards of ended episodes; the rest stays in the
+    journal for the next start.
     """
 
     max_connections: int = 4_096
@@ -64,7 +64,7 @@ class ServerLimits:
     def of(cls, words: Iterable[str]) -> ServerLimits:
         """The limits with some of them changed: `["max_connections=200", "body_seconds=5"]`.
 
-        Raises ValueError for an unknown name or what is no number.
+        Raises ValueError for an unknown name or a value that is not a number.
         """
         defaults, changed = cls(), {}
         for word in words:
@@ -81,24 +81,24 @@ class ServerLimits:
 
 
 class Budget:
-    """Bytes that the bodies of several requests share. Used on one event loop: it needs no lock.
+    """A number of bytes that the bodies of requests share. For one event loop, without a lock.
 
     Long bodies together leave an eighth of it to short ones. An account's only long body takes what
-    it needs; with several, an account leaves free as much as they hold, so that the next one finds
-    room.
+    it needs; an account with several must leave as many bytes free as they hold, so that another
+    account's body finds room.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.held = 0
-        self._peak = 0  # since it was last looked at
+        self._peak = 0  # since the last call of `peak`
         self.refused = 0
         self._by_account: dict[str, int] = {}
 
     def take(self, nbytes: int, account: str = "", own: int = 0) -> bool:
-        """Take so many bytes if they are there.
+        """Take this many bytes, if they are available.
 
-        A long body names its account, and how many bytes it holds already.
+        A long body gives its account, and how many bytes it holds already.
         """
         free = self.size - self.held - nbytes
         held = self._by_account.get(account, 0)
@@ -114,12 +114,12 @@ class Budget:
         return True
 
     def peak(self) -> int:
-        """The most that was held since this was asked last."""
+        """The most bytes held since the previous call."""
         peak, self._peak = self._peak, self.held
         return peak
 
     def give(self, nbytes: int, account: str = "") -> None:
-        """Give back what was taken."""
+        """Return bytes that were taken."""
         self.held -= nbytes
         left = self._by_account.pop(account, 0) - nbytes
         if left > 0:
@@ -131,28 +131,28 @@ class Budget:
 
 
 def return_memory_early() -> None:
-    """Have large blocks given back to the system when they are freed, where the C library can.
+    """Make the C library return large blocks to the system when they are freed, if it is glibc.
 
-    By default glibc learns from the first large body to keep megabytes for the next. Arrow's own
-    allocator would keep as much for each thread that has read an import; unless told otherwise, it
-    takes the C library's. To be called before Arrow is loaded.
+    By default, after the first large body glibc keeps megabytes for the next. Arrow's own allocator
+    would keep as much for each thread that has read an import, so Arrow is set to use the C
+    library's unless configured otherwise. Call this before Arrow is loaded.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
         library.mallopt(M_TRIM_THRESHOLD, 4 * LARGE_BLOCK)
-        library.mallopt(M_ARENA_MAX, 2)  # few threads allocate at once; each arena keeps its own
+        library.mallopt(M_ARENA_MAX, 2)  # each keeps free memory; few threads allocate at once
 
 
 def allow_all_descriptors() -> None:
-    """Raise this process's soft limit on open files to its hard one."""
+    """Raise this process's soft limit on open files to its hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def room_for_connections(wanted: int) -> int:
-    """How many connections the process may hold: `wanted`, or what its descriptors allow."""
+    """The number of connections that the process can hold: at most `wanted`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
