@@ -1,4 +1,4 @@
-"""`python -m ingest collect --root DIR`: the collector; loads no typer."""
+"""`python -m ingest collect --root DIR`: run the collector without loading typer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from storage.system.startup import loading, use_one_blas_thread
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the collector; answers the exit status."""
+    """Run the collector; return the exit status."""
     use_one_blas_thread()
     with loading():
-        # lazy: what it imports, numpy first of all, must come after the lines above
+        # lazy: its imports, numpy above all, must come after the lines above
         from ingest.server.collect import run  # noqa: PLC0415
     return run(arguments)
 

@@ -1,4 +1,4 @@
-"""Counting durations for a scrape: a few comparisons and one addition per observation."""
+"""Count durations for a scrape: a few comparisons and one addition per observation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import accumulate
 
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the buckets, in seconds; a last one takes the rest."""
+"""Upper bounds of the buckets in seconds; a last bucket has no bound."""
 
 
 class Histogram:
@@ -21,6 +21,6 @@ class Histogram:
         self.total += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many were at most so long), as Prometheus counts them."""
+        """(upper bound, number of durations up to it), cumulative as in Prometheus."""
         names = [*map(str, BOUNDS), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))

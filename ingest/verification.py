@@ -1,11 +1,11 @@
-"""The journal's side of `verify` and `ls`: what it says was accepted, and where the steps are.
+"""The journal's part of `verify` and `ls`: what it has accepted, and where the steps are.
 
     account = journal_account(root)
     account.accepted, account.open_steps
 
-A collector that runs is asked for its ledger. Else the journal's files are copied and the copy is
-replayed, exactly as a collector would at its start: nothing of the original changes, whatever it
-holds. Only while they are copied a collector that starts has to wait.
+A running collector is asked for its ledger. Otherwise the journal's files are copied, and the copy
+is replayed as at a collector's start, so that the original never changes. A collector that starts
+has to wait only while the files are copied.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def verified(
     second: SecondReader | None = None,
     on_progress: Progress = no_progress,
 ) -> VerifyReport:
-    """What `verify` finds under `root`, with the account of its journal.
+    """The findings of `verify` under `root`, with the account of its journal.
 
-    A collector that starts meanwhile is not kept waiting. What is found may then be its work of
-    after the account, so that all is looked at again. `quarantine` keeps it out. `second` reads all
-    whole shards too. Raises ValueError for `quarantine` where one runs, and what `journal_account`
-    raises.
+    A collector may start meanwhile. Findings may then come from its work after the account was
+    made, so everything is checked again. `quarantine` prevents a start. `second` also reads all
+    intact shards. Raises ValueError for `quarantine` while a collector runs, and the errors of
+    `journal_account`.
     """
     directory = root / "journal"
     if quarantine:
@@ -84,7 +84,7 @@ def verified(
 def _set_aside(
     root: Path, directory: Path, second: SecondReader | None, on_progress: Progress
 ) -> VerifyReport:
-    """`verify` that may move shards: nobody starts until it is done."""
+    """Run `verify` with the right to move shards; no collector can start until it is done."""
 
     def run(account: JournalAccount | None) -> VerifyReport:
         return verify(
@@ -116,11 +116,11 @@ def _set_aside(
 def journal_account(
     root: Path, *, token: str | None = None, ca: Path | None = None
 ) -> JournalAccount | None:
-    """The account of the journal under `root`, None when there is none.
+    """The account of the journal under `root`, None if there is no journal.
 
-    A collector that runs on it is asked for its ledger (with `token`, scope admin, if it has
-    tokens; `ca` is what its certificate is held against). Raises JournalLocked, naming the process,
-    when that one cannot be asked: an address that nothing proves to be its own is not; Refusal,
+    A running collector is asked for its ledger (with `token`, scope admin, if it has tokens; its
+    certificate is checked against `ca`). Raises JournalLocked, naming the process, if that
+    collector cannot be asked, also because its address cannot be proven; Refusal,
     CollectorUnavailable, OSError.
     """
     directory = root / "journal"
@@ -136,30 +136,30 @@ def journal_account(
             return _account(root, directory, Path(folder))
     holder = f"process {lock.holder()} has the journal under {root}"
     account = _asked(directory, holder, token, ca)
-    # a start keeps no folder of rows lost or damaged inside: one told twice is better than none
+    # a start may not have recorded damage in a folder; reporting it twice is better than not at all
     return replace(account, damage=(*_past(directory), *account.damage))
 
 
 def _may_look(lock: FileLock) -> bool:
-    """Whether no collector has the journal; none gets it before the lock is released."""
+    """Whether no collector has the journal; none can take it until the lock is released."""
     try:
         return lock.acquire(blocking=False, shared=True)
-    except FileNotFoundError:  # a backup may leave it out; whoever makes it changes `stamps`
+    except FileNotFoundError:  # a backup may lack it; creating it changes `stamps`
         return True
 
 
 def stamps(directory: Path) -> list[tuple[int, int, int]]:
-    """What tells whether a collector had the journal in between."""
+    """Values that change if a collector has used the journal in between."""
     found = []
     for name in _FILES:
-        with contextlib.suppress(FileNotFoundError):  # a collector that ends takes its log away
+        with contextlib.suppress(FileNotFoundError):  # a collector that ends deletes its log
             stat = (directory / name).stat()
             found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return found
 
 
 def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> JournalAccount:
-    """What the collector that has the journal says, and only that one."""
+    """Ask the collector that has the journal, and no other, for its account."""
     live = LiveAddress.of(directory)
     if live is None:
         raise JournalLocked(
@@ -181,15 +181,15 @@ def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> 
 def live_account(
     live: LiveAddress, token: str | None = None, ca: Path | None = None
 ) -> JournalAccount:
-    """What a running collector says at one moment. Raises Refusal, CollectorUnavailable."""
+    """The account of a running collector at one moment. Raises Refusal, CollectorUnavailable."""
 
     def proven() -> str:
         if token is None or not live.holds():
             raise JournalLocked(f"the collector of {live.address} has ended")
         return token
 
-    sent = None if token is None else proven  # asked for before each request
-    named = not live.loopback()  # a certificate names what clients call, not this way to it
+    sent = None if token is None else proven  # evaluated before each request
+    named = not live.loopback()  # certificates name the address that clients use, not loopback
     with admin_session(ca, named=named) as session:
         transport = Transport(live.address, session=session, token=sent, timeout=LEDGER_SECONDS)
         told = Delivery(transport, "GET", "/v1/ledger").run(wire.JournalLedger)
@@ -206,7 +206,7 @@ def live_account(
             waiting_ordinals=told.waiting_ordinals,
             live=True,
         )
-        # the pages come later than the ledger, and may know of shards that it does not
+        # the pages are later than the ledger, and may have shards that it lacks
         records = (r for r in _records(transport) if not account.is_behind(r.stream, r.first))
         return replace(account, records=tuple(records))
 
@@ -260,7 +260,7 @@ def _past(directory: Path) -> tuple[str, ...]:
 
 
 def _ordinals(journal: SqliteJournal, waiting: list[Sealed]) -> dict[str, int]:
-    """Stream -> where the ordinals end that a start gives its waiting parts; see `Sealing`."""
+    """Stream -> the ordinal after those that a start gives its waiting parts; see `Sealing`."""
     ends = journal.streams()
     for item in waiting:
         if item.part is not None and not item.stored:
