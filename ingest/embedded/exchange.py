@@ -1,19 +1,19 @@
-"""Episodes between programs that call us and a worker that polls: one lock, no lost step.
+"""Episodes between programs that make calls and a worker that polls: one lock, no lost step.
 
-Programs call `start`, `ask`, `tell`, `reward` and `end`, each episode by one thread at a time; the
-worker calls `poll` and `send`. An episode that is open is in one of three states:
+Programs call `start`, `ask`, `tell`, `reward` and `end`, one thread at a time for each episode; the
+worker calls `poll` and `send`. An open episode is in one of three states:
 
 | state | how it gets there | what may be called |
 |---|---|---|
 | free | start; tell; the answer of an ask was taken | everything |
-| asking | ask: its news waits to be polled, or for the worker's action | send; nothing else |
-| unanswered | the ask timed out after it was polled: the worker will act | ask, the same again |
+| asking | ask: its news waits to be polled, or for the worker's action | only send |
+| unanswered | the ask timed out after it was polled: the worker will act | the same ask again |
 
-An ask that times out before its news was polled takes it back: the episode is free, as it was.
+An ask that times out before its news was polled is taken back: the episode is free again.
 
-What is told of an episode waits in its own queue and leaves it one by one, in order, one with each
-poll, so that a logging program never waits for the worker (but for room, when `max_pending` is
-reached). Values are by agent, and are handed on as they come.
+Each episode has a queue of news. A poll takes one item from each queue, in order, so that a logging
+program never waits for the worker, except for room if there are `max_pending` items. Values are by
+agent, and are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Poll: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
 
 
 class _Said(NamedTuple):
-    """What was said of the agents' last actions."""
+    """What a program reported about the agents' latest actions."""
 
     rewards: ByAgent
     infos: ByAgent
@@ -52,16 +52,16 @@ class _Said(NamedTuple):
 
 
 class _News(NamedTuple):
-    """What one poll tells of one episode."""
+    """One item of news about one episode, for one poll."""
 
     obs: ByAgent
-    logged: ByAgent  # agent -> LoggedAction; empty when the worker is asked, and at the end
+    logged: ByAgent  # agent -> LoggedAction; empty if the worker is asked, and at the end
     over: str  # "", "terminated", "truncated"
     said: _Said
 
 
 class _Episode:
-    """An open episode. `said` gathers rewards, infos and who ended, since its last news."""
+    """An open episode. `said` collects rewards, infos and ended agents since the latest news."""
 
     __slots__ = (
         "acted",
@@ -83,17 +83,17 @@ class _Episode:
         self.training_enabled = training_enabled
         self.news: deque[_News] = deque()
         self.said = _Said({}, {}, {})
-        self.acted: set[Any] = set()  # agents that a reward can belong to
-        self.missed: dict[Any, Missed] = {}  # whose last action was taken, and not told
-        self.gone: set[Any] = set()  # agents whose end was told, or is about to be
-        self.asked: _News | None = None  # what the worker is to answer
-        self.key: Any = None  # its observation, to compare
+        self.acted: set[Any] = set()  # agents that can get rewards
+        self.missed: dict[Any, Missed] = {}  # their latest action was taken, but not recorded
+        self.gone: set[Any] = set()  # agents whose end was reported, or will be with the next news
+        self.asked: _News | None = None  # the question that the worker must answer
+        self.key: Any = None  # its observations, to compare with a repetition
         self.answer: ByAgent | None = None
         self.answered: threading.Condition = answered
-        self.waiting = False  # a thread is inside ask
+        self.waiting = False  # a thread is in `ask`
 
     def require_agents(self, obs: Mapping[Any, Any]) -> None:
-        """Raise ValueError for agents that have ended, or when nobody is left to act."""
+        """Raise ValueError for agents that have ended, or if no agent can act."""
         ended = self.gone - self.said.gone.keys()
         back = ended & obs.keys()
         if back:
@@ -103,7 +103,7 @@ class _Episode:
             )
 
     def acting(self, obs: Mapping[Any, Any]) -> set[Any]:
-        """The agents that act on these observations. Raises ValueError when there is none."""
+        """The agents that act on these observations. Raises ValueError if there is none."""
         self.require_agents(obs)
         acting = obs.keys() - self.gone
         if not acting:
@@ -114,13 +114,13 @@ class _Episode:
         return set(acting)
 
     def act(self, agents: Iterable[Any]) -> None:
-        """Note who has acted: rewards that follow are for these actions."""
+        """Note which agents have acted: later rewards are for these actions."""
         for agent in agents:
             self.acted.add(agent)
             self.missed.pop(agent, None)
 
     def note(self, obs: ByAgent, logged: ByAgent, over: str = "") -> _News:
-        """Queue news; what was said since the last ones goes with it."""
+        """Queue news, together with the reports since the previous news."""
         news = _News(obs, logged, over, self.said)
         self.said = _Said({}, {}, {})
         self.news.append(news)
@@ -128,15 +128,15 @@ class _Episode:
 
 
 class Exchange:
-    """The episodes of one environment that calls us.
+    """The episodes of one environment whose program makes the calls.
 
     Args:
-        timeout: seconds that `ask` waits for the worker's action, and a call for room.
-        max_pending: news that may wait for the worker.
+        timeout: seconds that `ask` waits for the worker's action, and any call for room.
+        max_pending: the most items of news that may wait for the worker.
 
-    Errors are those of PolicyClient: ValueError (Refusal) for an episode that is unknown, over or
-    taken; ClientError for one whose last ask has no answer yet. TimeoutError names the episode.
-    ServingStopped when the other side has gone.
+    Errors are those of PolicyClient: ValueError (Refusal) for an episode that is unknown, ended or
+    already used; ClientError for one whose last ask has no answer yet. TimeoutError names the
+    episode. ServingStopped is raised when the other side has ended.
     """
 
     def __init__(self, *, timeout: float = 300.0, max_pending: int = 100_000) -> None:
@@ -147,17 +147,17 @@ class Exchange:
         self._timeout = timeout
         self._max_pending = max_pending
         self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)  # poll waits
-        self._room = threading.Condition(self._lock)  # programs wait
+        self._arrived = threading.Condition(self._lock)  # for `poll`
+        self._room = threading.Condition(self._lock)  # for programs
         self._open: dict[str, _Episode] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._ready: dict[str, _Episode] = {}  # with news that can be told now
+        self._ready: dict[str, _Episode] = {}  # with news for the next poll
         self._pending = 0
-        self._finished = False  # no program will call any more
-        self._error: BaseException | None = None  # why
+        self._finished = False  # the program has ended
+        self._error: BaseException | None = None  # why it ended
         self._closed: ServingStopped | None = None
 
-    # --- the program's side ------------------------------------------------------------------
+    # --- the program's calls -----------------------------------------------------------------
 
     def start(self, episode_id: str, training_enabled: bool) -> None:
         """Open an episode."""
@@ -171,7 +171,7 @@ class Exchange:
             self._open[episode_id] = _Episode(episode_id, training_enabled, answered)
 
     def ask(self, episode_id: str, obs: ByAgent, key: Any) -> ByAgent:
-        """Observations -> actions of the worker, by agent. `key` stands for the observations."""
+        """Return the worker's actions by agent. `key` identifies the observations."""
         with self._lock:
             episode = self._find(episode_id, answered=False)
             if episode.asked is None:
@@ -189,7 +189,7 @@ class Exchange:
             return answer
 
     def tell(self, episode_id: str, obs: ByAgent, logged: Mapping[Any, LoggedAction]) -> None:
-        """Observations, and the actions that the program took on them."""
+        """Record observations, and the actions that the program took on them."""
         with self._lock:
             episode = self._find(episode_id)
             acting = episode.acting(obs)
@@ -205,8 +205,10 @@ class Exchange:
             self._put(episode)
 
     def miss(self, episode_id: str, agents: Iterable[Any] | None, error: BaseException) -> None:
-        """The agents (None: all who acted) took actions that met an error before they were told: a
-        reward that follows is not the earlier steps'."""
+        """Note that agents (None: all that acted) took actions that could not be recorded.
+
+        Later rewards then do not belong to their earlier steps.
+        """
         with self._lock:
             episode = self._open.get(episode_id)
             if episode is not None:
@@ -220,8 +222,11 @@ class Exchange:
         infos: Mapping[Any, Mapping[str, Any]],
         gone: Mapping[Any, bool],
     ) -> None:
-        """Add to the rewards and infos of the agents' last actions; `gone` are who has ended, with
-        whether a limit did it. What was said first of an agent's end holds."""
+        """Add to the rewards and infos of the agents' latest actions.
+
+        `gone` maps agents that have ended to whether a limit cut them off; the first report of an
+        agent's end counts.
+        """
         with self._lock:
             episode = self._find(episode_id)
             agents = rewards.keys() | infos.keys() | gone.keys()
@@ -245,7 +250,7 @@ class Exchange:
             episode.gone |= gone.keys()
 
     def end(self, episode_id: str, obs: ByAgent, *, truncated: bool) -> None:
-        """The episode is over."""
+        """End the episode."""
         with self._lock:
             episode = self._find(episode_id)
             episode.require_agents(obs)
@@ -259,18 +264,18 @@ class Exchange:
                 self._ended.popitem(last=False)
 
     def finish(self, error: BaseException | None) -> None:
-        """No program calls any more: the worker is told what is left, then that it stopped."""
+        """End the program's side: the worker polls the remaining news, then gets ServingStopped."""
         with self._lock:
             self._finished = True
             self._error = error
             self._arrived.notify_all()
 
-    # --- the worker's side -------------------------------------------------------------------
+    # --- the worker's calls ------------------------------------------------------------------
 
     def poll(self) -> Poll:
-        """One piece of news of every episode that has some; waits for the first.
+        """Return one item of news of every episode that has some; wait for the first.
 
-        Raises ServingStopped once the programs are through and all their news is told.
+        Raises ServingStopped after the program has ended and all its news was polled.
         """
         with self._lock:
             self._arrived.wait_for(lambda: self._ready or self._finished or self._closed)
@@ -282,11 +287,11 @@ class Exchange:
             return self._take()
 
     def send(self, actions: Mapping[str, Mapping[Any, Any]], own: OwnAction) -> None:
-        """Answer those that ask; actions for others are ignored.
+        """Answer the episodes that ask; actions for others are ignored.
 
-        `own(episode_id, agent, action)` checks an action and answers it as the program gets it.
-        Raises ValueError for an unknown episode, and for actions of other agents than those that
-        ask, and what `own` raises; nobody is answered then.
+        `own(episode_id, agent, action)` checks an action and returns it as the program gets it.
+        Raises ValueError for an unknown episode, and for agents other than those that ask, and the
+        errors of `own`; then no episode is answered.
         """
         with self._lock:
             answers = []
@@ -300,11 +305,11 @@ class Exchange:
                 episode.answered.notify()
 
     def close(self) -> None:
-        """The worker has gone: who waits and who calls from now on gets ServingStopped."""
+        """End the worker's side: waiting and later calls get ServingStopped."""
         with self._lock:
             self._close(ServingStopped("The worker has stopped: it takes no more episodes."))
 
-    # --- inside, with the lock held ----------------------------------------------------------
+    # --- with the lock held ------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if self._closed is not None:
@@ -348,7 +353,7 @@ class Exchange:
         return self._pending < self._max_pending or self._closed is not None
 
     def _await(self, episode: _Episode) -> ByAgent:
-        """The answer. Raises TimeoutError, and takes the question back if it was not polled."""
+        """Wait for the answer. Raises TimeoutError, and takes back an unpolled question."""
         episode.waiting = True
         try:
             episode.answered.wait_for(
@@ -359,7 +364,7 @@ class Exchange:
         if episode.answer is not None:
             return episode.answer
         self._require_open()
-        if episode.news:  # its last is the question itself: nothing can come behind it
+        if episode.news:  # the last item is the question, as no news can follow it
             episode.said = episode.news.pop().said
             episode.asked = None
             self._pending -= 1
@@ -380,7 +385,7 @@ class Exchange:
         return poll
 
     def _asking(self, episode_id: str) -> _Episode | None:
-        """The episode, if the worker has seen its question and owes the answer."""
+        """The episode, if the worker has polled its question and not answered it."""
         episode = self._open.get(episode_id)
         if episode is None:
             if episode_id in self._ended:
@@ -399,7 +404,7 @@ class Exchange:
 
 
 def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
-    """Put one episode's news into a poll, with every agent's keys filled."""
+    """Put one item of an episode's news into a poll, with an entry for every agent."""
     name = episode.episode_id
     rewards, infos, gone = news.said
     agents = dict.fromkeys([*news.obs, *rewards, *infos, *gone])
@@ -429,7 +434,7 @@ def _require_answer(episode: _Episode, actions: Mapping[Any, Any]) -> None:
 
 
 def _who(agents: set[Any]) -> str:
-    """Named where there are several to tell apart."""
+    """The agents as text, if there are several to distinguish."""
     named = sorted(str(agent) for agent in agents if agent != DEFAULT_AGENT)
     return f" of {', '.join(named)}" if named else ""
 

@@ -12,8 +12,8 @@
     worker_side = Queue(action_space, observation_space).to_base_env()    # starts run() in a thread
     Queue(action_space, observation_space, collector="http://...").start()  # the same, by HTTP
 
-The five calls mean what they mean in `PolicyClient`, with the same errors. Threads may use
-different episodes at once; an episode is used by one thread at a time.
+The five calls are those of `PolicyClient`, with the same errors. Threads may use different episodes
+at once; an episode may be used by only one thread at a time.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = logging.getLogger("headrace.external_env")
 
 MultiEnvDict: TypeAlias = dict[Any, Any]
 STOP_SECONDS = 5.0
-"""How long `stop` waits for run() to return."""
+"""Seconds that `stop` waits for run() to return."""
 
 
 class EpisodeCalls(Protocol):
-    """Where the five calls go: a worker in this process, or a collector (`PolicyClient` is one)."""
+    """The five calls, to a worker in this process or to a collector (as `PolicyClient` does)."""
 
     def start_episode(
         self, episode_id: str | None = None, training_enabled: bool = True
@@ -76,27 +76,29 @@ class EpisodeCalls(Protocol):
 
 
 class EpisodesHere(EpisodeCalls, Protocol):
-    """The calls to a worker in this process, checked on both sides."""
+    """The calls to a worker in this process; inputs and the worker's actions are checked."""
 
     def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
-        """The worker's action as the program gets it. Raises SpaceError."""
+        """Return the worker's action as the program gets it. Raises SpaceError."""
         ...
 
 
 class ExternalEnv:
-    """An environment whose program runs by itself and asks for actions. Subclass it and write
-    `run`.
+    """An environment whose program runs by itself and asks for actions.
+
+    Subclass it and override `run`.
 
     Args:
-        action_space: gymnasium's, or one of ours (`headrace.Box` and others).
+        action_space: gymnasium's, or a Headrace space (`headrace.Box` and others).
         observation_space: the same.
-        max_concurrent: no longer used; `max_pending` bounds what waits.
-        collector: a collector's address, or a PolicyClient: the calls go there, not to a worker.
+        max_concurrent: not used; `max_pending` limits what waits.
+        collector: a collector's address, or a PolicyClient; it gets the calls instead of a worker.
         action_timeout: seconds that `get_action` waits for the worker's action.
-        max_pending: steps that may wait for the worker; beyond, a call waits `action_timeout`.
+        max_pending: the most steps that may wait for the worker; above it, calls wait
+            `action_timeout` for room.
     """
 
-    one_agent = True  # what a worker with several policies asks
+    one_agent = True  # read by workers with several policies
 
     def __init__(
         self,
@@ -122,16 +124,16 @@ class ExternalEnv:
         self._taken = False
 
     def _in_process(self) -> EpisodesHere:
-        """Where the calls go without a collector."""
+        """Create the receiver of the calls when there is no collector."""
         observation, action = map(descriptor, (self.observation_space, self.action_space))
         return _SingleAgent(self._exchange, ClientPolicy(DEFAULT_POLICY, observation, action))
 
     def _connect(self, address: str) -> PolicyClient:
-        """Where the calls go with the address of a collector."""
+        """Create the client for the address of a collector."""
         return PolicyClient(address)
 
     def _client(self, client: Any) -> EpisodeCalls:
-        """The client that was given. Raises TypeError for what is none, ValueError."""
+        """Check a given client. Raises TypeError for any other object, ValueError."""
         if not callable(getattr(client, "start_episode", None)):
             raise TypeError(f"collector: expected an address or a PolicyClient, got {client!r:.80}")
         several = getattr(client, "policy_mapping_fn", None) is not None
@@ -150,28 +152,28 @@ class ExternalEnv:
         return f"{type(self).__name__}({self.action_space}, {self.observation_space}; {state})"
 
     def run(self) -> None:
-        """The program, in a thread of its own. Override it; return once `stopped` is true.
+        """The program, in a thread of its own. Override it; return when `stopped` is true.
 
-        An exception in it reaches the worker with its next `poll`.
+        An exception in it is raised by the worker's next `poll`.
         """
         raise NotImplementedError(f"{type(self).__name__}: expected a method run()")
 
     # --- the five calls ----------------------------------------------------------------------
 
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
-        """Start an episode and answer its id; without one, a UUID is made up.
+        """Start an episode and return its id; without one, a UUID is generated.
 
         With `training_enabled=False` the worker acts as usual, and learners skip the episode.
         """
         return self._episodes.start_episode(episode_id, training_enabled)
 
     def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any:
-        """The policy's action on an observation, recorded as the episode's next step.
+        """Return the policy's action on an observation, and record both as the episode's next step.
 
-        With a list of ids and a mapping id -> observation it answers a dict id -> action.
+        With a list of ids and a mapping id -> observation it returns a dict id -> action.
 
-        TimeoutError names the episode, which is unchanged unless the worker has already seen the
-        observation. Then repeat the call with the same observation; other calls are refused.
+        TimeoutError names the episode. The episode is unchanged, unless the worker has already seen
+        the observation: then repeat the call with the same observation, as other calls are refused.
         """
         if isinstance(episode_id, str) or self._here is None:
             return self._episodes.get_action(episode_id, observation)
@@ -189,10 +191,10 @@ class ExternalEnv:
         action_logp: float | None = None,
         policy_version: int = -1,
     ) -> None:
-        """Record an action that the program chose. It does not wait for the worker.
+        """Record an action that the program chose, without waiting for the worker.
 
-        When it raises, the step is not logged, and until the next success `log_returns` for the
-        last action raises the same kind of error: repeat the call, or end the episode.
+        If it raises, the step is not logged, and until the next success `log_returns` for the
+        latest action raises the same kind of error: repeat the call, or end the episode.
         """
         try:
             self._episodes.log_action(
@@ -211,7 +213,7 @@ class ExternalEnv:
     def log_returns(
         self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a reward to the episode's last action; `info` belongs to that step alone."""
+        """Add a reward to the episode's latest action; `info` belongs to that step alone."""
         self._episodes.log_returns(episode_id, reward, info)
 
     def end_episode(
@@ -221,18 +223,18 @@ class ExternalEnv:
         self._episodes.end_episode(episode_id, observation, truncated=truncated)
 
     def _agents(self, observation: Any) -> Iterable[Any] | None:
-        """Who would have acted on an observation; None if that cannot be said."""
+        """The agents that would have acted on an observation; None if unknown."""
         return [DEFAULT_AGENT]
 
-    # --- the program's life ------------------------------------------------------------------
+    # --- life cycle of the program -----------------------------------------------------------
 
     @property
     def stopped(self) -> bool:
-        """Whether run() should return: `stop` was called."""
+        """Whether run() should return because `stop` was called."""
         return self._stop.is_set()
 
     def start(self) -> None:
-        """Start run(); `to_base_env` does so by itself. Raises RuntimeError the second time."""
+        """Start run(); `to_base_env` also does this. Raises RuntimeError the second time."""
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -240,10 +242,10 @@ class ExternalEnv:
         return self._thread.is_alive()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until run() has returned, then raise what it raised.
+        """Wait until run() has returned, then raise its error, if any.
 
-        Raises TimeoutError when it has not. Meant for programs with a collector: all that they
-        logged is acknowledged by then. A worker's `poll` raises the same by itself.
+        Raises TimeoutError if it has not returned. Meant for programs with a collector: everything
+        they logged is then acknowledged. Without a collector, the worker's `poll` raises the error.
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -252,7 +254,7 @@ class ExternalEnv:
             raise self._error
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Ask run() to return, wake the calls that wait (ServingStopped), and wait for it."""
+        """Ask run() to return, wake waiting calls (ServingStopped), and wait for it."""
         self._stop.set()
         self._exchange.close()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
@@ -263,7 +265,7 @@ class ExternalEnv:
     def _main(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # a thread's error has no other way to its caller
+        except BaseException as error:  # raised again by `join` or `poll`
             if not (isinstance(error, ServingStopped) and self.stopped):
                 self._error = error
                 log.error("%s: run() raised %r", type(self).__name__, error)
@@ -272,13 +274,13 @@ class ExternalEnv:
     def _run(self) -> None:
         if self._owned is None:
             return self.run()
-        with self._owned:  # what run() logged is delivered
+        with self._owned:  # on exit, everything that run() logged is delivered
             return self.run()
 
     # --- the worker's side -------------------------------------------------------------------
 
     def to_base_env(self, num_envs: int = 1) -> ExternalBaseEnv:
-        """Start run() and answer what a worker polls. Once, and without a collector."""
+        """Start run() and return the environment for a worker. Once, and without a collector."""
         if num_envs != 1:
             raise ValueError(f"num_envs: expected 1, for run() is one program, got {num_envs}")
         if self._here is None:
@@ -295,10 +297,11 @@ class ExternalEnv:
 
 
 class ExternalBaseEnv:
-    """What a worker polls: env ids are episode ids. See `policy.envs.base_env` for the protocol.
+    """The environment that a worker polls, in which env ids are episode ids.
 
-    An episode begins with its first observation and ends with `"__all__"` in `terminateds` or
-    `truncateds`, possibly without a step. The next one has another env id.
+    See `policy.envs.base_env` for the protocol. An episode begins with its first observation and
+    ends with `"__all__"` in `terminateds` or `truncateds`, possibly without a step. The next one
+    has another env id.
     """
 
     num_envs = 1
@@ -312,25 +315,25 @@ class ExternalBaseEnv:
         self._own_action = own_action
 
     def poll(self) -> Poll:
-        """Everything new; waits for it. Raises ServingStopped once run() has returned and
-        everything was polled.
+        """Return everything new; wait for the first.
 
-        The error that run() raised is its cause.
+        Raises ServingStopped after run() has returned and everything was polled; its cause is the
+        error that run() raised.
         """
         return self._exchange.poll()
 
     def send_actions(self, actions: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Answer the episodes that ask; actions for those that logged theirs are ignored.
 
-        Raises ValueError for an action that does not fit, and answers nobody then.
+        Raises ValueError for an action that does not fit, and then answers no episode.
         """
         self._exchange.send(actions, self._own_action)
 
     def try_reset(self, env_id: Any) -> None:
-        """None: programs begin their episodes themselves."""
+        """Return None: programs start their episodes themselves."""
 
     def try_restart(self, env_id: Any) -> None:
-        """Raises RuntimeError: a program cannot be made anew."""
+        """Raise RuntimeError: a program cannot be restarted."""
         raise RuntimeError(f"episode {env_id}: run() cannot be started anew")
 
     def stop(self) -> None:
@@ -339,7 +342,7 @@ class ExternalBaseEnv:
 
 
 class _SingleAgent:
-    """The five calls of one agent, checked and handed to an exchange."""
+    """The five calls of one agent, which it checks and passes to an exchange."""
 
     def __init__(self, exchange: Exchange, policy: ClientPolicy) -> None:
         self._exchange = exchange
@@ -399,7 +402,7 @@ class _SingleAgent:
 
 
 def open_episode(exchange: Exchange, episode_id: str | None, training_enabled: bool) -> str:
-    """Start an episode; its id, made up if there is none."""
+    """Start an episode; return its id, which is generated if there is none."""
     if episode_id is not None:
         check_id("episode_id", episode_id)
     name = uuid.uuid4().hex if episode_id is None else episode_id
@@ -410,19 +413,19 @@ def open_episode(exchange: Exchange, episode_id: str | None, training_enabled: b
 def logged_action(
     episode_id: str, action: Any, prob: float | None, logp: float | None, version: int
 ) -> LoggedAction:
-    """The program's action, with its propensity checked."""
+    """The program's action, with its checked propensity."""
     if prob is not None or logp is not None:
         prob, logp = propensity(episode_id, prob, logp)
     return LoggedAction(action, logp if prob is None else math.log(prob), int(version))
 
 
 def own_info(episode_id: str, info: Mapping[str, Any]) -> Any:
-    """A copy of the info, of JSON values, so that the caller may change theirs."""
+    """A copy of the info, of JSON values, so that the caller may change the original."""
     return msgspec.msgpack.decode(encode_info(episode_id, info))
 
 
 def own_decision(policy: ClientPolicy, where: str, action: Any) -> Any:
-    """What a policy chose, as the program gets it. Raises SpaceError."""
+    """A policy's action, as the program gets it. Raises SpaceError."""
     try:
         return policy.action.named(policy.action.decode(policy.encode_decision(action)))
     except SpaceError as error:

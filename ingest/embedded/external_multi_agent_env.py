@@ -1,11 +1,11 @@
-"""ExternalMultiAgentEnv: the program of an `ExternalEnv`, for several agents.
+"""ExternalMultiAgentEnv: an `ExternalEnv` for several agents.
 
     actions = env.get_action(episode, {"left": obs, "right": obs})       # a dict by agent
     env.log_returns(episode, {"left": 1.0}, multiagent_done_dict={"left": True})
     env.end_episode(episode, {"right": obs})
 
 An agent joins with its first observation and leaves when it is done, or with the episode. A call
-names only the agents that it concerns.
+contains only the agents that it concerns.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class ExternalMultiAgentEnv(ExternalEnv):
     """An ExternalEnv whose observations, actions, rewards and infos are dicts by agent.
 
     Args:
-        action_space: that of every agent, or a mapping agent -> space for agents that differ. With
-            a collector its policies' spaces hold.
+        action_space: of all agents, or a mapping agent -> space if they differ. With a collector,
+            its policies' spaces apply.
         observation_space: the same.
         collector: a collector's address, or a PolicyClient with a `policy_mapping_fn`.
         policy_mapping_fn: for an address, see PolicyClient; by default all agents have the
-            collector's only policy. A worker has a mapping of its own.
+            collector's only policy. A worker has its own mapping.
 
     The others are those of ExternalEnv.
     """
@@ -87,7 +87,7 @@ class ExternalMultiAgentEnv(ExternalEnv):
     def get_action(
         self, episode_id: str | Sequence[str], observation: Mapping[Any, Any]
     ) -> dict[Any, Any]:
-        """Actions of the policy by agent, for every agent that is observed and goes on."""
+        """Return the policy's actions by agent, for all observed agents that continue."""
         return dict(super().get_action(episode_id, observation))
 
     def log_action(
@@ -119,11 +119,11 @@ class ExternalMultiAgentEnv(ExternalEnv):
         *,
         multiagent_truncated_dict: Mapping[Any, bool] | None = None,
     ) -> None:
-        """Add rewards to the agents' last actions: `{agent: reward}`.
+        """Add rewards to the agents' latest actions: `{agent: reward}`.
 
-        `multiagent_done_dict` names the agents that have ended, `multiagent_truncated_dict` those
-        that a limit has: they may be observed once more, for the last time, and act no more.
-        `end_episode` ends all.
+        `multiagent_done_dict` contains the agents that have ended, `multiagent_truncated_dict`
+        those that a limit cut off. These may have one more, final observation, and then no longer
+        act. `end_episode` ends all agents.
         """
         self._episodes.log_returns(
             episode_id,
@@ -140,12 +140,12 @@ class ExternalMultiAgentEnv(ExternalEnv):
         *,
         truncated: bool = False,
     ) -> None:
-        """End the episode of all agents, with the final observations that there are."""
+        """End the episode of all agents, with any final observations."""
         super().end_episode(episode_id, observation, truncated=truncated)
 
 
 class _ManyAgents:
-    """The five calls of several agents, checked and handed to an exchange."""
+    """The five calls of several agents, which it checks and passes to an exchange."""
 
     def __init__(self, exchange: Exchange, observation_space: Any, action_space: Any) -> None:
         self._exchange = exchange
@@ -222,7 +222,7 @@ class _ManyAgents:
         self._exchange.end(episode_id, seen, truncated=bool(truncated))
 
     def _observe(self, episode_id: str, observation: Any) -> tuple[dict[Any, Any], Any]:
-        """Own values by agent, and what they can be compared by."""
+        """Copies of the values by agent, and a key to compare them."""
         seen, key = {}, {}
         for agent, value in by_agent(episode_id, "obs", observation).items():
             policy = self._policy(episode_id, agent)
@@ -231,7 +231,7 @@ class _ManyAgents:
         return seen, key
 
     def _policy(self, episode_id: str, agent: Any) -> ClientPolicy:
-        """The codecs of an agent, made when it is first seen. Raises ValueError."""
+        """The codecs of an agent, created at its first observation. Raises ValueError."""
         policy = self._shared or self._policies.get(agent)
         if policy is None:
             obs_space, act_space = (_space_of(episode_id, agent, s) for s in self._spaces)
@@ -240,7 +240,7 @@ class _ManyAgents:
 
 
 def _default_policy(agent: str) -> None:
-    """The client's own policy, which is the collector's only one."""
+    """The client's default policy, which is the collector's only one."""
 
 
 def is_by_agent(space: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Reading what a collector in this process has, before it lies in shards: of one policy or of all.
+"""Reading the data of a collector in this process, of one policy or all, before it is in shards.
 
-A reader and the sources that it reads are one thing here: the sources are the collector's tap, and
-forget what the reader has taken.
+The reader and its sources are combined here: the sources are fed by the collector, and drop what
+the reader has taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["LiveReading"]
 
 
 class LiveReading:
-    """`reader` and its sources: one of the policies of one schema, or one each of all policies."""
+    """A reader and its sources: one for the policies of one schema, or one for each policy."""
 
     def __init__(
         self, reader: ShardReader | MultiAgentReader, sources: Sequence[tuple[str, LiveSource]]
@@ -58,8 +58,11 @@ class LiveReading:
         bounds: Mapping[str, int],
         **options: Any,
     ) -> LiveReading:
-        """Whole episodes of all policies. Raises ValueError for flow control: clients that are held
-        in the middle of an episode would wait for an update that waits for its end."""
+        """Whole episodes of all policies.
+
+        Raises ValueError for flow control: clients that wait in the middle of an episode would wait
+        for an update that waits for the end of the episode.
+        """
         held = [name for name, one in policies.items() if one.steps_per_version is not None]
         if held:
             raise ValueError(
@@ -74,13 +77,13 @@ class LiveReading:
         return cls(reader, [(policies[name].schema_id, one) for name, one in sources.items()])
 
     def fail(self, error: BaseException) -> None:
-        """No part will come any more."""
+        """Note that no more parts will come."""
         for source in self._sources:
             source.fail(error)
 
     @property
     def position(self) -> dict[str, Any]:
-        """The reader's position, for the rows that it holds; whole episodes come part by part."""
+        """The reader's position for its buffered rows; whole episodes are counted by parts."""
         reader = self.reader
         return reader.state_dict() if isinstance(reader, ShardReader) else dict(NOTHING_HELD)
 
@@ -91,12 +94,12 @@ class LiveReading:
 
     @property
     def waiting(self) -> int:
-        """Parts that nobody has read; policies that share a schema have the same ones."""
+        """Unread parts; policies that share a schema share their parts."""
         return sum(self._by_schema([source.waiting for source in self._sources]))
 
     @property
     def dropped(self) -> int:
-        """Parts that there was no room for."""
+        """Parts that did not fit in the queue."""
         return sum(self._by_schema([source.dropped for source in self._sources]))
 
     def _by_schema(self, numbers: Sequence[int]) -> list[int]:
@@ -107,7 +110,7 @@ class LiveReading:
 
     @property
     def taken(self) -> list[Ledger]:
-        """What is not read from the sources again."""
+        """The parts that are not read from the sources again."""
         reader = self.reader
         if isinstance(reader, MultiAgentReader):
             return [reader.taken(name) for name in reader.policies]

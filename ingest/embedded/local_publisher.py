@@ -1,8 +1,8 @@
-"""Making weights live from inside of the trainer's process, which has to outlive what forbids it.
+"""Publishing from inside the trainer's process, which must survive failures to publish.
 
 The collector ends with that process, so a rollback or a full disk under `weights/` must not end it.
-While a rollback pins the policy its candidates are kept, and clients act with what is live. Old
-versions and candidates are removed as those of `headrace train --follow` are.
+While a rollback pins the policy, its candidates are stored, and clients act with the live version.
+Old versions and candidates are removed by the rules of `headrace train --follow`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Store: TypeAlias = WeightFolder | MemoryWeightStore
 
 KEEP_VERSIONS = 32
 PRUNE_EVERY = 16
-"""Candidates between two looks at what is to be removed."""
+"""The number of candidates between two removals of old files."""
 CHECKPOINT = "embedded"
-"""What candidates name as their checkpoint, so that the superseded ones are told from others'."""
+"""The checkpoint name of these candidates, which distinguishes old ones from other candidates."""
 
 
 class _ToJson(Protocol):
@@ -46,7 +46,7 @@ class _Spec(_ToJson, Protocol):
 
 
 class Publishable(Protocol):
-    """What clients can act with, as `policy.Policy` is."""
+    """Something that clients can act with, such as `policy.Policy`."""
 
     @property
     def spec(self) -> _Spec: ...
@@ -60,7 +60,7 @@ class LocalPublisher:
 
     def __init__(self) -> None:
         self._kept: Counter[str] = Counter()
-        self._pinned: dict[str, int] = {}  # the generation that was told to be pinned
+        self._pinned: dict[str, int] = {}  # the generation whose pin was logged
 
     def keep(
         self,
@@ -71,7 +71,7 @@ class LocalPublisher:
         lineage: Lineage,
         untrained: Untrained,
     ) -> str:
-        """Make a candidate of a policy's weights and filter; its digest."""
+        """Store a candidate with a policy's weights and filter; return its digest."""
         name = store.policy_id
         if isinstance(store, WeightFolder) and self._kept[name] % PRUNE_EVERY == PRUNE_EVERY - 1:
             store.prune(KEEP_VERSIONS, checkpoint=CHECKPOINT)
@@ -89,9 +89,9 @@ class LocalPublisher:
     def publish(
         self, store: Store, digest: str, *, expected_generation: int | None = None
     ) -> tuple[Live, bool]:
-        """(what is live from here on, whether it is the candidate): not while it is pinned.
+        """Return (what is live now, whether it is the candidate); a pinned policy does not change.
 
-        Raises GenerationConflict and what else the store raises.
+        Raises GenerationConflict, and the errors of the store.
         """
         name = store.policy_id
         try:

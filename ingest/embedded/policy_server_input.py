@@ -1,4 +1,4 @@
-"""`PolicyServerInput`: an input reader that is the collector, in the trainer's own process.
+"""`PolicyServerInput`: an input reader that is a collector, in the trainer's own process.
 
     inputs = PolicyServerInput(None, "127.0.0.1", 9900, root="run", policies=declaration)
     inputs.publish(learner.policy)
@@ -12,8 +12,8 @@ or as the input of a `RolloutWorker`, whose policies it declares and publishes:
 Clients connect to it as to any collector. It runs in a thread with its own event loop. `next`
 returns ended episodes, and parts of long ones, as soon as they are durable, before their shard is
 written. With a `root` everything is journaled and written to shards as by `headrace collect`, and
-`next` reads from the shards what did not fit in its queue, or remains from earlier runs. Without
-one nothing is on disk: every reply says `durable: false`, and a full queue refuses events (429)
+`next` reads from the shards what did not fit in its queue, or remains from earlier runs. Without a
+root nothing is on disk: every reply says `durable: false`, and a full queue refuses events (429)
 until `next` is called.
 """
 
@@ -55,38 +55,38 @@ __all__ = ["PolicyServerInput"]
 log = logging.getLogger("headrace.server")
 
 CLOSE_SECONDS = 15.0
-"""Longer than a drain takes; a thread that still runs then is left to the end of the process."""
+"""Seconds, longer than a drain takes; a thread that runs longer is left running."""
 
 
 class PolicyServerInput(InputReader):
-    """Hosts a collector on `address`:`port` (0 takes a free one) and reads what it collects.
+    """Hosts a collector on `address`:`port` (0: any free port) and reads what it collects.
 
-    - `ioctx`: with the context of a worker's input creator, the worker's policies are declared
-      with their spaces (settings that are declared under `root` stay), and published: at first the
-      live versions are taken up, or the worker's weights become live where there are none; then
-      `next` publishes what has changed since. Without a `state` a single policy's rows are read
-      on from behind those that its live version was trained on. Reading defaults to what the
-      worker samples: `mode` "fragments" (or "episodes") of `rollout_fragment_length` rows, of its
-      one policy or, with `multi_agent`, of all. Without a worker pass None.
-    - `idle_timeout`: seconds after which `next` returns an empty batch when nothing came.
-    - `max_sample_queue_size` and `max_sample_queue_bytes` (raw) bound the parts that wait for
+    - `ioctx`: the context of a worker's input creator, or None without a worker. The worker's
+      policies are declared with their spaces, except for settings that are declared under `root`.
+      At the start the worker takes over the live versions, or its weights become live if there are
+      none; then `next` publishes the changed policies. Without a `state`, a single policy is read
+      from behind the rows that its live version was trained on. The defaults of reading follow the
+      worker's sampling: `mode` "fragments" (or "episodes") of `rollout_fragment_length` rows, of
+      its one policy or, with `multi_agent`, of all.
+    - `idle_timeout`: seconds without data after which `next` returns an empty batch.
+    - `max_sample_queue_size` and `max_sample_queue_bytes` (raw) limit the parts that wait for
       `next`. With a `root`, parts beyond these limits are read from their shards later; without
       one, clients get 429.
     - `policies`: declarations, stored under `root` if there is one, in addition to those already
       there.
-    - `policy_id`: whose steps `next` gives; needed when the policies' spaces differ.
-    - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as `ShardReader` has them. A
-      batch is what is there, at most `batch_size` rows; without `eager` it is exactly those.
-    - `multi_agent`: `next` gives MultiAgentBatches of whole episodes of all policies, as
-      `MultiAgentReader` does: what is there; without `eager`, `batch_size` environment steps or
-      more. For policies without `steps_per_version`.
-    - `tls_cert`, `tls_key`, `allow_hosts`, `insecure_no_tls`: as `headrace collect` has them.
+    - `policy_id`: the policy whose steps `next` returns; required if the policies' spaces differ.
+    - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as for `ShardReader`. A batch
+      has the available rows, at most `batch_size`; with `eager=False` it has exactly that many.
+    - `multi_agent`: `next` returns MultiAgentBatches of whole episodes of all policies, as
+      `MultiAgentReader` does: those available, or with `eager=False` at least `batch_size`
+      environment steps. For policies without `steps_per_version`.
+    - `tls_cert`, `tls_key`, `allow_hosts`, `insecure_no_tls`: as for `headrace collect`.
 
-    Raises from the constructor ServeError for a port that is taken and for an address other than
+    The constructor raises ServeError for a port that is taken and for an address other than
     loopback without TLS and a token under its `root`, JournalLocked for a root that another
-    collector has, ValueError for policies that do not fit. `next` raises CollectorFailed when the
-    collector had to stop. One thread at a time may read; `publish` and `close` may be called from
-    any.
+    collector uses, ValueError for policies that do not fit. `next` raises CollectorFailed if the
+    collector had to stop. Only one thread at a time may read; any thread may call `publish` and
+    `close`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PolicyServerInput(InputReader):
     def _serve_on(
         self, where: Listening, given: Sequence[PolicyDeclaration]
     ) -> Callable[[Callable[[str, Collector], None]], Server]:
-        """Makes the server, on the loop that it will run on."""
+        """A function that creates the server, on the event loop that it will run on."""
         root = self._root
 
         def stores() -> Stores:
@@ -194,12 +194,12 @@ class PolicyServerInput(InputReader):
     # reading
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next batch, of one policy or of all; an empty one after `timeout`, else
-        `idle_timeout`, seconds without it.
+        """Return the next batch, of one policy or of all.
 
-        Raises CollectorFailed once everything that was durable before the failure is read,
-        MixedSchemas when a root holds steps of other spaces under the policy's id, ReaderError
-        after `close` and in a forked process.
+        It is empty if none is available for `timeout` seconds (default: `idle_timeout`). Raises
+        CollectorFailed after everything that was durable before the failure has been read,
+        MixedSchemas if a root has steps of other spaces under the policy's id, ReaderError after
+        `close` and in a forked process.
         """
         self._require_own()
         self._begun = True
@@ -221,17 +221,17 @@ class PolicyServerInput(InputReader):
 
     @property
     def stats(self) -> ReaderStats | JointStats:
-        """What was read; `stats.shards` counts runs of parts as well as shards."""
+        """The reader's statistics; `stats.shards` counts runs of parts as well as shards."""
         return self._reader.stats
 
     @property
     def queued(self) -> int:
-        """Parts that wait for `next`."""
+        """The number of parts that wait for `next`."""
         return self._live.waiting
 
     @property
     def overflowed(self) -> int:
-        """Parts that did not fit in the queue and are read from their shards."""
+        """The number of parts that did not fit in the queue and are read from their shards."""
         return self._live.dropped
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class PolicyServerInput(InputReader):
         return self._reader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position, before the first `next`.
+        """Continue from a position, before the first `next`.
 
         Without a root it has no effect. Raises ReaderState for a damaged position, and for one
         ahead of the journal: the journal was then restored from a backup and would assign the same
@@ -268,13 +268,13 @@ class PolicyServerInput(InputReader):
         metrics: Mapping[str, Any] | None = None,
         lineage: Mapping[str, Ranges] | None = None,
     ) -> int:
-        """Make a policy's weights live for the clients; the version that they get.
+        """Make a policy's weights live for the clients; return the version that they get.
 
-        While a rollback pins the policy that is the version it went back to: the weights are kept
-        as a candidate, and the log says so. `policy_id` may be left out when one policy is
-        declared. `lineage`: the ordinals trained on, by stream; rows of them that `next` has still
-        to give are noted as not trained on. Of a root's versions the newest 32 stay, and one an
-        hour for 30 days. Raises ValueError, WeightStoreError, GenerationConflict.
+        While a rollback pins the policy, that is the version it went back to: the weights are
+        stored as a candidate, and a warning is logged. `policy_id` may be left out if one policy is
+        declared. `lineage`: the ordinals trained on, by stream; those of its rows that `next` has
+        not yet returned are noted as not trained on. A root keeps the newest 32 versions, and one
+        per hour for 30 days. Raises ValueError, WeightStoreError, GenerationConflict.
         """
         self._require_own()
         name = policy_id
@@ -295,7 +295,7 @@ class PolicyServerInput(InputReader):
     # the end
 
     def close(self) -> None:
-        """Refuse new events, write what has ended, stop the thread: a few seconds at most."""
+        """Refuse new events, write ended episodes, and stop the thread, within a few seconds."""
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
@@ -312,7 +312,7 @@ class PolicyServerInput(InputReader):
 
 
 class _Host:
-    """A server in a thread with its own event loop. `failed` hears why it stopped by itself."""
+    """A server in a thread with its own event loop. `failed` gets the error if it fails."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ class _Host:
         self._thread = threading.Thread(target=self._run, name="headrace-server", daemon=True)
 
     def start(self) -> tuple[str, str, dict[str, int]]:
-        """Its address, its collector's id, and the next ordinal of each stream when it began.
+        """Return its address, its collector's id, and each stream's next ordinal at the start.
 
         Raises the error that prevented the start.
         """
@@ -333,9 +333,9 @@ class _Host:
         return self._ready.result()
 
     def stop(self, timeout: float) -> bool:
-        """Drain; whether it has ended within `timeout` seconds."""
+        """Drain the collector; return whether it has ended within `timeout` seconds."""
         if self._stop is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop may just have ended by itself
                 self._stop()
         if self._thread.ident is not None:
             self._thread.join(timeout)
@@ -345,7 +345,7 @@ class _Host:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # whatever it is, the reader's thread has to hear it
+        except BaseException as error:  # any error must reach the reader's thread
             if self._ready.done():
                 log.exception("the collector in this process failed")
                 self._failed(CollectorFailed(f"the collector in this process failed: {error!r}"))
@@ -374,11 +374,11 @@ _READING: Mapping[str, Any] = {
     "batch_size": 4096,
     "eager": True,
 }
-"""How `next` reads without a worker, unless told otherwise."""
+"""The defaults of `next` without a worker."""
 
 
 def _merged(usual: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for, and for the rest what is usual; one policy or all of them, as asked."""
+    """The options given, with defaults for the others, for one policy or for all of them."""
     usual = dict(usual)
     if asked["policy_id"] is not None:
         usual["multi_agent"] = False
@@ -393,8 +393,10 @@ def _merged(usual: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any
 def _declared(
     root: Path | None, given: Sequence[PolicyDeclaration], own: Sequence[PolicyDeclaration]
 ) -> dict[str, PolicyDeclaration]:
-    """The policies that will be in force: those under the root, a worker's `own`, those given, the
-    later ones over the earlier ones. Raises ValueError for none."""
+    """The policies in force: those under the root, then a worker's `own`, then those given.
+
+    Later ones replace earlier ones. Raises ValueError for none.
+    """
     found = {} if root is None else load_declarations(root)
     found |= {one.policy_id: keeping_settings(found.get(one.policy_id), one) for one in own}
     found |= {declaration.policy_id: declaration for declaration in given}
@@ -416,7 +418,7 @@ def _check_for_all(policy_id: str | None, mode: Mode) -> None:
 
 
 def _schema_of(policies: Mapping[str, PolicyDeclaration], policy_id: str | None) -> str:
-    """The one schema of what is read. Raises ValueError."""
+    """The one schema of the policies that are read. Raises ValueError."""
     if policy_id is not None and policy_id not in policies:
         raise ValueError(f"policy_id: expected one of {sorted(policies)}, got {policy_id!r}")
     chosen = [policies[policy_id]] if policy_id is not None else list(policies.values())

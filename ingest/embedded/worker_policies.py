@@ -1,14 +1,14 @@
-"""What a rollout worker is to the collector that is its input: policies that clients act with.
+"""A rollout worker's policies, for the collector that is its input: clients act with them.
 
     RolloutWorker(policy=..., input_=lambda ioctx: PolicyServerInput(ioctx, "127.0.0.1", 9900))
 
-The worker's policies are declared with their own spaces, and clients get what it learns: each time
-it asks for a batch, the policies whose weights have changed since are published, so that one turn
-of sampling and learning is one version. The state of their filters and their lineage go with them.
+The worker's policies are declared with their own spaces. Each time the worker asks for a batch, the
+policies whose weights have changed are published, so that one round of sampling and learning is one
+version. It includes the state of their filters and their lineage.
 
-The collector ends with the worker's process, so nothing that may pass ends that: while a rollback
-pins a policy its candidates are kept, what somebody else made live is gone on from, and a disk that
-is full is tried again at the next turn.
+The collector ends with the worker's process, so that temporary failures must not end it: while a
+rollback pins a policy, its candidates are stored; a version that another publisher makes live is
+taken over; and after a full disk, publishing is tried again in the next round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["IDENTITY", "WorkerPolicies", "worker_policies"]
 log = logging.getLogger("headrace.server")
 
 IDENTITY = (ORDINAL, ROW)
-"""Columns beside `stream` that tell one row from all others, for a version's lineage."""
+"""The columns that, together with `stream`, identify a row in a version's lineage."""
 
 
 class _WorkerPolicy(Publishable, Protocol):
@@ -63,13 +63,13 @@ class _Worker(Protocol):
 
 
 class _Trail:
-    """One policy's store, and what the worker learned since it published."""
+    """One policy's store, and what the worker has learned since its latest publication."""
 
     def __init__(self, policy: _WorkerPolicy, store: Store, publishing: LocalPublisher) -> None:
         self._policy, self._store, self._publishing = policy, store, publishing
         self._sent: Mapping[str, npt.NDArray[Any]] = {}  # the weights that are live or a candidate
-        self._candidate: str | None = None  # that is not live yet
-        self._generation = 0  # that was live when we looked last
+        self._candidate: str | None = None  # if it is not live yet
+        self._generation = 0  # the live one at the latest check
         self._trouble = ""
         self.lineage, self.untrained, self._rows = Ledger(), UntrainedRows(), 0
         policy.on_trained = self._trained
@@ -81,7 +81,7 @@ class _Trail:
                 self.lineage.add(str(stream), np.unique(rows[ORDINAL][rows[STREAM] == stream]))
 
     def read(self, rows: SampleBatch) -> None:
-        """Rows that the worker was given."""
+        """Note rows that the worker was given."""
         if rows.count and {STREAM, *IDENTITY} <= set(rows):
             self.untrained.read(rows, np.zeros(rows.count, np.bool_))
 
@@ -94,7 +94,7 @@ class _Trail:
             self._go_on_from(live)
 
     def _go_on_from(self, live: Live) -> None:
-        """Become what is live. Raises ValueError when it is of another spec."""
+        """Take over the live weights. Raises ValueError if they have another spec."""
         name, policy, store = self._store.policy_id, self._policy, self._store
         manifest, data = store.read(live.version)
         if manifest.spec != policy.spec.to_json():
@@ -136,7 +136,7 @@ class _Trail:
         except (WeightStoreError, OSError) as error:
             if not isinstance(error, OSError) and not isinstance(error.__cause__, OSError):
                 raise
-            if str(error) != self._trouble:  # a full disk, or a file system that fails for now
+            if str(error) != self._trouble:  # a full disk, or a temporary error of the file system
                 log.warning("policy %s: not published, tried again: %s", name, error)
             self._trouble = str(error)
 
@@ -164,7 +164,7 @@ class _Trail:
             self._store, self._candidate, expected_generation=self._generation
         )
         if not done and live.generation != self._generation:
-            self._go_on_from(live)  # a rollback: what it took back is not learned from either
+            self._go_on_from(live)  # a rollback: continue with its version
             return
         self._policy.version, self._generation = live.version, live.generation
         if done:
@@ -179,7 +179,7 @@ class WorkerPolicies:
         self._trails: dict[str, _Trail] = {}
 
     def declarations(self) -> list[PolicyDeclaration]:
-        """With the policies' own spaces and specs, and the rules that hold by default."""
+        """Declarations of the policies' own spaces and specs, with default rules."""
         return [
             PolicyDeclaration(
                 policy_id=name,
@@ -191,8 +191,10 @@ class WorkerPolicies:
         ]
 
     def reading(self) -> dict[str, Any]:
-        """How the worker reads unless told otherwise: fragments, or whole episodes, of the size
-        that it samples, and of all its policies together when it has several."""
+        """The defaults of reading: fragments or whole episodes, of the worker's sample size.
+
+        They are of all its policies together if it has several.
+        """
         settings = self._worker.settings
         several = len(self._worker.policies) > 1
         whole = settings.batch_mode == "complete_episodes"
@@ -210,24 +212,22 @@ class WorkerPolicies:
         publishing: LocalPublisher,
         position: Mapping[str, Any],
     ) -> None:
-        """Take up what is live, and publish what is not.
+        """Take over the live weights of policies, and publish the others.
 
-        A worker that begins anew under a root goes on from the weights that clients act with:
-        weights that nobody trained must not take their place. Raises ValueError when they are of
-        another spec.
+        A worker that starts anew under a root continues from the weights that clients act with:
+        untrained weights must not replace these. Raises ValueError if they have another spec.
         """
         for name, policy in self._worker.policies.items():
             self._trails[name] = _Trail(policy, store_of(name), publishing)
             self._trails[name].begin(position)
 
     def position(self, fresh: Mapping[str, Any]) -> dict[str, Any]:
-        """Where a reader of one policy's rows goes on that has read nothing: behind what the live
-        version was trained on."""
+        """The start position of one policy's reader: behind the rows its live version used."""
         (trail,) = self._trails.values()
         return position_without(fresh, trail.lineage.to_json(), trail.untrained.to_json())
 
     def read(self, batch: SampleBatch | MultiAgentBatch) -> None:
-        """Note what the worker is given to learn from."""
+        """Note the rows that the worker is given to learn from."""
         lone = next(iter(self._trails))
         batches = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {lone: batch}
         for name, rows in batches.items():
@@ -235,15 +235,15 @@ class WorkerPolicies:
                 self._trails[name].read(rows)
 
     def publish_changed(self, position: Mapping[str, Any]) -> None:
-        """Publish the policies whose weights are not those that were published last.
+        """Publish the policies whose weights have changed since their latest publication.
 
-        `position` is the reader's: of rows that it holds nobody was trained on.
+        `position` is the reader's: the rows that it has buffered were not trained on.
         """
         for trail in self._trails.values():
             trail.publish_changed(position)
 
 
 def worker_policies(ioctx: Any) -> WorkerPolicies | None:
-    """Those of the worker that an input creator was told; None without one."""
+    """The policies of the worker in an input creator's context; None without a worker."""
     worker = getattr(ioctx, "worker", None)
     return None if worker is None else WorkerPolicies(worker)
