@@ -176,9 +176,9 @@ if TYPE_CHECKING:
     from storage.weights.manifest import Manifest as Manifest
     from storage.weights.store import WeightFolder as WeightFolder
 
-# Where each public name lives.
+# The module that defines each public name.
 _HOMES = {
-    # Clients, and environments that call us
+    # Clients, and environments whose programs make the calls
     "AsyncPolicyClient": "ingest.client.async_client",
     "ClientStats": "ingest.client.client_stats",
     "ExternalEnv": "ingest.embedded.external_env",
@@ -309,7 +309,7 @@ _HOMES = {
     "WeightsRefused": "storage.errors",
     "WriterDied": "storage.shards.names",
 }
-# What a home needs beyond the base install, so that `dir` lists what can be loaded.
+# What modules need beyond the base install, so that `dir` lists only names that can be loaded.
 _NEEDS = {
     "ingest.embedded.policy_server_input": "uvloop",
     "ingest.importing.importing": "pyarrow",
@@ -328,7 +328,7 @@ _NEEDS = {
     "storage.spaces.gymnasium_spaces": "gymnasium",
 }
 
-if not TYPE_CHECKING:  # which would take any name for one of ours
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
     __all__ = sorted(_HOMES)
 
     def __getattr__(name: str) -> Any:
@@ -341,7 +341,7 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
         except ModuleNotFoundError as missing:
             raise missing_extra(missing, f"headrace.{name}") or missing from missing
         except AttributeError as error:
-            # `from headrace import X` would make "cannot import name 'X'" of it, without the cause
+            # in `from headrace import X`, an AttributeError would lose its text and cause
             text = f"headrace.{name}: {_HOMES[name]} cannot be loaded: {error}"
             raise ImportError(text) from error
         return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)

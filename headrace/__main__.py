@@ -1,17 +1,17 @@
 """The command line: `headrace`, or `python -m headrace`.
 
-The commands are plain functions in `headrace.cli`; `_command_line` joins them. This file loads in a
-base install, which has no typer. Each command imports what it needs when it runs, so that `--help`
-loads neither torch nor Arrow, and the collector nothing but itself.
+The commands are plain functions in `headrace.cli`; `_command_line` combines them. This file loads
+in a base install, which lacks typer. Each command imports what it needs when it runs, so that
+`--help` loads neither torch nor Arrow, and a collector loads only its own modules.
 
-Every option is also an environment variable: HEADRACE_COLLECT_PORT for `collect --port`; those
-that several commands share have one name for all, as HEADRACE_ROOT. With --json the result is
-one line of JSON, and nothing else is on stdout; progress goes to stderr.
+Every option is also an environment variable, such as HEADRACE_COLLECT_PORT for `collect --port`;
+options that several commands share have one variable, such as HEADRACE_ROOT. With --json the result
+is one line of JSON, and stdout has nothing else; progress goes to stderr.
 
-HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID, of the process
-that starts the command, makes the command die with it, whatever kills it: schedulers set it.
+HEADRACE_DEBUG=1 shows tracebacks of errors. With HEADRACE_PARENT=PID, the id of the process that
+starts it, a command ends with that process even if that is killed; schedulers set it.
 
-docs/exit_statuses.md has the exit statuses.
+docs/exit_statuses.md lists the exit statuses.
 """
 
 # ruff: noqa: PLC0415 - loads what it joins when it is asked to
@@ -37,7 +37,7 @@ except ModuleNotFoundError:  # the base install: main() names the extra to insta
 
 _NAMES = ("EAGAIN", "ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ETIMEDOUT")
 PASSING = frozenset(getattr(errno, name) for name in _NAMES)
-"""What says nothing of the command: another try may go well."""
+"""Errors of the system that may pass, so that another try may succeed."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _follow_parent() -> None:
-    """Die with the process that HEADRACE_PARENT names; what we start in turn is not meant."""
+    """Die with the process in HEADRACE_PARENT. The variable is removed, so children ignore it."""
     parent = os.environ.pop("HEADRACE_PARENT", "")
     if parent:
         from storage.system.process import die_with_parent
@@ -66,7 +66,7 @@ def _follow_parent() -> None:
 
 
 def _is_the_users(error: Exception) -> bool:
-    """Whether an error tells of input, files or a collector: all of ours do, bugs do not."""
+    """Whether an error is about input, files or a collector, and not a bug."""
     from ingest.protocol.errors import IngestError
     from storage.errors import StorageError
 
@@ -74,7 +74,7 @@ def _is_the_users(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """2, unless it is for reasons that pass by themselves, for damage, or a pin says no."""
+    """The exit status of an error: 2, except for passing errors, damage, and pins."""
     from ingest.protocol.errors import CollectorUnavailable, Refusal
     from ingest.server.listening import ServeError
     from storage.errors import (
@@ -110,7 +110,7 @@ def _command_line() -> typer.Typer:
 
     app.callback()(_options)
     for command in _commands():
-        name = "import" if command.__name__ == "import_source" else None  # a word of Python's
+        name = "import" if command.__name__ == "import_source" else None  # a keyword of Python
         app.command(name, cls=Command)(command)
     for group in _groups():
         app.add_typer(group)
@@ -144,7 +144,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
 
 
 def _groups() -> tuple[typer.Typer, ...]:
-    """Commands that have commands of their own."""
+    """Commands with subcommands."""
     from headrace.cli import tokens as token_commands
 
     return (token_commands.app,)

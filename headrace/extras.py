@@ -1,4 +1,4 @@
-"""Which extra of the package brings a module that is not installed."""
+"""Find the extra of the package that contains a missing module."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EXTRA_OF = {
 
 
 def missing_extra(missing: ModuleNotFoundError, what: str) -> ModuleNotFoundError | None:
-    """The error that names the extra to install for `what`; None for a module of no extra."""
+    """An error that names the extra to install for `what`; None if the module is in no extra."""
     extra = EXTRA_OF.get((missing.name or "").partition(".")[0])
     if extra is None:
         return None
     text = f"{what} needs {missing.name}, which is not installed: pip install 'headrace[{extra}]'"
-    if extra == "cli":  # nobody who installs it alone can collect or train
+    if extra == "cli":  # the [cli] extra alone can neither collect nor train
         text += ", or 'headrace[collector]' to collect, 'headrace[train]' to train: both include it"
     return ModuleNotFoundError(text, name=missing.name)

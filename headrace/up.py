@@ -1,9 +1,8 @@
-"""`headrace up`: a collector and its trainer as two processes, each started again when it dies.
+"""`headrace up`: a collector and its trainer as two processes, which are restarted if they die.
 
-The collector keeps its port, so that clients find it again. One that dies more than a few times
-within a minute is not started again: then everything stops, and the exit status is 1. A trainer
-that ends, for whatever reason, is started again with back-off and without end: learning never stops
-logging.
+The collector keeps its port, so that clients find it again. If it dies more than a few times within
+a minute, both processes stop, and the exit status is 1. A trainer that ends for any reason is
+restarted with back-off, without a limit, so that trouble with training never stops logging.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from storage.system.backoff import Backoff
 log = logging.getLogger("headrace.up")
 
 RESTARTS_A_MINUTE = 5
-LASTED_SECONDS = 60.0  # a trainer that ran for so long is no failed start
+LASTED_SECONDS = 60.0  # a trainer that ran this long did not fail at its start
 STOP_SECONDS = 30.0
 
 
 def declare_live(
     root: Path, policy_id: str, steps_per_version: int, max_lag: int | None = None
 ) -> PolicyDeclaration:
-    """Flow control, small parts and quick shards for a policy that is declared already."""
+    """Set flow control, small parts and quick shards for a declared policy."""
     declared = load_declarations(root).get(policy_id)
     if declared is None:
         raise ValueError(
@@ -57,7 +56,7 @@ def declare_live(
 
 
 class Child:
-    """A headrace command that is kept running; its JSON lines go to `on_line`."""
+    """A headrace command that is kept running; its JSON lines are passed to `on_line`."""
 
     def __init__(self, words: Sequence[str], on_line: Callable[[dict[str, Any]], None]) -> None:
         self.words = list(words)
@@ -88,7 +87,7 @@ class Child:
         self.start()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for a child that does not listen."""
+        """Send SIGTERM, then SIGKILL if the child does not end."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(STOP_SECONDS)
@@ -98,14 +97,14 @@ class Child:
 
 
 class CollectorChild(Child):
-    """The collector: started again at once, but not more than a few times a minute."""
+    """The collector: restarted at once, but at most a few times a minute."""
 
     def __init__(self, words: Sequence[str], on_line: Callable[[dict[str, Any]], None]) -> None:
         self._died: deque[float] = deque(maxlen=RESTARTS_A_MINUTE)
         super().__init__(words, on_line)
 
     def revive(self) -> bool:
-        """Start it again if it died; False when it died too often."""
+        """Restart it if it died; return False if it died too often."""
         if not self.ended:
             return True
         now = time.monotonic()
@@ -117,7 +116,7 @@ class CollectorChild(Child):
 
 
 class Training(Child):
-    """The trainer: started again for ever, with back-off until one lasted for a while."""
+    """The trainer: restarted without a limit, with back-off until one ran for a while."""
 
     def __init__(self, words: Sequence[str], on_line: Callable[[dict[str, Any]], None]) -> None:
         self._backoff = Backoff()
@@ -125,7 +124,7 @@ class Training(Child):
         super().__init__(words, on_line)
 
     def revive(self) -> None:
-        """Start it again, if it ended and its time has come."""
+        """Restart it if it ended and the back-off is over."""
         if not self.ended:
             return
         now = time.monotonic()
@@ -142,14 +141,14 @@ class Training(Child):
             self._due = None
             try:
                 self.restart()
-            except OSError as error:  # no memory or no process for it: later, perhaps
+            except OSError as error:  # out of memory or processes: try again later
                 wait = self._backoff.failed()
                 self._due = now + wait
                 log.error("no trainer can be started: %s; tried again in %.1f s", error, wait)
 
 
 class Up:
-    """Both children. `on_line(who, document)` gets what they say: "collect" or "train"."""
+    """Both children. `on_line(who, document)` gets their output; `who` is "collect" or "train"."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ class Up:
             self.collector.stop()
             raise ValueError("the collector did not start; its message stands above")
         own = self.address.rpartition(":")[2]
-        self.collector.words[-1] = own  # a restart takes the same port
+        self.collector.words[-1] = own  # a restart uses the same port
         words = ["train", "--follow", "--root", str(root), "--policy-id", policy_id]
         words += ["--seed", str(seed), "--steps-per-update", str(steps_per_version)]
         words += [] if max_lag is None else ["--max-lag", str(max_lag)]
@@ -184,7 +183,7 @@ class Up:
         self._on_line("collect", said)
 
     def watch(self, stop: threading.Event) -> bool:
-        """Keep both running until `stop`; False when the collector died too often."""
+        """Keep both running until `stop`; return False if the collector died too often."""
         while not stop.wait(0.1):
             if not self.collector.revive():
                 return False

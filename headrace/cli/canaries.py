@@ -27,7 +27,7 @@ Age = Annotated[
 
 
 def share_of(text: str) -> float:
-    """A share of the episodes: "10%" or "0.1". Raises ValueError."""
+    """Parse a share of the episodes: "10%" or "0.1". Raises ValueError."""
     number = text.strip()
     try:
         share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
@@ -39,7 +39,7 @@ def share_of(text: str) -> float:
 
 
 def size_of(document: Mapping[str, Any]) -> str:
-    """How many episodes a verdict needs, and whose, as a part of a sentence."""
+    """The number of episodes that a verdict needs, and of which arm, as part of a sentence."""
     needed = document.get("needed")
     if needed is None:
         return "too few episodes are known to say how many a verdict takes"
@@ -60,7 +60,7 @@ def start(
     *,
     as_json: bool,
 ) -> None:
-    """Start a canary, and say about how many episodes a verdict needs."""
+    """Start a canary, and print about how many episodes a verdict needs."""
     from headrace.cli.publishing import audited
     from policy.jobs.canary import start_canary
 

@@ -1,7 +1,7 @@
 """The commands `demo`, `collect`, `up`, `ls`, `verify` and `pseudonym`.
 
-A command is a plain function that `headrace.__main__` registers; its imports stand inside it, so
-that `--help` loads neither torch nor Arrow, and each command nothing but what it needs.
+A command is a plain function that `headrace.__main__` registers. It contains its own imports, so
+that `--help` loads neither torch nor Arrow, and a command only what it needs.
 """
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
@@ -140,7 +140,7 @@ def collect(
 
 
 def _declare_first(root: Path, declared: PolicyDeclaration | None, **settings: Any) -> None:
-    """Declare what a start was given, and say what that changes."""
+    """Declare the policy of a collector's options, and print the changes."""
     from ingest.server.declare import declare, only_declaration
     from ingest.server.listening import starting
 
@@ -151,7 +151,7 @@ def _declare_first(root: Path, declared: PolicyDeclaration | None, **settings: A
 
 
 def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> None:
-    """Say where the collector is, once it listens."""
+    """Print the collector's address and state when it listens."""
     from headrace.output import console
 
     if as_json:

@@ -107,12 +107,12 @@ def import_source(
         report = run_import(options, check=check, on_progress=on_progress)
     document = report.to_dict()
     console.line(document) if as_json else results.imported(document)
-    # what --check would leave out is bad input
+    # rows that --check would leave out are invalid input
     raise typer.Exit(2 if check and report.rows_left_out else 0)
 
 
 def _options(given: Mapping[str, Any]) -> ImportOptions:
-    """What the command was given, by its parameters' names. Raises ValueError, ImportFailed."""
+    """The options, from the command's parameters by name. Raises ValueError, ImportFailed."""
     from ingest.importing.options import ImportOptions
 
     named = {name: given[name] for name in ImportOptions.__dataclass_fields__ if name in given}
@@ -134,7 +134,7 @@ def _options(given: Mapping[str, Any]) -> ImportOptions:
 
 
 def _by_policy(words: Sequence[str], several: bool) -> list[str] | dict[str, list[str]]:
-    """Columns, or those of each policy where there are several and all words are POLICY=COLUMN."""
+    """The columns, by policy if there are several and all words are POLICY=COLUMN."""
     if not several or not words or not all("=" in word for word in words):
         return list(words)
     found: dict[str, list[str]] = {}
@@ -144,7 +144,7 @@ def _by_policy(words: Sequence[str], several: bool) -> list[str] | dict[str, lis
 
 
 def _pairs(option: str, form: str, words: Sequence[str]) -> dict[str, str]:
-    """name -> value, of words NAME=VALUE. Raises ValueError."""
+    """Parse words NAME=VALUE to a dict. Raises ValueError."""
     pairs = [word.partition("=") for word in words]
     for word, (name, equals, value) in zip(words, pairs, strict=True):
         if not name or not equals or (form == "NAME=COLUMN" and not value):
@@ -162,7 +162,7 @@ def _declare(root: Path, options: ImportOptions, *, redeclare: bool, as_json: bo
 
 
 def _declare_columns(root: Path, options: ImportOptions, *, redeclare: bool) -> PolicyDeclaration:
-    """Declare the spaces that the columns need, for a collector to be started on `root`."""
+    """Declare the spaces that the columns need, for a collector that will be started on `root`."""
     from ingest.importing.inference import infer_spaces
     from ingest.server.declare import declare
     from storage.declarations.declaration import PolicyDeclaration

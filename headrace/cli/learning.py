@@ -1,7 +1,7 @@
 """The commands `freeze`, `train`, `evaluate`, `publish` and `decisions`.
 
-A command is a plain function that `headrace.__main__` registers; its imports stand inside it, so
-that `--help` loads neither torch nor Arrow, and each command nothing but what it needs.
+A command is a plain function that `headrace.__main__` registers. It contains its own imports, so
+that `--help` loads neither torch nor Arrow, and a command only what it needs.
 """
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
@@ -73,16 +73,16 @@ Acts = Annotated[
 MinEss = Annotated[float, typer.Option(help="Least effective sample size.")]
 
 CANNOT_TELL_EXIT = 4
-"""A judgement that says neither: docs/exit_statuses.md has the table."""
+"""The exit status of an undecided judgement; see docs/exit_statuses.md."""
 
 
 class Edge(Protocol):
-    """What `publish` needs of the edge; `headrace.__main__` joins them."""
+    """The functions that `publish` needs from `ingest`; `headrace.__main__` supplies them."""
 
     def publisher(
         self, url: str, token: str | None, ca: Path | None
     ) -> AbstractContextManager[MakeLive]:
-        """What makes a candidate live through a collector."""
+        """Return a function that makes a candidate live through a collector."""
 
     def audited(self, event: str, **fields: Any) -> None:
         """Write an audit line."""
@@ -95,14 +95,14 @@ _joined: list[Edge] = []
 
 
 def join(edge: Edge) -> None:
-    """Give the commands their edge."""
+    """Set the functions that the commands use."""
     _joined[:] = [edge]
 
 
 def _make_live(
     url: str | None, token: str | None, ca: Path | None
 ) -> AbstractContextManager[MakeLive]:
-    """What makes a candidate live: in its own root, or through the collector at `url`."""
+    """Return a function that makes a candidate live: in its root, or by the collector at `url`."""
     from policy.inference.weight_store import WeightStore
 
     if url is None:
@@ -322,7 +322,7 @@ def evaluate(
 
 
 def _weights(store: WeightStore, name: str) -> str | int | None:
-    """What names weights on the command line, as `policy.jobs.evaluate` takes it."""
+    """Parse the name of weights on the command line for `policy.jobs.evaluate`."""
     if name == "live":
         return None
     if name != "latest":

@@ -1,4 +1,4 @@
-"""Options that commands of several packages share: one name, one environment variable, one help."""
+"""Options that several commands share, with one name, environment variable and help text each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer.core
 
 
 class Command(typer.core.TyperCommand):
-    """A command that refuses an option which is given twice and takes one value.
+    """A command that refuses a repeated option if the option takes one value.
 
-    The library would take the last one, and go on without a word about the others.
+    Typer would silently use the last value.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -27,9 +27,9 @@ class Command(typer.core.TyperCommand):
 
 
 def period(since: str | None, until: str | None) -> dict[str, int | None]:
-    """`since` and `until` in microseconds since the epoch; a time without a zone is UTC's.
+    """Convert `since` and `until` to microseconds since the epoch; without a zone they are in UTC.
 
-    Raises ValueError for what is no date of ISO 8601, and for an end that is not after its begin.
+    Raises ValueError for text that is not an ISO 8601 date, and for an end not after the start.
     """
     found = {"since": _moment("--since", since), "until": _moment("--until", until)}
     low, high = found["since"], found["until"]
@@ -50,10 +50,10 @@ def _moment(option: str, text: str | None) -> int | None:
 
 
 ROOT = Path("data/run")
-"""Where a run goes unless it is told otherwise."""
+"""The default root."""
 
 ADDRESS = "http://127.0.0.1:8642"
-"""Where a collector is unless it is told otherwise."""
+"""The default address of a collector."""
 
 Text = str | None
 Texts = list[str] | None

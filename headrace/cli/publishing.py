@@ -1,7 +1,7 @@
 """The commands `rollback`, `resume` and `versions`, under a root or through a collector (`--url`).
 
-`publish` itself stands with the gate, in `headrace.cli.learning`; `headrace.__main__` joins it to
-`publisher` and `audited` here, because nothing in policy knows the edge.
+`publish` is in `headrace.cli.learning`, next to the gate. `headrace.__main__` gives it `publisher`
+and `audited` from here, so that it does not import `ingest`.
 """
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def publisher(
     url: str, token: str | None, ca: Path | None
 ) -> Iterator[Callable[[WeightStore, str], NowLive]]:
-    """What makes a candidate live through the collector at `url`."""
+    """Return a function that makes a candidate live through the collector at `url`."""
     from ingest.client.publisher import Publisher
 
     with Publisher(url, token=token, ca=ca) as found:
@@ -47,7 +47,7 @@ def publisher(
 
 
 def audited(event: str, **fields: Any) -> None:
-    """An audit line on stderr for what was done under a root, as a collector writes it."""
+    """Write an audit line to stderr about a change under a root, as a collector does."""
     from ingest.access.admission import audit
     from ingest.server.logs import configure
 
@@ -109,7 +109,7 @@ def rollback(
 
 
 def _person() -> str:
-    """Who gives the command, as far as the system says."""
+    """The user who runs the command, if the system knows."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # an account without a name, as in a container

@@ -1,4 +1,4 @@
-"""`headrace report`: what lies under a root, in one file for a browser."""
+"""`headrace report`: the contents of a root, in one HTML file."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
 

@@ -1,19 +1,19 @@
-"""The root that a command reads: that there is one, and that it knows the policy."""
+"""Check that the root of a command exists, and contains the policy."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 FOLDERS = ("policies", "journal", "shards", "weights", "keys")
-"""What makes a folder a root: one of these in it."""
+"""A folder that contains one of these is a root."""
 MOST_NAMED = 10
 
 
 def require_root(root: Path, policy_id: str | None = None, *, option: str = "--root") -> None:
     """Raise ValueError unless `root` is a root, and `policy_id` a policy of it.
 
-    A root without declarations (of shards that were copied, or written by an output writer) may
-    hold any policy. One whose declaration was removed is known by its weights and decisions.
+    A root without declarations (with copied shards, or written by an output writer) may contain any
+    policy. A policy whose declaration was removed is known by its weights and decisions.
     """
     if not root.is_dir():
         raise ValueError(f"{option}: expected a folder, found none at {root}")

@@ -1,8 +1,9 @@
-"""Waiting until what was made live is served, and saying what is not.
+"""Wait until a live version is served, and report which collectors do not serve it.
 
-A version is wanted from the moment that live.json names it. It is live for clients once a collector
-serves it, which may refuse: each registers what it serves (`storage.weights.served`). One that
-cannot write under `weights/` is found by its address beside the journal, and asked over HTTP.
+A version is wanted from the moment that live.json names it. It is live for clients when a collector
+serves it, which the collector may refuse. Each collector registers what it serves
+(`storage.weights.served`). One that cannot write under `weights/` is found by its address in the
+journal's folder, and asked over HTTP.
 """
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
     from storage.weights.manifest import Served
 
 NOT_SERVED = 5
-"""The exit status of a version that is wanted and was not served in time."""
+"""The exit status if a version is wanted but was not served in time."""
 ASK_SECONDS = 0.05
 REFUSED_SECONDS = 3.0
-"""A refusal that stands for so long is not waited on any further: some pass by themselves."""
+"""Seconds after which a refusal is final; some refusals pass before."""
 
 Ask = Callable[[], Sequence["Served"]]
-"""What each registered collector serves now."""
+"""A function that returns what each registered collector serves now."""
 
 
 class Wait(StrEnum):
-    """Which of the registered collectors have to serve a version before a command ends."""
+    """Which of the registered collectors must serve a version before a command ends."""
 
     ALL = "all"
     ANY = "any"
@@ -49,14 +50,14 @@ WaitSeconds = Annotated[
     float, typer.Option("--wait-for", min=0.0, help="Seconds to wait; then the exit status is 5.")
 ]
 WAIT_SECONDS = 35.0
-"""Longer than the registration of a collector that was killed lasts."""
+"""Longer than the registration of a killed collector lasts."""
 
 
 def wait_served(ask: Ask, generation: int, how: Wait, seconds: float) -> dict[str, Any]:
     """Wait until collectors serve a generation, or a later one.
 
-    Gives `state`: "served", "no collector", "not served" or "not asked", and `collectors`: what
-    each serves, and why not what is wanted.
+    Returns `state`: "served", "no collector", "not served" or "not asked", and `collectors`: what
+    each serves, and the reason if that is not the wanted version.
     """
     begin, refused_since = time.monotonic(), None
     while True:
@@ -91,7 +92,7 @@ def wait_served(ask: Ask, generation: int, how: Wait, seconds: float) -> dict[st
 
 
 def described(version: int, generation: int, policy_id: str, served: dict[str, Any]) -> str:
-    """A sentence of what became of a version that is live in a generation."""
+    """A sentence about the version that is live in a generation, and whether it is served."""
     wanted = f"Version {version} of {policy_id} is wanted"
     collectors = served["collectors"]
     if served["state"] == "served":
@@ -112,7 +113,7 @@ def described(version: int, generation: int, policy_id: str, served: dict[str, A
 
 
 class Where(NamedTuple):
-    """Whose weights a command changes: a root's, or those of the collector at `url`."""
+    """The weights that a command changes: those of a root, or of the collector at `url`."""
 
     root: Path
     policy_id: str
@@ -122,7 +123,7 @@ class Where(NamedTuple):
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[Ask]:
-        """What the registered collectors serve."""
+        """Yield a function that returns what the registered collectors serve."""
         if self.url is None:
             yield asked_under(self.root, self.policy_id, self.token, self.ca)
             return
@@ -141,9 +142,9 @@ def report_served(
     note: str,
     as_json: bool,
 ) -> None:
-    """Wait until the `version` and `generation` of a document are served, and print what became.
+    """Wait until the `version` and `generation` of a document are served, and print the result.
 
-    Raises typer.Exit with NOT_SERVED where they are not.
+    Raises typer.Exit with NOT_SERVED if they are not.
     """
     from headrace.output import console
 
@@ -162,7 +163,7 @@ def report_served(
 
 
 def asked_elsewhere(publisher: Publisher, policy_id: str) -> Ask:
-    """Through the collector that publishes."""
+    """Ask the collector that publishes."""
     from storage.weights.manifest import Served
 
     return lambda: [
@@ -171,7 +172,7 @@ def asked_elsewhere(publisher: Publisher, policy_id: str) -> Ask:
 
 
 def asked_under(root: Path, policy_id: str, token: str | None, ca: Path | None) -> Ask:
-    """By the records under a root, and by the address of its collector where that has none."""
+    """Read the records under a root, or ask its collector by address if it has no record."""
     from storage.weights.store import WeightFolder
 
     store = WeightFolder(root, policy_id)
@@ -186,7 +187,7 @@ def asked_under(root: Path, policy_id: str, token: str | None, ca: Path | None) 
 
 
 class _Silent:
-    """A collector of the root that cannot write under `weights/`."""
+    """The collector of a root, if it cannot write under `weights/`."""
 
     def __init__(self, root: Path, policy_id: str, token: str | None, ca: Path | None) -> None:
         self._directory, self._policy_id = root / "journal", policy_id
@@ -194,10 +195,10 @@ class _Silent:
         self._id = ""
 
     def record(self, registered: set[str]) -> list[Served]:
-        """What it serves, one or none: it may be registered, or not run.
+        """What the collector serves: one record, or none if it is registered or not running.
 
-        One that does not say serves nothing as far as anybody knows, unless one is registered: that
-        is taken for it.
+        If it does not answer, it counts as serving nothing, unless any collector is registered,
+        which is then assumed to be the same.
         """
         from ingest.collector.address_file import LiveAddress
 
@@ -216,7 +217,7 @@ class _Silent:
         return [] if self._id in registered or weights is None else [_record(self._id, weights)]
 
     def _asked(self, address: str, token: str | None) -> dict[str, Any] | str:
-        """What `/v1/spec` says, or why it says nothing."""
+        """The answer of `/v1/spec`, or the reason why there is none."""
         from ingest.client.transport import Delivery, Transport
         from ingest.protocol.errors import IngestError
 
@@ -228,7 +229,7 @@ class _Silent:
 
 
 def _record(collector_id: str, weights: dict[str, Any]) -> Served:
-    """What `/v1/spec` says of a policy's weights, as a record."""
+    """Convert the weights in an answer of `/v1/spec` to a record."""
     from storage.weights.manifest import Served
 
     nothing = {"version": -1, "generation": -1}

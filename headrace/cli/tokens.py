@@ -1,4 +1,4 @@
-"""`headrace token`: make, list and revoke the tokens that a collector lets in."""
+"""`headrace token`: make, list and revoke the tokens that a collector accepts."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
 
@@ -97,7 +97,7 @@ def _seconds(text: str) -> float:
 
 
 def _document(token: Token) -> dict[str, Any]:
-    """What is told of a token: everything but its hash."""
+    """A token as JSON: everything but its hash."""
     import time
 
     import msgspec

@@ -1,9 +1,9 @@
-"""`headrace demo`, second part: a real production log, which says too little to judge by.
+"""`headrace demo`, second part: a real production log, which is too small for a verdict.
 
-Two logs of one shop, each by another logging policy, are imported by two collectors. A policy is
-learned from the first, judged by the episodes that its training held out and by the other log,
-published, and asked for actions by a remote client. Every step is a process or an HTTP request of
-its own; each command is printed before it runs, so that it can be typed again.
+Two logs of one shop, by different logging policies, are imported by two collectors. A policy is
+learned from the first log, and judged by both: by the first log's held-out episodes, and by the
+other log. It is published, and a remote client asks it for actions. Every step is a process or an
+HTTP request of its own; each command is printed before it runs, so that users can repeat it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DECISIONS = 20
 
 
 def run_bandit(demo: Demo) -> dict[str, Any]:
-    """Import, learn, judge, publish, act; what was found.
+    """Import, learn, judge, publish, act; return the findings.
 
-    `ok` is False when the intervals of the two logs do not overlap, or `verify` found something.
+    `ok` is False if the intervals of the two logs do not overlap, or `verify` found a fault.
     """
     found: dict[str, Any] = {"categories": _categories(demo.data / FOLDER)}
     (demo.root / CATEGORIES).write_text(json.dumps(found["categories"], indent=1) + "\n")
@@ -69,7 +69,7 @@ def _categories(data: Path) -> dict[str, list[Any]]:
 
 
 def _spaces(categories: dict[str, list[Any]]) -> list[str]:
-    """What the collector of a log declares."""
+    """The options that declare the spaces of a log."""
     sizes = ",".join(str(len(values)) for values in categories.values())
     return ["--observation", f"multi_discrete:{sizes}", "--action", f"discrete:{ACTIONS}"]
 
@@ -87,7 +87,7 @@ def _import(demo: Demo, collector: CollectorCommand) -> dict[str, Any]:
 
 
 def _learn(demo: Demo, learned_from: CollectorCommand, other: CollectorCommand) -> dict[str, Any]:
-    """Train, judge by both logs, publish: without the gate when it says no, so as to go on."""
+    """Train, judge by both logs, publish; without the gate if it refuses, to continue the demo."""
     own = ["--root", learned_from.root]
     trained = demo.command("train", *own, "--seed", demo.seed)
     plot = demo.root / "intervals.png"
@@ -109,10 +109,10 @@ def _learn(demo: Demo, learned_from: CollectorCommand, other: CollectorCommand) 
 
 
 def overlapping(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> dict[str, bool]:
-    """Estimator -> whether its two intervals overlap; an end that is None is without a bound.
+    """Estimator -> whether its two intervals overlap; an end that is None is infinite.
 
-    The direct method is left out: its interval tells the noise of the fitted model's predictions
-    and nothing of the model's own error, so that two models fitted to two logs need not agree.
+    The direct method is left out: its interval covers only the variation of the fitted model's
+    predictions, not the model's error, so the models fitted to two logs need not agree.
     """
     intervals = {one["name"]: one["interval"] for one in second if one["name"] != "dm"}
     return {
@@ -128,14 +128,14 @@ def _below(low: float | None, high: float | None) -> bool:
 
 
 def _act(demo: Demo, collector: CollectorCommand) -> dict[str, Any]:
-    """A remote client asks for actions on some observations of the log."""
+    """Ask for actions on some observations of the log, as a remote client."""
     with ShardReader(collector.root, batch_size=DECISIONS) as reader:
         observations = reader.next()["obs"][:DECISIONS]
     demo.say(f"  a remote client asks {collector.address} for {len(observations)} actions")
     actions: list[int] = []
     with PolicyClient(collector.address, inference_mode="remote") as client:
         for observation in observations:
-            # Nobody will click on these: kept, but not to learn from.
+            # Nobody can click on these: they are stored, but not for learning.
             episode = client.start_episode(training_enabled=False, tags={"purpose": "demo"})
             action: Any = client.get_action(episode, observation)
             actions.append(int(action))
@@ -145,12 +145,12 @@ def _act(demo: Demo, collector: CollectorCommand) -> dict[str, Any]:
 
 
 def show_bandit(found: dict[str, Any]) -> None:
-    """The tables and sentences of this part."""
+    """Print the tables and sentences of this part."""
     trained = found["train"]
     rows = []
     for name, log in found["logs"].items():
         checked = log["verify"]
-        # Evaluation reads what training held out, and all of the log that it did not train on.
+        # Evaluation reads the episodes that training held out, and all of the other log.
         learned, judged_by = 0, log["rows"]
         if name == LOGS[0]:
             learned, judged_by = trained["rows_trained"], trained["rows_held_out"]

@@ -1,10 +1,10 @@
-"""`headrace demo`, first part: a log whose truth is known, so that its judgement can be checked.
+"""`headrace demo`, first part: a log with known true values, so that judgements can be checked.
 
-Contexts are images of handwritten digits, an action names a digit, the reward is 1 where it is
-right: what any policy is worth can be measured. A weak policy logs decisions over HTTP with its
-true propensities. What is learned from them is judged, goes through the gate and acts for a remote
-client; the rewards that it then earns are held against what the judge predicted. A second
-candidate, which has hardly learned, has to be judged worse.
+Contexts are images of handwritten digits, an action names a digit, and the reward is 1 if it is
+right. So the value of any policy can be measured. A weak policy logs decisions over HTTP with its
+true propensities. A policy learned from these is judged, passes the gate and acts for a remote
+client; its rewards are compared with the prediction. A second candidate, which has hardly learned,
+must be judged worse.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ FILE = Path("digits") / "digits.parquet"
 NAME = "digits"
 PIXELS, CLASSES, BRIGHTEST = 64, 10, 16
 LOGGED, ACTED = 4_000, 1_000
-EXPLORED = 0.7  # share of decisions that the weak policy leaves to chance
+EXPLORED = 0.7  # share of the weak policy's decisions that are random
 SEEN = 20  # labelled images that it knows
-AGREE = 3.29  # standard normal deviates: two-sided 99.9 %
+AGREE = 3.29  # normal quantile: two-sided 99.9 %
 
 Floats = npt.NDArray[np.float64]
 
 
 def run_digits(demo: Demo) -> dict[str, Any]:
-    """Log, learn, judge, publish, act; `ok` says that each verdict was right and that the measured
-    reward agrees with the predicted one."""
+    """Log, learn, judge, publish, act; return the findings.
+
+    `ok` says that each verdict was right and that the measured reward agrees with the predicted
+    one.
+    """
     images, digits = _read(demo.data / FILE)
     rng = np.random.default_rng(demo.seed)
     chances = weak_policy(images, digits, rng)
@@ -76,7 +79,7 @@ def run_digits(demo: Demo) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """(N, 64) pixels from 0 to 1, and what each image shows, (N,)."""
+    """Read (N, 64) pixels from 0 to 1, and the digits of the images, (N,)."""
     table = pq.read_table(path)
     pixels = np.array(table["pixels"].to_pylist(), np.float32) / np.float32(BRIGHTEST)
     return pixels, np.array(table["digit"].to_pylist(), np.int64)
@@ -85,8 +88,10 @@ def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
 def weak_policy(
     images: npt.NDArray[np.float32], digits: npt.NDArray[np.int64], rng: np.random.Generator
 ) -> Floats:
-    """(N, 10) probabilities of a policy that knows few images: the digit of the nearest one, or
-    chance."""
+    """(N, 10) probabilities of a policy that knows few images.
+
+    It chooses the digit of the nearest known image, or a random one.
+    """
     seen = rng.choice(len(images), SEEN, replace=False)
     distances = ((images[:, None] - images[seen]) ** 2).sum(axis=2)
     chances = np.full((len(images), CLASSES), EXPLORED / CLASSES)
@@ -102,7 +107,7 @@ def _log(
     chances: Floats,
     rng: np.random.Generator,
 ) -> None:
-    """Decisions of the weak policy on images drawn at random, with their true probabilities."""
+    """Log decisions of the weak policy on random images, with their true probabilities."""
     demo.say(f"  a service logs {LOGGED:,} decisions of a weak policy to {collector.address}")
     with PolicyClient(collector.address, inference_mode="remote", on_full="block") as client:
         client.connect()
@@ -120,12 +125,12 @@ def _act(
     digits: npt.NDArray[np.int64],
     rng: np.random.Generator,
 ) -> Floats:
-    """The rewards, (ACTED,), of the version that is live, as a remote client."""
+    """Act with the live version as a remote client; return the rewards, (ACTED,)."""
     demo.say(f"  a remote client asks for {ACTED:,} actions")
     rewards = np.zeros(ACTED)
     with PolicyClient(collector.address, inference_mode="remote") as client:
         for i, one in enumerate(rng.integers(len(images), size=ACTED)):
-            # to check the prediction by: kept, but neither to learn nor to judge from
+            # only to check the prediction: not for learning or judging
             episode = client.start_episode(training_enabled=False, tags={"purpose": "demo"})
             action: Any = client.get_action(episode, images[one])
             rewards[i] = float(int(action) == digits[one])
@@ -135,8 +140,7 @@ def _act(
 
 
 def _measure(judged: dict[str, Any], rewards: Floats) -> dict[str, Any]:
-    """What `evaluate` predicted by `dr` and what was measured; whether they differ by no more than
-    both errors explain."""
+    """Compare the `dr` prediction of `evaluate` with the measured rewards, within both errors."""
     log = judged["logs"][0]
     (predicted,) = (one for one in log["target"] if one["name"] == "dr")
     error = float(rewards.std(ddof=1)) / math.sqrt(len(rewards))
@@ -150,7 +154,7 @@ def _measure(judged: dict[str, Any], rewards: Floats) -> dict[str, Any]:
 
 
 def show_digits(found: dict[str, Any]) -> None:
-    """What this part came to."""
+    """Print the results of this part."""
     rows = [("the weak policy that logged", f"{found['weak']:.3f}", "exact, over all images")]
     if "measured" in found:
         predicted, measured = found["predicted"], found["measured"]
@@ -172,7 +176,7 @@ def _with_error(one: dict[str, Any]) -> str:
 
 
 def _difference(gate: dict[str, Any]) -> str:
-    """The difference that decided, with its interval."""
+    """The deciding difference, with its interval."""
     decided = [one for one in gate["comparisons"] if one["verdict"] == gate["verdict"]]
     if not decided:
         return "".join(f"\n  {reason}" for reason in gate["reasons"])

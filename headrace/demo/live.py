@@ -1,8 +1,8 @@
 """`headrace demo`, part B: clients learn CartPole through shards, while the collector is killed.
 
-`headrace up` runs a collector and a trainer; client processes play in local mode with the weights
-that were trained on what they just did. Once on the way the collector is killed with SIGKILL, and
-`up` starts it again. At the end every step that the clients acted must be acknowledged once.
+`headrace up` runs a collector and a trainer. Client processes act in local mode, with weights that
+were trained on their own recent steps. The collector is killed once with SIGKILL, and `up` restarts
+it. At the end every step that the clients acted must be acknowledged exactly once.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Json = dict[str, Any]
 
 
 class LiveFailed(RuntimeError):
-    """The live loop did not come up or did not end well; the text says what."""
+    """The live loop did not start or end well; the text says what failed."""
 
 
 @dataclass
 class PlayedEpisode:
-    """One ended episode: the steps acted by then, its return, the version that acted last."""
+    """One ended episode: the total steps by then, its return, the version that acted last."""
 
     steps: int
     total: float
@@ -51,7 +51,7 @@ class PlayedEpisode:
 
 @dataclass
 class LiveRun:
-    """What the processes said so far. Their threads append; one loop reads."""
+    """The processes' reports so far. Their threads append; one loop reads."""
 
     episodes: list[PlayedEpisode] = field(default_factory=list)
     address: str = ""
@@ -59,14 +59,14 @@ class LiveRun:
     version: int = 0
     lag: float = 0.0
     steps: int = 0
-    acted: int = 0  # by the players' last words
+    acted: int = 0  # from the players' last reports
     reports: int = 0
     told: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def mean(self) -> float:
-        """The mean of the last WINDOW returns, 0 before so many episodes ended."""
+        """The mean of the last WINDOW returns, 0 while there are fewer."""
         last = self.episodes[-WINDOW:]
         return sum(e.total for e in last) / WINDOW if len(last) == WINDOW else 0.0
 
@@ -91,7 +91,7 @@ class LiveRun:
 
 @contextlib.contextmanager
 def _running(words: list[str], on_line: Callable[[Json], None]) -> Iterator[subprocess.Popen[str]]:
-    """A process whose JSON lines are heard; it is gone when the block ends."""
+    """A process whose JSON lines are passed to `on_line`; it is stopped at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", *words], stdout=subprocess.PIPE, text=True
     )
@@ -180,10 +180,10 @@ def _watch(
     goal: float,
     kill_at_version: int,
 ) -> tuple[int, float]:
-    """Print a line a second until the goal or a limit; kill the collector once.
+    """Print a line per second until the goal or a limit; kill the collector once.
 
-    Answers the kills and the mean return that ended the watch: the players play on until they
-    are stopped, and what they play then may be worse.
+    Returns the number of kills, and the mean return at the end of the watch. The players continue
+    until they are stopped, possibly with worse returns.
     """
     killed, before, mean = 0, 0, live.mean
     while mean < goal and live.steps < MAX_STEPS:
@@ -206,7 +206,7 @@ def _watch(
 
 
 def _plot(live: LiveRun, path: Path) -> Path:
-    """Return, its moving average and version over steps, as a picture."""
+    """Plot returns, their moving average and versions over steps, as a picture."""
     matplotlib.use("Agg")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -228,13 +228,13 @@ def _plot(live: LiveRun, path: Path) -> Path:
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each `window` values that follow one another: `window - 1` fewer than values."""
+    """The means of all runs of `window` consecutive values: `window - 1` fewer than values."""
     sums = [0.0, *itertools.accumulate(values)]
     return [(b - a) / window for a, b in zip(sums, sums[window:], strict=False)]
 
 
 def show_live(found: Json) -> None:
-    """What part B came to."""
+    """Print the results of part B."""
     goal = "reached" if found["reached"] else "NOT reached"
     print(
         f"CartPole: a mean return of {found['mean_return']:.0f} over the last {WINDOW} episodes "

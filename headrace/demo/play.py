@@ -1,9 +1,8 @@
-"""`python -m headrace.demo.play ADDRESS ENV`: a client that plays a gymnasium environment in local
-mode.
+"""`python -m headrace.demo.play ADDRESS ENV`: a client that plays a gymnasium environment locally.
 
-It is what an on-policy program of your own looks like, and what `headrace demo` learns from. Each
-ended episode is a JSON line: return, length, the version that acted last, and what the collector
-has acknowledged.
+It shows what your own on-policy program can look like, and `headrace demo` learns from it. Each
+ended episode is printed as a JSON line: return, length, the version that acted last, and the steps
+that the collector has acknowledged.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Seat:
         self._return, self._length = 0.0, 0
 
     def step(self) -> dict[str, Any] | None:
-        """Act once; answers what an episode came to when it ended."""
+        """Act once; return the episode's result if it ended."""
         action = self._client.get_action(self._episode, self._observation)
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self._observation = observation
@@ -58,7 +57,7 @@ class Seat:
 
 
 def play(client: PolicyClient, env: str, seats: int, seed: int, stop: threading.Event) -> int:
-    """Play until `stop`; episodes that are open then end as truncated. Answers the steps acted."""
+    """Play until `stop`, then truncate the open episodes. Returns the number of steps."""
     taken = [Seat(client, gymnasium.make(env), seed + number) for number in range(seats)]
     while not stop.is_set():
         for seat in taken:
@@ -77,7 +76,7 @@ def play(client: PolicyClient, env: str, seats: int, seed: int, stop: threading.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Play until SIGTERM, then deliver everything and say what was acknowledged; exit status."""
+    """Play until SIGTERM, then deliver everything and print what was acknowledged; exit status."""
     parser = argparse.ArgumentParser(prog="python -m headrace.demo.play")
     parser.add_argument("address")
     parser.add_argument("env")
@@ -92,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             acted = play(client, given.env, given.seats, given.seed, stop)
             client.flush(DELIVERY_SECONDS)
             stats = client.stats
-    except TimeoutError as error:  # the collector is gone, and whoever stopped us waits
+    except TimeoutError as error:  # the collector is gone, and the process that stopped us waits
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(json.dumps({"acted": acted, "refused": stats.refused}), flush=True)

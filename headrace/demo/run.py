@@ -1,8 +1,9 @@
-"""`headrace demo`: its three parts, one after the other, and what they came to.
+"""`headrace demo`: its three parts, one after another, and their results.
 
-A log whose truth is known is judged (headrace.demo.digits), a real one is found to say too little
-(headrace.demo.bandit), and clients learn as they act (headrace.demo.live). Every step is a process
-or an HTTP request of its own; each command is printed before it runs, so that it can be typed.
+A log with known true values is judged (headrace.demo.digits), a real one turns out to be too small
+for a verdict (headrace.demo.bandit), and clients learn as they act (headrace.demo.live). Every step
+is a process or an HTTP request of its own; each command is printed before it runs, so that users
+can repeat it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["DemoFailed", "make_place", "run_demo", "show"]
 
 
 def make_place(root: Path, data: Path) -> None:
-    """Move aside what stands where the demo works. Raises ValueError when the logs are missing."""
+    """Move existing files aside. Raises ValueError if the logs are missing."""
     wanted = [digits.FILE, *(Path(bandit.FOLDER) / f"{name}.parquet" for name in bandit.LOGS)]
     absent = [name for name in wanted if not (data / name).is_file()]
     if absent:
@@ -36,10 +37,10 @@ def make_place(root: Path, data: Path) -> None:
 def run_demo(
     root: Path, data: Path, *, seed: int = 0, live: bool = True, quiet: bool = False
 ) -> dict[str, Any]:
-    """Run all of it under `root`, which must not exist yet; what was found, as plain types.
+    """Run everything under `root`, which must not exist; return the findings as plain types.
 
     `data` is the folder of the logs; with `live`, clients learn CartPole, on-policy. `ok` says that
-    each part came out as it has to. Raises DemoFailed when a stage fails, OSError.
+    each part had the expected result. Raises DemoFailed if a stage fails, OSError.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the collectors end too
     began = time.monotonic()
@@ -60,7 +61,7 @@ def run_demo(
 
 
 def _live(demo: Demo) -> dict[str, Any]:
-    """CartPole, and whether every step that its clients acted is in a shard, once."""
+    """Run CartPole; check that every step of its clients is in a shard exactly once."""
     try:
         found = run_live(demo.root / "cartpole", seed=demo.seed, say=demo.say)
     except LiveFailed as error:
@@ -73,7 +74,7 @@ def _live(demo: Demo) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """What `headrace demo` ends with."""
+    """Print the final results of `headrace demo`."""
     digits.show_digits(found["digits"])
     bandit.show_bandit(found["bandit"])
     if "live" in found:

@@ -1,4 +1,4 @@
-"""What the stages of `headrace demo` have in common: commands that are printed, then run."""
+"""Functions shared by the stages of `headrace demo`: commands that are printed, then run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_SECONDS = 30.0
 
 
 class DemoFailed(RuntimeError):
-    """A stage did not do what it has to; the text says which, and what it said."""
+    """A stage failed; the text names it and has its output."""
 
 
 @dataclass
@@ -36,13 +36,13 @@ class CollectorCommand:
     address: str
 
     def counts(self) -> dict[str, Any]:
-        """What /readyz says."""
+        """The counts in the answer of /readyz."""
         response = urllib3.request("GET", f"{self.address}/readyz", retries=False, timeout=10.0)
         found: dict[str, Any] = response.json()
         return found
 
     def stop(self) -> None:
-        """SIGTERM, which drains. Raises DemoFailed unless it ends well."""
+        """Stop it with SIGTERM, which drains. Raises DemoFailed unless it ends well."""
         self.process.send_signal(signal.SIGTERM)
         if self.process.wait(STOP_SECONDS) != 0:
             raise DemoFailed(f"the collector of {self.name} ended with {self.process.returncode}")
@@ -50,19 +50,19 @@ class CollectorCommand:
 
 @dataclass
 class Demo:
-    """Where the demo works, and how its stages run commands."""
+    """The demo's folder, and how its stages run commands."""
 
     root: Path
     data: Path
     seed: int
-    quiet: bool  # say nothing on stderr
+    quiet: bool  # print nothing on stderr
 
     def say(self, text: str) -> None:
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def command(self, *words: object, accept: tuple[int, ...] = (0,)) -> dict[str, Any]:
-        """Run one command of headrace; what its --json line says."""
+        """Run a headrace command; return its --json line."""
         arguments = [str(word) for word in words]
         began = time.monotonic()
         self.say(f"$ headrace {shlex.join(arguments)}")
@@ -81,7 +81,7 @@ class Demo:
 
     @contextlib.contextmanager
     def collecting(self, name: str, *words: object) -> Iterator[CollectorCommand]:
-        """`headrace collect` of a log on a free port; `words` say what its policy declares."""
+        """Run `headrace collect` for a log on a free port; `words` declare its policy."""
         root = self.root / name
         arguments = ["collect", "--root", str(root), "--port", "0", *map(str, words)]
         self.say(f"$ headrace {shlex.join(arguments)} &")
@@ -105,8 +105,10 @@ class Demo:
                 process.stdout.close()
 
     def await_shards(self, collector: CollectorCommand) -> int:
-        """Wait until all that was acknowledged is in shards: seconds after the last episode ended;
-        how many steps."""
+        """Wait until all acknowledged steps are in shards; return their number.
+
+        That is some seconds after the last episode ended.
+        """
         limit = time.monotonic() + IN_SHARDS_SECONDS
         while (counts := collector.counts())["steps_in_shards"] < counts["steps"]:
             if time.monotonic() > limit:

@@ -1,6 +1,6 @@
-"""How commands tell their results: tables and bars for people, one line of JSON for programs.
+"""Output of commands: tables and bars for people, one line of JSON for programs.
 
-Tables go to stdout, progress to stderr, so that a pipe gets the result alone. Needs rich (the [cli]
+Tables go to stdout, progress to stderr, so that a pipe gets only the result. Needs rich (the [cli]
 extra).
 """
 
@@ -18,23 +18,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 PIPED_WIDTH = 140
-"""Characters in a line when stdout is no terminal: what stands in files and logs is not cut."""
+"""Characters per line if stdout is not a terminal, so that tables in files are not cut."""
 
 
 def line(document: Mapping[str, Any]) -> None:
-    """The result as one line of strict JSON. Raises ValueError for NaN and infinity."""
+    """Print the result as one line of strict JSON. Raises ValueError for NaN and infinity."""
     print(json.dumps(document, allow_nan=False), flush=True)
 
 
 def printable(text: str) -> str:
-    """A name of a file for a terminal: what that would obey, or UTF-8 cannot hold, is escaped."""
+    """Escape a file name for a terminal: control characters, and what UTF-8 cannot encode."""
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on stdout; whole numbers to the right, None as nothing."""
+    """Print a table on stdout; numbers are aligned to the right, None is empty."""
     drawn = Table()
     lines = [tuple(row) for row in rows]
     for at, name in enumerate(columns):
@@ -55,9 +55,9 @@ def _cell(value: Any) -> str:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Live bars on stderr: call what is yielded with what is done, how far, of how much.
+    """Show live bars on stderr; yield a function of (what is done, amount done, total).
 
-    A file or a pipe gets none: bars are for eyes.
+    Nothing is shown if stderr is not a terminal.
     """
     console = Console(stderr=True)
     bar = Progress(
@@ -81,9 +81,9 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def moment(micros: int | None) -> str:
-    """A time (microseconds since the epoch) for people, UTC; None is nothing.
+    """A time (microseconds since the epoch) as text in UTC; empty for None.
 
-    One that no calendar has is its number: clients send any.
+    A time outside the calendar, which clients can send, is shown as its number.
     """
     if micros is None:
         return ""

@@ -1,7 +1,7 @@
-"""Pages of `headrace report` and `evaluate --html`: each one file of HTML that opens offline.
+"""The pages of `headrace report` and `evaluate --html`: each is one HTML file that opens offline.
 
-Tables are those that a terminal shows (`headrace.output.results`), charts are inline SVG; nothing
-is fetched, and nothing runs.
+Tables are those of the terminal (`headrace.output.results`), charts are inline SVG. Nothing is
+fetched, and there are no scripts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MOST_SERIES = 7
 MOST_CURVES = 12
 MOST_DECISIONS = 200
 SETTINGS = ("seed", "evaluation_share", "cluster", "config", "algorithm")
-"""What stands among a version's metrics, and has no curve."""
+"""Entries of a version's metrics that are settings, and get no curve."""
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
 
 
 def report_page(document: Document) -> str:
-    """The page of an `overview` document."""
+    """Return the page for an `overview` document."""
     sections = (
         ("Now", _now(document)),
         ("Data over time", _data(document["data"])),
@@ -52,7 +52,7 @@ def report_page(document: Document) -> str:
 
 
 def evaluation_page(logs: Sequence[Document]) -> str:
-    """The page of `evaluate`: verdicts, what decides, checks, estimates of each log."""
+    """Return the page of `evaluate`: verdicts, bars, checks, and the estimates of each log."""
     title, *_ = estimated(logs)
     told = "".join(f"<p>{_text(line)}</p>" for line in verdicts(logs))
     return _page(title, told + _evaluated(logs))
@@ -133,7 +133,7 @@ def _data(data: Document) -> str:
 
 
 def _source(one: Document) -> str:
-    """Who chose the actions, as people say it."""
+    """Who chose the actions, in words."""
     source = str(one["source"])
     return {"replayed": "imported", "on_policy": "on policy"}.get(source, source)
 
@@ -153,7 +153,7 @@ def _by_version(bars: Sequence[Document], version: Callable[[Document], str]) ->
 
 
 def _stacked(bars: Sequence[Document], name_of: Callable[[Document], str]) -> str:
-    """Stacked bars of steps over time; the series with the most steps have a colour each."""
+    """Stacked bars of steps over time; the series with the most steps have their own colours."""
     begin, end = bars[0]["hour"], bars[-1]["hour"]
     hours = (end - begin) // 3_600_000_000 + 1
     width = max(1, math.ceil(hours / MOST_BARS))
@@ -217,8 +217,8 @@ def _tick(value: float) -> str:
 
 
 def _curves(versions: Sequence[Document]) -> str:
-    """Each number of the versions' metrics, over the versions that were trained."""
-    versions = [one for one in versions if one.get("copy_of") is None]  # the others rolled back
+    """Curves of all numbers in the versions' metrics, over the trained versions."""
+    versions = [one for one in versions if one.get("copy_of") is None]  # the others are rollbacks
     if not versions:
         return "<p>No versions.</p>"
     found: dict[str, list[tuple[int, float]]] = {}
@@ -262,7 +262,7 @@ def _curve(name: str, points: Sequence[tuple[int, float]]) -> str:
 
 
 def _decisions(decisions: Sequence[Document], versions: Sequence[Document]) -> str:
-    """What was decided about candidates, and the rollbacks, the latest first."""
+    """The decisions about candidates, and the rollbacks, the latest first."""
     rows = [
         (
             one["decided"],
@@ -307,7 +307,7 @@ def _estimates(decisions: Sequence[Document], root: str) -> str:
 
 
 def _judged(one: Document, label: str) -> str:
-    """A canary's arms, or what the gate's log said, labelled as `evaluate` does."""
+    """A canary's arms, or the gate's results by log, labelled as in `evaluate`."""
     if one.get("returns"):
         return _titled(armed(one))
     return _evaluated([{"label": label, "weights": one["candidate"], **one}])

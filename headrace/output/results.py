@@ -1,4 +1,4 @@
-"""What people see of a result: made of the same documents that --json prints.
+"""Print results for people, from the same documents that --json prints.
 
 Each function takes one command's document and prints it.
 """
@@ -34,7 +34,7 @@ __all__ = [
 
 Document = Mapping[str, Any]
 Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
-"""A title, the columns' names and the rows."""
+"""(title, column names, rows)."""
 
 LABELS = {
     "unsupported_actions": "actions that were never logged",
@@ -58,13 +58,13 @@ LABELS = {
     "time": "outside --since and --until",
     "training_disabled": "logged with training_enabled=False",
 }
-"""Words for names that --json has; of any other name its underscores are spaces."""
+"""Words for names in JSON; in all other names, underscores are replaced by spaces."""
 AT_LEAST = ("effective_sample_size", "reward_events")
 """Checks whose threshold is a minimum."""
 
 
 def imported(document: Document) -> None:
-    """Of `import`: what became of each row, which were at fault, what the rest was taken for."""
+    """Print `import`: the result for each row, the faulty rows, how columns were understood."""
     counts = {
         "in the source": document["rows"],
         "would be sent" if document["checked"] else "acknowledged": document["steps"],
@@ -87,7 +87,7 @@ def imported(document: Document) -> None:
 
 
 def _understood(found: Document) -> None:
-    """The spaces, and of each number of the episodes how many there are and from where to where."""
+    """Print the spaces, and the count and range of each number in the episodes."""
     for policy, spaces in found["spaces"].get("policies", {"": found["spaces"]}).items():
         for name in ("observation", "action"):
             of = f" of {policy}" if policy else ""
@@ -104,7 +104,7 @@ def _range(seen: Document) -> tuple[object, ...]:
 
 
 def trained(document: Document) -> None:
-    """Of `train`: where every row of the log went, and the candidate."""
+    """Print `train`: how every row of the log was used, and the candidate."""
     counts = {"read": document["rows_read"], "trained on": document["rows_trained"]}
     counts |= {f"left out: {_label(why)}": rows for why, rows in document["excluded"].items()}
     counts |= {"held out": document["rows_held_out"]}
@@ -118,7 +118,7 @@ def trained(document: Document) -> None:
 
 
 def evaluated(logs: Sequence[Document]) -> None:
-    """Of `evaluate`: the estimates, the differences that decide, the checks, the verdict."""
+    """Print `evaluate`: the estimates, the deciding differences, the checks, the verdict."""
     estimates(logs)
     for title, columns, rows in judgements(logs):
         table(title, columns, rows)
@@ -154,7 +154,7 @@ def judgements(logs: Sequence[Document]) -> list[Table]:
 
 
 def verdicts(logs: Sequence[Document]) -> list[str]:
-    """What is judged of each log, and why."""
+    """The verdict on each log, and the reasons."""
     lines = []
     for log in logs:
         approximate = " (approximate: no reward_range)" if log["approximate"] else ""
@@ -164,7 +164,7 @@ def verdicts(logs: Sequence[Document]) -> list[str]:
 
 
 def in_words(reason: str) -> str:
-    """A reason without the name of its check, which its sentence says."""
+    """A reason without the name of its check, if its sentence includes that."""
     name, _, sentence = reason.partition(": ")
     check = name.removeprefix("live_")
     return sentence if check in LABELS or check in AT_LEAST else reason
@@ -177,7 +177,7 @@ def _label(name: str) -> str:
 
 
 def _limit(check: Document) -> str:
-    """What the value of a check has to be; "" where it only informs."""
+    """The required value of a check; "" if it only informs."""
     if check["threshold"] is None:
         return ""
     name, limit = check["name"].removeprefix("live_"), _number(check["threshold"])
@@ -187,7 +187,7 @@ def _limit(check: Document) -> str:
 
 
 def why_published(document: Document, *, gated: bool) -> str:
-    """Of `publish`: why a version may be live, the verdict where it was judged."""
+    """For `publish`: why a version may be live, and the verdict if it was judged."""
     judgement = document["gate"]
     if judgement is not None:
         bars = " and ".join(one["bar"] for one in judgement["comparisons"])
@@ -199,7 +199,7 @@ def why_published(document: Document, *, gated: bool) -> str:
 
 
 def arms(document: Document) -> None:
-    """Of `canary`: what each arm earned, and how often it failed."""
+    """Print `canary`: the returns of each arm, and its failures."""
     title, columns, rows = armed(document)
     table(title, columns, rows) if rows else print(title)
     count = document["n"]
@@ -219,7 +219,7 @@ def arms(document: Document) -> None:
 
 
 def armed(document: Document) -> Table:
-    """What each arm earned, and how often it failed."""
+    """The returns of each arm, and its failures."""
     rows = []
     for name in ("returns", "failures"):
         one = document[name]
@@ -233,7 +233,7 @@ def armed(document: Document) -> Table:
 
 
 def decisions(document: Document) -> None:
-    """Of `decisions`: one line each, the newest last, with what was missing."""
+    """Print `decisions`: one line each, the newest last, with what was missing."""
     rows = [
         (
             moment(one["decided"]),
@@ -255,14 +255,14 @@ def decisions(document: Document) -> None:
 
 
 def estimates(logs: Sequence[Document]) -> None:
-    """Every estimate of every log, and what was not used for it."""
+    """Print every estimate of every log, and what was not used for it."""
     table(*estimated(logs))
     for line in not_used(logs):
         print(line)
 
 
 def estimated(logs: Sequence[Document]) -> Table:
-    """The logging policy's own value, and each estimator's of the weights: they inform."""
+    """The logging policy's own value, and each estimate of the weights, for information."""
     rows: list[tuple[Any, ...]] = []
     for log in logs:
         excluded = sum(log["excluded"].values())
@@ -279,7 +279,7 @@ def estimated(logs: Sequence[Document]) -> Table:
 
 
 def not_used(logs: Sequence[Document]) -> list[str]:
-    """What of each log is in no estimate, and what an interval leaves out."""
+    """What is not used for the estimates of each log, and what their intervals leave out."""
     lines = []
     for log in logs:
         told = [f"{count:,} episodes {_label(why)}" for why, count in log["excluded"].items()]
@@ -295,12 +295,12 @@ def not_used(logs: Sequence[Document]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    """Five digits; a number that was not finite is without a bound."""
+    """Five digits; None means that an interval has no bound."""
     return "unbounded" if value is None else f"{value:.5g}"
 
 
 def versions(document: Document) -> None:
-    """Of `versions`: numbered ones, and candidates that were never promoted."""
+    """Print `versions`: numbered ones, and candidates that were never promoted."""
     rows: list[tuple[Any, ...]] = [
         (
             one["version"],
@@ -332,7 +332,7 @@ def versions(document: Document) -> None:
 
 
 def _states(document: Document, one: Document) -> list[str]:
-    """What a version is to those who want it, those who serve it and its trainer."""
+    """The states of a version: wanted, served, and as its trainer records it."""
     live, version = document["live"], one["version"]
     wanted = live is not None and live["version"] == version
     serving = sum(one["version"] == version for one in document["served"])
@@ -344,7 +344,7 @@ def _states(document: Document, one: Document) -> list[str]:
 
 
 def _serving(document: Document) -> None:
-    """Below the table: the pin, a restore, and every collector that serves another version."""
+    """Print the pin, a restore, and every collector that serves another version."""
     live = document["live"]
     if live is None:
         return
@@ -365,7 +365,7 @@ def _serving(document: Document) -> None:
 
 
 def streams(document: Document) -> None:
-    """Of `ls`: what lies in shards, and what is open."""
+    """Print `ls`: the shards, and the open episodes."""
     rows = [
         (
             printable(one["stream"]),
@@ -396,7 +396,7 @@ def streams(document: Document) -> None:
 
 
 def verified(document: Document) -> None:
-    """Of `verify`: counts, notes and findings."""
+    """Print `verify`: counts, notes and findings."""
     columns = ("stream", "shards", "parts", "rows")
     rows = [
         [printable(one["stream"]), *(one[n] for n in columns[1:])] for one in document["streams"]
@@ -424,8 +424,7 @@ def verified(document: Document) -> None:
 
 
 def updated(metrics: Mapping[str, float | None]) -> None:
-    """One update of a trainer that follows, as a line; what is not known, and None in JSON, is a
-    dash."""
+    """Print one update of a trainer that follows; unknown values (None in JSON) are dashes."""
     shown = ("version", "rows_trained", "policy_lag_mean", "ess", "entropy", "seconds")
     print("  ".join(f"{name} {_short(metrics.get(name))}" for name in shown), flush=True)
 
@@ -435,7 +434,7 @@ def _short(number: float | None) -> str:
 
 
 def heard(root: Path, said: Document) -> None:
-    """What a child of `headrace up` said, as a line."""
+    """Print a message of a child of `headrace up` as a line."""
     if "address" in said:
         print(f"Collecting on {said['address']} into {root}.", flush=True)
     elif "version" in said:
