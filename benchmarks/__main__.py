@@ -1,4 +1,4 @@
-"""`make bench`: one table of ratios, a named baseline in the same run for each."""
+"""`make bench`: one table of ratios, each to a named baseline in the same run."""
 
 from __future__ import annotations
 

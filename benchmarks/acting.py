@@ -1,6 +1,8 @@
-"""What remote inference costs: `get_action` beside the same POST by a raw socket, which is encoded
-beforehand and whose answer is not decoded; that POST beside a GET of `/healthz` by the same socket;
-and the same client on a server that does nothing. The client's processor time goes to stderr.
+"""The cost of remote inference, as ratios of times.
+
+They compare `get_action` with the same POST on a raw socket, which is encoded beforehand and whose
+answer is not decoded; that POST with a GET of `/healthz` on the same socket; and the same client on
+a server that does nothing. The client's CPU time is printed to stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ROUNDS, CALLS = 9, 400
 
 
 def p50(client: PolicyClient) -> tuple[float, float]:
-    """Microseconds of one get_action, within one episode: by the clock, and of the processor."""
+    """Microseconds of a get_action in one episode: wall time, and CPU time."""
     episode, found = client.start_episode(), []
     client.get_action(episode, OBS)
     own = time.process_time()
@@ -42,7 +44,7 @@ def p50(client: PolicyClient) -> tuple[float, float]:
 
 
 class RawSocket:
-    """Requests by hand on one connection."""
+    """HTTP requests written to one socket."""
 
     def __init__(self, address: str) -> None:
         self.host = address.removeprefix("http://")
@@ -51,7 +53,7 @@ class RawSocket:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, line: str, body: bytes = b"") -> tuple[float, bytes]:
-        """Seconds, and the body of the answer."""
+        """Send a request; return the seconds it took, and the body of the answer."""
         kind = f"Content-Type: {wire.MSGPACK}\r\nAccept: {wire.MSGPACK}\r\n" if body else ""
         head = f"{line} HTTP/1.1\r\nHost: {self.host}\r\n{kind}Content-Length: {len(body)}\r\n\r\n"
         request = head.encode() + body
@@ -100,7 +102,7 @@ def get_p50(raw: RawSocket) -> float:
 
 
 def run() -> list[Figure]:
-    """Microseconds of a remote action and of what it is held against."""
+    """Microseconds of a remote action and of its baselines."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         declare(root, action="discrete:2")

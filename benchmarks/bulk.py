@@ -1,8 +1,8 @@
-"""How fast a bulk import becomes durable, and what stands in its way.
+"""The rate at which a bulk import becomes durable, and what limits it.
 
-A step counts when its request was answered, which is after its commit. Shards are written all the
-while, at the default sealing rules, by the writer process on the same cores; so is the load made.
-A run is REQUESTS requests, five seconds or more at a million steps/s.
+A step counts when its request is answered, which is after its commit. Meanwhile the writer process
+writes shards, at the default sealing rules, on the same cores; the load generator uses them too. A
+run is REQUESTS requests, which take five seconds or more at a million steps/s.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tests.collector_process import CollectorProcess
 ROUNDS, REQUESTS, WARM = 3, 6_000, 200
 STEPS = bulk_load.STEPS * bulk_load.EPISODES
 AIM = 1_000_000
-DROP_EVERY = 25  # commits, as often as a shard of 16 MB is recorded
+DROP_EVERY = 25  # commits; a shard of 16 MB is recorded as often
 
 
 def _load(address: str, first: int, count: int) -> dict[str, float]:
-    """So many requests, sent by a process of its own."""
+    """Send this many requests from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.bulk_load", address, str(first), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -48,7 +48,7 @@ class _Imports:
     def __init__(self, process: CollectorProcess) -> None:
         self._process = process
         self._next = 0
-        self.cpu: list[float] = []  # s per 1,000 steps, of each run: ours and the writer's
+        self.cpu: list[float] = []  # s per 1,000 steps in each run: collector and writer
         self.busy = 0
         self._run(WARM)
 
@@ -77,7 +77,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _blob(stream: bytes) -> bytes:
-    """As many bytes as a request's journal row has."""
+    """As many bytes as in the journal row of a request."""
     observation, action = SPACES
     rules = PolicyRules.of(PolicyDeclaration(observation=observation, action=action))
     table = read_table(bulk_load.body(stream, 0))
@@ -96,7 +96,7 @@ def _journal() -> Iterator[SqliteJournal]:
 
 
 def _committed_per_second(blob: bytes) -> float:
-    """Steps/s of the journal alone: a request of each connection in a commit, rows dropped."""
+    """Steps/s of the journal alone: commits of one row per connection; rows are dropped."""
     with _journal() as journal:
         begin, dropped = time.perf_counter(), 1
         for commit in range(1, REQUESTS // bulk_load.CONNECTIONS + 1):
@@ -110,7 +110,7 @@ def _committed_per_second(blob: bytes) -> float:
 
 
 def run() -> list[Figure]:
-    """The rate beside what was aimed at, an empty handler, the journal alone; the CPU time."""
+    """The rate against its aim, an empty handler and the journal alone; the CPU time."""
     stream = bulk_load.template()
     blob = _blob(stream)
     with ExitStack() as stack:

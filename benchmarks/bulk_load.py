@@ -1,8 +1,8 @@
 """Load for the bulk import: requests that are ready before the clock starts, over plain sockets.
 
-`python -m benchmarks.bulk_load ADDRESS FIRST COUNT` posts so many requests over CONNECTIONS kept
-connections, one in flight on each, and prints one line of JSON. Episodes are named after the
-request's number, which counts from FIRST.
+`python -m benchmarks.bulk_load ADDRESS FIRST COUNT` posts COUNT requests over CONNECTIONS
+keep-alive connections, one at a time on each, and prints one line of JSON. Episodes are named after
+their request's number, starting with FIRST.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ingest.protocol.messages import ARROW
 
 STEPS, EPISODES, CONNECTIONS = 250, 4, 32
 BUSY_SECONDS = 0.02
-_NUMBER = "%%number"  # as long as what stands in its place
+_NUMBER = "%%number"  # as long as the number that replaces it
 _RECEIVED = 65_536
 
 
 def template() -> bytes:
-    """An Arrow stream of EPISODES episodes of STEPS steps, as CartPole has them."""
+    """An Arrow stream of EPISODES episodes with STEPS steps, shaped like CartPole's."""
     rows = EPISODES * STEPS
     drawn = np.random.default_rng(0)
     table = pa.table(
@@ -50,7 +50,7 @@ def template() -> bytes:
 
 
 def body(stream: bytes, number: int) -> bytes:
-    """The stream with episodes of its own."""
+    """The stream with the episode names of this request."""
     return stream.replace(_NUMBER.encode(), b"%08d" % number)
 
 
@@ -63,7 +63,7 @@ def _request(host: str, data: bytes) -> bytes:
 
 
 def _answer(connection: socket.socket) -> tuple[int, bytes]:
-    """(status, body) of one answer. Raises ConnectionError."""
+    """Read one answer: (status, body). Raises ConnectionError."""
     data = b""
     while True:
         head, found, rest = data.partition(b"\r\n\r\n")
@@ -79,7 +79,7 @@ def _answer(connection: socket.socket) -> tuple[int, bytes]:
 
 
 def send(address: str, requests: deque[bytes]) -> dict[str, float]:
-    """Send everything, what is refused as too much (429) once more; steps/s and what it took."""
+    """Send everything, and repeat requests that got 429; return steps/s and other figures."""
     parts = urlsplit(address)
     connections = [
         socket.create_connection((parts.hostname or "", parts.port or 80))

@@ -1,10 +1,9 @@
-"""What logging costs the program that logs: the caller's time in `log_action`.
+"""The cost of logging for the program that logs: the caller's time in `log_action`.
 
 `python -m benchmarks.client`. Baseline: the same validation (the codec's encoding of observation
-and action) and `deque.append` of both. A server in a process of its own acknowledges every batch
-without a look at it, so that the sending thread works as in production and competes for the
-interpreter. Each figure is the median of interleaved runs: the machine is shared, only the ratio
-means something.
+and action) and `deque.append` of both. A server in its own process acknowledges every batch without
+reading it, so that the sending thread works as in production and competes for the interpreter. Each
+figure is the median of interleaved runs. The machine is shared, so only ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Discrete, space_to_json
 
 OBSERVATION, ACTION = Box((4,)), Discrete(2)
-CALLS = 10_000  # of a run; all of them fit the queue
+CALLS = 10_000  # per run; all of them fit in the queue
 ROUNDS = 9
-MOST_BYTES = 150.0  # of a batched step
+MOST_BYTES = 150.0  # of a step in a batch
 
 SERVER = """
 import asyncio, sys
@@ -62,7 +61,7 @@ asyncio.run(main())
 
 
 def start_server() -> tuple[subprocess.Popen[str], str]:
-    """A process that acknowledges everything, and its address."""
+    """Start a process that acknowledges everything; return it and its address."""
     policy = {"observation": space_to_json(OBSERVATION), "action": space_to_json(ACTION)}
     spec = json.dumps({"protocol": 1, "durable": True, "policies": {"default": policy}})
     process = subprocess.Popen(
@@ -84,7 +83,7 @@ def time_baseline(observation: Any) -> float:
 
 
 def time_log_action(client: PolicyClient, observation: Any) -> float:
-    """Seconds per call of log_action, one long episode."""
+    """Seconds per call of log_action, in one long episode."""
     episode = client.start_episode()
     began = time.perf_counter()
     for i in range(CALLS):
@@ -96,7 +95,7 @@ def time_log_action(client: PolicyClient, observation: Any) -> float:
 
 
 def log_all(client: PolicyClient, observation: Any) -> None:
-    """Steps of 16 bytes of observation with propensity and reward, in episodes of 100."""
+    """Log steps of 16 bytes of observation, with propensity and reward, in episodes of 100."""
     for i in range(CALLS):
         if i % 100 == 0:
             episode = client.start_episode()
@@ -117,7 +116,7 @@ def time_log_step(client: PolicyClient, observation: Any) -> float:
 
 
 def bytes_per_step(client: PolicyClient, what: str, log: Callable[[], object]) -> Figure:
-    """Bytes of the requests that carry the steps which `log` makes, CALLS of them."""
+    """The request bytes per step, for the CALLS steps that `log` logs."""
     transport, total = client._transport, 0
     attempt = transport.attempt
 

@@ -1,6 +1,6 @@
-"""What the collector costs: durable logging beside a server that does nothing.
+"""The cost of the collector: durable logging, compared with a server that does nothing.
 
-Each figure is a ratio within one run: both sides take turns, and the median of the rounds counts.
+Each figure is a ratio within one run: both sides alternate, and their medians are compared.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def empty_server() -> Iterator[str]:
 
 
 def medians(rounds: int, *sides: Callable[[], float]) -> list[float]:
-    """The median of each side; the sides take turns."""
+    """The median of each side; the sides alternate."""
     found = [[side() for side in sides] for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
 def client_steps_per_second(client: PolicyClient) -> float:
-    """Steps logged until they are durable, by one client process."""
+    """Steps/s from one client process, from logging until they are durable."""
     begin = time.perf_counter()
     for _ in range(EPISODES):
         episode = client.start_episode()
@@ -77,7 +77,7 @@ def client_steps_per_second(client: PolicyClient) -> float:
 
 
 def same_bytes(batches: int) -> list[bytes]:
-    """The bodies that the client sends for those steps, in so many requests."""
+    """The request bodies that the client sends for those steps, in `batches` requests."""
     observation, action = (Codec(space) for space in SPACES)
     events: list[wire.Event] = []
     for number in range(EPISODES):
@@ -107,7 +107,7 @@ def raw_steps_per_second(address: str, bodies: list[bytes]) -> float:
 
 
 def logging_figure() -> Figure:
-    """Durable steps/s of one client process against raw posts of the same bytes to nothing."""
+    """Durable steps/s of one client, against raw posts of the same bytes to the empty server."""
     with (
         collector() as process,
         empty_server() as nothing,
@@ -133,7 +133,7 @@ def logging_figure() -> Figure:
 
 
 def _single_events(address: str, number: int) -> list[bytes]:
-    """Bodies of one event each, for as many episodes that are open."""
+    """Bodies with one event each, for as many open episodes."""
     pool = urllib3.PoolManager()
     observation, action = (Codec(space) for space in SPACES)
     obs, act = observation.encode(OBS), action.encode(1)
@@ -154,8 +154,7 @@ def _single_events(address: str, number: int) -> list[bytes]:
 
 
 def single_event_figures() -> list[Figure]:
-    """Durable single events/s over so many connections, against an empty handler of the same
-    server."""
+    """Durable single events/s by the number of connections, against an empty handler."""
     return [_single_event_figure(connections) for connections in CONNECTIONS]
 
 
@@ -211,7 +210,7 @@ def busy_writer_figure() -> Figure:
 
 @contextlib.contextmanager
 def busy_writer() -> Iterator[None]:
-    """A shard writer process that writes 100,000-step shards all the time."""
+    """Run a shard writer process that writes 100,000-step shards all the time."""
     steps = 100_000
     codec = [Codec(space) for space in SPACES]
     ones = np.ones(steps)
@@ -255,7 +254,7 @@ def busy_writer() -> Iterator[None]:
 
 
 def latency_figure() -> Figure:
-    """From `end_episode` to the batch in a reader that follows, beside the declared wait."""
+    """The time from `end_episode` to the batch in a following reader, and the configured wait."""
     wait = 0.2
     found = []
     with (

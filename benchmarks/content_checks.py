@@ -1,8 +1,7 @@
-"""What the checks of a shard's content cost a reader: decoding with them and without.
+"""The cost of checking a shard's content for a reader: decoding with and without the checks.
 
 `python -m benchmarks.content_checks`. One thread's CPU time for a shard of 150,000 rows in memory,
-digest and decoding included; the two alternate. The baseline is the same with checks that do
-nothing.
+including digest and decoding; both alternate. In the baseline the checks do nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CHECKS = ("check_size", "check_column", "check_endings", "check_footer", "check_
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Without the checks, but for those that give what decoding needs anyway."""
+    """Disable the checks, except for those whose results decoding needs."""
     kept = {name: getattr(loading, name) for name in CHECKS}
     for name in CHECKS:
         setattr(loading, name, lambda *given: None)

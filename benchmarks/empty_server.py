@@ -40,7 +40,7 @@ async def _register(request: Request) -> Response:
 
 
 async def _act(request: Request) -> Response:
-    """The same action for everybody: no episode is known, nothing is decided."""
+    """Reply with the same action to every request; no episode is known, nothing is decided."""
     asked = request.decode(wire.ActionBatch)
     actions = [wire.ActionReply(episode_id=a.episode_id, action=1) for a in asked.actions]
     return Response.of(wire.ActionsReply(durable=True, actions=actions), request)

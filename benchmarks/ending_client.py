@@ -1,8 +1,8 @@
-"""A client that ends an episode at each line of its input, and tells when.
+"""A client that ends an episode for each line of its input, and prints the time.
 
 `python -m benchmarks.ending_client ADDRESS STEPS`: the rest of each episode is acknowledged before
-it waits for the line, so that the ending travels alone. Times are those of `time.perf_counter`,
-which on Linux all processes of a machine share.
+it waits for the line, so that the end is sent alone. Times are from `time.perf_counter`, which on
+Linux all processes of a machine share.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a step through ExternalEnv costs: round trips between a program and a worker.
+"""The cost of a step through ExternalEnv: round trips between a program and a worker.
 
-`python -m benchmarks.external_env`. Baseline: two bare `queue.Queue`s between two threads, one item
-to and one back. A round trip of ours is `get_action` and `log_returns` on one side, `poll` and
-`send_actions` on the other, with the values checked. Each figure is the median of interleaved runs:
-the machine is shared, only the ratio means something.
+`python -m benchmarks.external_env`. Baseline: two plain `queue.Queue`s between two threads, one
+item each way. A round trip is `get_action` and `log_returns` on one side, `poll` and `send_actions`
+on the other, with checked values. Each figure is the median of interleaved runs. The machine is
+shared, so only ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingest.protocol.errors import ServingStopped
 from storage.experience.episode import DEFAULT_AGENT
 from storage.spaces.descriptors import Box, Discrete
 
-TRIPS = 5_000  # of a run
+TRIPS = 5_000  # per run
 ROUNDS = 7
 
 
@@ -62,7 +62,7 @@ class Program(ExternalEnv):
 
 
 def time_external_env() -> float:
-    """Round trips per second of the program against a worker that always does the same."""
+    """Round trips per second of the program against a worker that always acts the same."""
     program = Program(Discrete(2), Box((4,)))
     worker = program.to_base_env()
     try:
@@ -73,7 +73,7 @@ def time_external_env() -> float:
 
 
 def run() -> list[Figure]:
-    """Round trips per second beside the queues'."""
+    """Round trips per second, compared with the queues'."""
     rates: dict[str, list[float]] = {"queues": [], "external": []}
     for _ in range(ROUNDS):
         rates["queues"].append(time_queues())

@@ -1,7 +1,7 @@
 """A following reader in its own process, for `benchmarks.following`: one line per batch.
 
-`python -m benchmarks.follower ROOT STREAM TAKEN`: reads what is above ordinal TAKEN; prints the CPU
-seconds of the process and the wall clock with every batch, and an empty line of it when asked.
+`python -m benchmarks.follower ROOT STREAM TAKEN`: reads the parts above ordinal TAKEN. With every
+batch, and for each line of its input, it prints the process's CPU seconds and the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one more shard costs a following reader, and what waiting costs it, by what is there.
+"""The cost of a new shard, and of waiting, for a following reader, by the number of shards.
 
-`python -m benchmarks.following`. A reader in its own process has taken all but the last shards of a
-stream; then shards are renamed into place one at a time, each after the batch of the one before.
-CPU is the reader process's. The baseline of each figure is the same with 10 shards.
+`python -m benchmarks.following`. A reader in its own process has read all but the last shards of a
+stream. Then shards are renamed into place one at a time, each after the previous one's batch. CPU
+time is the reader process's. The baseline of each figure is the same with 10 shards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def follow(there: int) -> Following:
         root = Path(folder) / "root"
         stream = root / "shards" / STREAM
         stream.mkdir(parents=True)
-        for ordinal in range(there):  # taken already: a name is all that is looked at
+        for ordinal in range(there):  # read already: only their names are used
             (stream / f"{ordinal:012}-{ordinal:012}-{'0' * 16}.parquet").touch()
         made = _write(Path(folder) / "aside", there)
         return _measure(root, stream, there, made)
@@ -72,7 +72,7 @@ def _measure(root: Path, stream: Path, there: int, made: list[Path]) -> Followin
 def _drive(reader: subprocess.Popen[str], stream: Path, made: list[Path]) -> Following:
     if reader.stdin is None or reader.stdout is None:
         raise RuntimeError("the reader has no pipes")
-    for path in made[:10]:  # imports, first decodes
+    for path in made[:10]:  # includes imports and first decodes
         _place(path, stream)
         reader.stdout.readline()
     time.sleep(3.0)
@@ -85,7 +85,7 @@ def _drive(reader: subprocess.Popen[str], stream: Path, made: list[Path]) -> Fol
         arrivals.append((float(at) - placed) * 1e3)
         time.sleep(PAUSE)
     end = _asked(reader)
-    time.sleep(MOST_INTERVAL + 6.0)  # the last look at the folder that changed is over
+    time.sleep(MOST_INTERVAL + 6.0)  # until this change no longer causes checks of the folder
     resting = _asked(reader)
     time.sleep(IDLE)
     rested = _asked(reader)
@@ -97,7 +97,7 @@ def _drive(reader: subprocess.Popen[str], stream: Path, made: list[Path]) -> Fol
 
 
 def _place(path: Path, stream: Path) -> float:
-    """Rename into place as the writer does it, from a dot-file beside it."""
+    """Rename into place as the writer does, from a hidden file in the same folder."""
     hidden = stream / f".{path.name}.tmp"
     os.rename(path, hidden)
     placed = time.time()

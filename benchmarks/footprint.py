@@ -1,8 +1,8 @@
-"""What the base install costs a service: its size on disk, the time of its import, its memory.
+"""The cost of the base install for a service: disk, import time, memory.
 
-`python -m benchmarks.footprint`. Baseline: numpy alone, in an interpreter of its own. Sizes are
-those of the files that pip records, without compiled bytecode; Headrace's own are all of its
-packages, of which a client imports a part.
+`python -m benchmarks.footprint`. Baseline: numpy alone, in its own interpreter. Sizes are those of
+the files that pip records, without compiled bytecode. Headrace's size is that of all its packages,
+of which a client imports only a part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ END = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)"
 
 
 def closure(name: str, found: set[str]) -> set[str]:
-    """A distribution and what it requires without extras."""
+    """A distribution and its requirements without extras."""
     if name not in found:
         found.add(name)
         for line in distribution(name).requires or ():
@@ -65,7 +65,7 @@ def cost(code: str) -> tuple[float, float]:
 
 
 def run() -> list[Figure]:
-    """Disk, import and memory, each beside numpy's."""
+    """Disk, import and memory, each compared with numpy's."""
     disk = sum(map(installed, closure("headrace", set()) - {"headrace"})) + own()
     costs: dict[str, list[tuple[float, float]]] = {NUMPY: [], CLIENT: []}
     for _ in range(ROUNDS):

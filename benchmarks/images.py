@@ -1,10 +1,9 @@
-"""Durable steps/s by the size of an observation, at the defaults: 84x84x4 uint8 images of random
-pixels (28 kB), 1.5 kB and 24 B of float32.
+"""Durable steps/s by the size of an observation, with default settings.
 
-`python -m benchmarks.images`. Baselines of the same disk, in the same run: appends of 1 MB, each
-followed by fdatasync, and the journal of SQLite with rows of 1 MB, each a commit of its own. Of the
-path it tells the processor time of each process per MB; a client, a collector and a shard writer
-share the machine's cores.
+Observations are 84x84x4 uint8 images of random pixels (28 kB), and 1.5 kB and 24 B of float32.
+`python -m benchmarks.images`. Baselines on the same disk, in the same run: appends of 1 MB with one
+fdatasync each, and SQLite journal rows of 1 MB with one commit each. It also gives the CPU time per
+MB of each process of the path: client, collector and shard writer share the machine's cores.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def log_images(client: PolicyClient, frames: np.ndarray, episodes: int = EPISODE
 
 
 def small(numbers: int) -> Figure:
-    """The rate of vectors of so many float32."""
+    """The rate for vectors of `numbers` float32."""
     frames = np.random.default_rng(7).standard_normal((64, numbers), np.float32)
     rates, appends = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +104,7 @@ def small(numbers: int) -> Figure:
 
 
 def run() -> list[Figure]:
-    """The rate of the whole path, and the processor time of its three processes."""
+    """The rate of the whole path, and the CPU time of its three processes."""
     rng = np.random.default_rng(7)
     frames = rng.integers(0, 256, (64, *SHAPE), np.uint8)
     nbytes = frames[0].nbytes

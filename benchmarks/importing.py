@@ -1,9 +1,8 @@
-"""How fast a log is imported, beside the raw route and beside writing the same Parquet file.
+"""The rate of importing a log, compared with the raw route and with writing the same Parquet file.
 
-`headrace import` is a process of its own, whose time, processor time and memory are its own. The
-raw route is bodies of the same columns that were ready before, posted one behind the other; both
-end when the last answer has come. `python -m benchmarks.importing ROWS STEPS` runs one shape of
-another size: so many rows in episodes of so many steps.
+`headrace import` is a separate process, whose time, CPU time and memory are measured. The raw route
+posts prepared bodies with the same columns one after another; both end with the last answer.
+`python -m benchmarks.importing ROWS STEPS` measures a log of ROWS rows in episodes of STEPS steps.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _log(rows: int, steps: int) -> Any:
 
 
 def _bodies(log: Any) -> Iterator[bytes]:
-    """Requests of the raw route, with the columns that an import makes of the log."""
+    """The bodies for the raw route, with the columns that an import makes of the log."""
     observations = np.column_stack([log["x"], log["y"]]).astype(np.float32).reshape(-1)
     names = pc.binary_join_element_wise("raw-0123456789", log["e"].cast(pa.string()), "-")
     columns = {
@@ -86,7 +85,7 @@ def _raw(address: str, bodies: list[bytes]) -> float:
 
 
 def _imported(address: str, path: Path, steps: int) -> tuple[dict[str, Any], float, float]:
-    """(its report, its processor seconds, its largest memory in MB) of `headrace import`."""
+    """(the report, CPU seconds, peak memory in MB) of `headrace import`."""
     words = ["import", str(path), *WORDS, "--address", address]
     words += ["--episode", "e"] if steps > 1 else []
     process = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=subprocess.PIPE)
@@ -94,7 +93,7 @@ def _imported(address: str, path: Path, steps: int) -> tuple[dict[str, Any], flo
         raise RuntimeError("no output")
     memory = 0.0
     with process.stdout as output:
-        while not select.select([output], [], [], 0.1)[0]:  # its usage counts this process's too
+        while not select.select([output], [], [], 0.1)[0]:  # wait4's peak includes this process
             memory = _largest(process.pid)
         report: dict[str, Any] = json.loads(output.read())
     _, _, used = os.wait4(process.pid, 0)
@@ -117,19 +116,19 @@ def _cpu(process: CollectorProcess) -> float:
 
 
 def _memory(process: CollectorProcess) -> list[float]:
-    """The largest memory of collector and writer so far, in MB."""
+    """The peak memory of collector and writer so far, in MB."""
     pids = [process.process.pid, *filter(None, [process.writer_pid()])]
     return [_largest(pid) for pid in pids]
 
 
 def _largest(pid: int) -> float:
-    """The largest memory of a process that is alive, in MB."""
+    """The peak memory of a running process, in MB."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def shape(rows: int, steps: int) -> list[Figure]:
-    """One log, imported, imported again, sent raw and written as Parquet."""
+    """One log, imported, imported again, sent raw, and written as Parquet."""
     log = _log(rows, steps)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log.parquet")

@@ -1,11 +1,11 @@
-"""Seconds and memory that a judgement takes, by the size of its log.
+"""The time and memory of a judgement, by the size of its log.
 
     python -m benchmarks.judge_memory --episodes 100000 --episodes 1000000 --steps 10
 
-Each size is logged (not measured), then judged with bounds against the logging policy by processes
-of their own, which tell the peak of their memory: with one thread, with several that are ahead
-of the sums, with the estimates that fit q to episodes of several steps (fitted Q evaluation), and
-q alone as it is fitted for the bound of one-step decisions, to as many rows block by block.
+Each size is logged (not measured), then judged, with bounds, against the logging policy by separate
+processes, which print their peak memory: with one thread; with several threads that read ahead of
+the sums; with the estimators that fit q to episodes of several steps (fitted Q evaluation); and q
+alone, as fitted for the bound of one-step decisions, to as many rows in blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WAYS = ("one thread", "several threads", "with dm and dr", "q alone")
 
 
 def main() -> None:
-    """Print one line a size."""
+    """Print one line per size."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.judge_memory")
     options.add_argument("--episodes", type=int, action="append", required=True)
     options.add_argument("--steps", type=int, default=10)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def log(root: Path, episodes: int, steps: int) -> None:
-    """A uniform policy's log, whose first action is the best, and a candidate that takes it."""
+    """Write a uniform policy's log, and a candidate that takes the best action, the first."""
     save_declaration(root, PolicyDeclaration(observation=SPACES[0], action=SPACES[1]))
     rng, writer = np.random.default_rng(0), ShardWriter(root / "shards")
     for first in range(0, episodes, SHARD):
@@ -111,7 +111,7 @@ def part(rng: np.random.Generator, number: int, steps: int) -> Part:
 
 
 def measured(way: str, root: Path, rows: int) -> dict[str, float]:
-    """One way of judging the root's only candidate by all of its log."""
+    """One kind of judgement of the root's only candidate, by all of its log."""
     judged_sample.MOST_THREADS = 1 if way == "one thread" else 8
     before, began, spent = peak(), time.monotonic(), time.process_time()
     if way == "q alone":
@@ -129,7 +129,7 @@ def measured(way: str, root: Path, rows: int) -> dict[str, float]:
 
 
 def fit(rows: int) -> None:
-    """A reward model for a bound on one-step decisions, in blocks as a log is read."""
+    """Fit a reward model for a bound on one-step decisions, in blocks as a log is read."""
     rng, scores = np.random.default_rng(0), EarlierScores(4, (0.0, 1.0))
     target = np.broadcast_to([0.7, 0.1, 0.1, 0.1], (BLOCK, 4))
     for _ in range(rows // BLOCK):
@@ -139,7 +139,7 @@ def fit(rows: int) -> None:
 
 
 def peak() -> int:
-    """Bytes that this process held at most."""
+    """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,4 +1,4 @@
-"""What live clients feel: the cost of an action, and how soon a published version acts."""
+"""What live clients experience: the cost of an action, and how soon a published version acts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def action_figure(client: PolicyClient, store: WeightStore) -> Figure:
-    """Local `get_action`, the queued decision included, against the forward alone."""
+    """Local `get_action`, with queueing the decision, against the forward pass alone."""
     _, weights = store.load(1)
     bare = NumpyPolicy(SPEC, weights)
     flat = OBS.reshape(1, 4)
@@ -69,7 +69,7 @@ def action_figure(client: PolicyClient, store: WeightStore) -> Figure:
 
 
 def adoption_figures(client: PolicyClient, store: WeightStore) -> list[Figure]:
-    """From the moment a version is live to the first action with it."""
+    """The time from when a version is live to the first action with it."""
     episode, found, published = client.start_episode(), [], []
     for seed in range(PUBLISHED):
         begin = time.perf_counter()
@@ -94,7 +94,7 @@ def adoption_figures(client: PolicyClient, store: WeightStore) -> list[Figure]:
 
 
 def arrival_figures(root: Path | None) -> list[Figure]:
-    """From `end_episode` in a client's process to the batch in the trainer's."""
+    """The time from `end_episode` in a client's process to the batch in the trainer's."""
     rules = PolicyDeclaration(observation=SPEC.observation, action=SPEC.action)
     found, bare = [], []
     with PolicyServerInput(None, "127.0.0.1", 0, root=root, policies=rules) as inputs:

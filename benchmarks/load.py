@@ -1,4 +1,4 @@
-"""Load for benchmarks: raw HTTP/1.1 over asyncio sockets, so that the server is what is measured.
+"""Load for benchmarks: raw HTTP/1.1 over asyncio sockets, so that mostly the server is measured.
 
 `python -m benchmarks.load URL CONNECTIONS FILE` posts the bodies in the file and prints one line of
 JSON: requests per second and latency percentiles in microseconds.
@@ -48,7 +48,7 @@ def http_request(url: str, body: bytes, content_type: str = "application/msgpack
 
 
 async def post_all(url: str, connections: int, bodies: Sequence[bytes]) -> dict[str, float]:
-    """Post every body once over so many connections; requests/s and latencies in us."""
+    """Post each body once over `connections` connections; requests/s and latencies in us."""
     parts = urlsplit(url)
     waiting = iter([http_request(url, body) for body in bodies])
     latencies: list[float] = []

@@ -1,7 +1,9 @@
-"""What logging costs a service while its collector is up, absent, frozen by SIGSTOP, or behind a
-full queue: its calls, and the longest stall of an asyncio loop. A call on a full queue that raises
-does so after its bound, so no aim is named for it. Then a service that logs 500 steps a second
-while its collector is killed and away for 20 s: its calls, and what the shards hold.
+"""The cost of logging for a service during outages of its collector.
+
+The collector is up, absent, frozen by SIGSTOP, or behind a full queue. Measured are the service's
+calls, and the longest stall of an asyncio loop. A call on a full queue raises after its time limit,
+so it has no aim. Then a service logs 500 steps a second while its collector is killed and absent
+for 20 s; its calls are measured, and the shards are checked.
 
     python -m benchmarks.outages
 """
@@ -35,7 +37,7 @@ OBSERVATION = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
 
 @contextmanager
 def client_of(state: str, process: CollectorProcess) -> Iterator[PolicyClient]:
-    """A client whose collector is in that state; `full`: behind a queue that is so already."""
+    """A client whose collector is in this state; for `full`, its queue is full."""
     options: dict[str, Any] = {"max_pending": 3} if state.startswith("full") else {}
     if state == "full, drop":
         options["on_full"] = "drop"
@@ -65,7 +67,7 @@ def timed(call: Callable[..., Any], *given: Any) -> tuple[float, Any]:
 
 
 async def play(client: PolicyClient, own: bool) -> tuple[dict[str, list[float]], float]:
-    """Microseconds of each call, and the longest stall of the loop, from a service's handler."""
+    """Microseconds of each call in a service's handler, and the longest stall of its loop."""
     times: dict[str, list[float]] = {"start_episode": [], "log_action": []}
     stalls = [0.0]
 
@@ -88,7 +90,7 @@ async def play(client: PolicyClient, own: bool) -> tuple[dict[str, list[float]],
 
 
 def pace(client: PolicyClient, seconds: float, times: list[float]) -> int:
-    """Log RATE steps a second, in episodes of STEPS; microseconds of each call into `times`."""
+    """Log RATE steps/s in episodes of STEPS; append the microseconds of each call to `times`."""
     began, logged, name = time.perf_counter(), 0, ""
     while (due := began + logged / RATE) < began + seconds:
         time.sleep(max(0.0, due - time.perf_counter()))
@@ -104,7 +106,7 @@ def pace(client: PolicyClient, seconds: float, times: list[float]) -> int:
 
 
 def outage() -> list[Figure]:
-    """A collector that is killed, and away for OUTAGE seconds."""
+    """A collector that is killed, and absent for OUTAGE seconds."""
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

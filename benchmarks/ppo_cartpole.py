@@ -1,7 +1,7 @@
-"""How many steps PPO takes to solve CartPole-v1, played in one process without a collector.
+"""The steps that PPO takes to solve CartPole-v1 in one process, without a collector.
 
 `python -m benchmarks.ppo_cartpole` prints the curve of mean returns for seeds 1, 2 and 3. Eight
-environments play 32 steps each with the numpy policy of the newest version, then one update
+environments are stepped 32 times each with the numpy policy of the newest version, then one update
 follows. Solved: the mean of the last 20 returns is 475 or more.
 """
 
@@ -30,13 +30,13 @@ from storage.spaces.descriptors import Box, Discrete
 ENVS, STEPS = 8, 32
 SOLVED, LAST = 475.0, 20
 MOST_STEPS = 100_000
-# what the same settings need in Stable-Baselines3's PPO: 31,000 to 36,000
+# Stable-Baselines3's PPO needs 31,000 to 36,000 with the same settings.
 REFERENCE_STEPS = 36_000
 SPEC = PolicySpec(Box((4,)), Discrete(2))
 
 
 class CartPoles:
-    """Some CartPole-v1 side by side; `returns` are those of the last 20 episodes that ended."""
+    """Several CartPole-v1 environments; `returns` are those of the last 20 ended episodes."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.envs = [gymnasium.make("CartPole-v1") for _ in range(count)]
@@ -48,7 +48,7 @@ class CartPoles:
         self.returns: deque[float] = deque(maxlen=LAST)
 
     def play(self, policy: NumpyPolicy, steps: int) -> SampleBatch:
-        """`steps` steps of each, acted on by `policy`."""
+        """Make `steps` steps with `policy` in each environment."""
         rows = [row for _ in range(steps) for row in self._step_all(policy)]
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
         count = len(rows)
@@ -91,7 +91,7 @@ class CartPoles:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run stands after an update."""
+    """The state of a run after an update."""
 
     steps: int
     mean_return: float  # of the last 20 episodes; 0 while there are fewer
@@ -101,7 +101,7 @@ class Point:
 def learn(
     seed: int, most_steps: int = MOST_STEPS, config: PPOConfig | None = None
 ) -> Iterator[Point]:
-    """Play and learn, update by update; the same points for the same seed."""
+    """Play and learn; yield a point per update. The same seed gives the same points."""
     learner = Learner(Policy(SPEC, seed=seed), config or PPOConfig(), seed=seed)
     poles = CartPoles(ENVS, seed)
     steps = version = 0
@@ -114,7 +114,7 @@ def learn(
 
 
 def steps_to_solve(seed: int, *, show: bool = False) -> float:
-    """Steps until the mean of the last 20 returns is 475; infinity when it never is."""
+    """Steps until the mean of the last 20 returns is 475; infinity if it never is."""
     begin = time.perf_counter()
     for number, point in enumerate(learn(seed), 1):
         solved = point.mean_return >= SOLVED
@@ -132,7 +132,7 @@ def steps_to_solve(seed: int, *, show: bool = False) -> float:
 
 
 def run(*, show: bool = False) -> list[Figure]:
-    """Steps to solve it, for three seeds."""
+    """The steps until it is solved, for three seeds."""
     torch.set_num_threads(1)
     return [
         Figure(

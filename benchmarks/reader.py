@@ -1,16 +1,16 @@
-"""How fast a reader hands out batches, by layout, beside pyarrow and beside arrays in memory.
+"""The rate of a reader's batches, by layout, compared with pyarrow and with arrays in memory.
 
 `python -m benchmarks.reader`. Two baselines, each in the same process and with the same batches:
 
-* sequential: read each file, decode the same columns with one thread, make numpy arrays of them
-  (texts by their dictionaries, final_obs left as it is), cut those into batches of B. No digest, no
-  check, no `new_obs`.
-* shuffled: all columns that the reader brings lie in memory as arrays; each batch is a gather of B
-  rows of a random permutation.
+* sequential: read each file, decode the same columns with one thread, convert them to numpy arrays
+  (texts by their dictionaries, final_obs unchanged), and slice these into batches of B. No digest,
+  no checks, no `new_obs`.
+* shuffled: all columns that the reader returns are arrays in memory; each batch gathers B rows of a
+  random permutation.
 
-Rates are by processor time, of all threads together, and medians of interleaved runs: the machine
-is shared, and only the ratio means something. A reader's two or three threads get no credit for
-cores that a learner would use.
+Rates are by CPU time, of all threads together, and medians of interleaved runs. The machine is
+shared, so only ratios are meaningful. A reader's two or three threads get no credit for cores that
+a learner would use.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _any_values(space: Any, count: int, rng: np.random.Generator) -> Array:
 
 
 def write_shards(root: Path, layout: Layout) -> int:
-    """Fill `root`; the number of rows."""
+    """Fill `root`; return the number of rows."""
     rng = np.random.default_rng(0)
     writer = ShardWriter(root / "shards")
     text, episodes = canonical_json(layout.observation, ACTION), layout.rows // layout.steps
@@ -143,7 +143,7 @@ def write_shards(root: Path, layout: Layout) -> int:
 
 
 def read_with_pyarrow(root: Path, size: int) -> int:
-    """Batches of `size` rows from each file, the last one of a file may be short."""
+    """Read batches of `size` rows from each file; a file's last batch may be shorter."""
     rows = 0
     for path in sorted(root.glob("shards/*/*.parquet")):
         source = pa.BufferReader(path.read_bytes())
@@ -175,7 +175,7 @@ def _as_numpy(column: pa.ChunkedArray) -> Array:
 
 
 def gather(columns: Mapping[str, Array], size: int) -> int:
-    """Batches of `size` rows in random order."""
+    """Gather batches of `size` rows in random order."""
     rows = len(columns["t"])
     order, found = np.random.default_rng(0).permutation(rows), 0
     for start in range(0, rows, size):
@@ -194,7 +194,7 @@ def read_with_reader(root: Path, size: int, *, shuffle: int = 0) -> int:
 
 
 def rates(ways: Mapping[str, Callable[[], int]], rows: int) -> dict[str, float]:
-    """Rows per second of processor time, of each way: the median of interleaved runs."""
+    """Rows per second of CPU time for each way: the median of interleaved runs."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, work in ways.items():

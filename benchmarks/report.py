@@ -1,4 +1,4 @@
-"""What a benchmark reports: a figure beside a named baseline taken in the same run."""
+"""The result of a benchmark: a figure and a named baseline from the same run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the ratio is as aimed at; None without an aim."""
+        """Whether the ratio meets the aim; None without an aim."""
         if not self.aim:
             return None
         sign, number = self.aim.split()

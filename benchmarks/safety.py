@@ -1,4 +1,4 @@
-"""The price of safety: what syncing costs."""
+"""The cost of durability: syncing the journal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build(program: tuple[str, ...] = ("-m", INGEST)) -> Iterator[CollectorProces
 
 
 def sync_figure() -> Figure:
-    """Durable single events/s with a sync of 1 ms more, and of the same build with sync off."""
+    """Durable single events/s, with 1 ms added to each sync, and for a build without syncs."""
     with ExitStack() as stack:
         safe = stack.enter_context(build(slow_disk.program(None)))
         unsafe = stack.enter_context(build(("-m", "tests.faults.launcher", "no-sync", INGEST)))

@@ -1,8 +1,8 @@
-"""The price of asynchrony: steps to solve CartPole-v1 through shards, and in one synchronous loop.
+"""The cost of asynchrony: steps to solve CartPole-v1 through shards, and in one synchronous loop.
 
-The live loop (`headrace up`, two client processes, the collector killed once) against
+The live loop (`headrace up`, two client processes, the collector killed once) is compared with
 Stable-Baselines3's PPO with the same network and hyper-parameters. Solved: the mean of the last 20
-returns is 475. Three seeds of each, medians; some minutes.
+returns is 475. Medians of three seeds each; this takes some minutes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`RolloutWorker.sample()` of a vectorised CartPole, against what it is made of and against a peer.
+"""`RolloutWorker.sample()` for a vectorised CartPole, compared with its parts and with a peer.
 
-Eight copies of CartPole-v1, 128 steps of each a round, a policy and a value of 2 x 64, one thread.
-The three take turns, round by round, so that a noisy machine is noisy to all of them:
+Eight copies of CartPole-v1, 128 steps of each per round, a policy and a value network of 2 x 64,
+one thread. The three alternate by round, so that noise on the machine affects all of them:
 
-- the bare gymnasium vector env, given random actions: what no sampler can pass;
+- the bare gymnasium vector env with random actions, an upper bound for any sampler;
 - Stable-Baselines3's PPO collecting its rollouts (forward pass, buffer, advantages);
 - the worker's `sample()` (forward pass, columns, identity of the rows, advantages).
 """
@@ -31,7 +31,7 @@ ENV = "CartPole-v1"
 
 
 def bare() -> Callable[[], int]:
-    """Steps of the vector env alone; the dummy steps of its autoreset do not count."""
+    """Steps of the vector env alone, without the dummy steps of its autoreset."""
     env = gymnasium.make_vec(ENV, num_envs=ENVS, vectorization_mode="sync")
     env.reset(seed=0)
     actions = np.random.default_rng(0).integers(0, 2, (STEPS, ENVS))
@@ -47,10 +47,10 @@ def bare() -> Callable[[], int]:
 
 
 def peer() -> Callable[[], int]:
-    """Stable-Baselines3's collection."""
+    """Stable-Baselines3's collection of rollouts."""
     model = PPO("MlpPolicy", DummyVecEnv([partial(gymnasium.make, ENV)] * ENVS), n_steps=STEPS)
     model.policy.set_training_mode(False)
-    model._setup_learn(10**9)  # what `learn` does before it collects
+    model._setup_learn(10**9)  # as `learn` does before it collects
     callback = CallbackList([])
     callback.init_callback(model)
 
@@ -62,7 +62,7 @@ def peer() -> Callable[[], int]:
 
 
 def worker(**more: Any) -> Callable[[], int]:
-    """The worker's own."""
+    """The worker's `sample`."""
     made = RolloutWorker(
         lambda context: gymnasium.make(ENV),
         num_envs=ENVS,
@@ -74,7 +74,7 @@ def worker(**more: Any) -> Callable[[], int]:
 
 
 def rates(plays: dict[str, Callable[[], int]], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Steps per second of each, a figure a round; all take turns after one round to warm up."""
+    """Steps per second of each, one figure per round; they alternate after a warm-up round."""
     found: dict[str, list[float]] = {name: [] for name in plays}
     for number in range(rounds + 1):
         for name, play in plays.items():
