@@ -1,8 +1,8 @@
-"""Builds the wheel: one package, `headrace`, with `ingest`, `policy` and `storage` inside it.
+"""Build the wheel: one package, `headrace`, that contains `ingest`, `policy` and `storage`.
 
-In the repository the four are packages side by side. Installed side by side, `storage` and `policy`
-would take common names in other people's programs, so a wheel holds `headrace` alone, and imports
-of the three get its prefix. An editable install keeps the repository's layout.
+In the repository the four packages are side by side. Installed that way, `storage` and `policy`
+would take common names in users' environments. So a wheel contains only `headrace`, and imports of
+the three get its prefix. An editable install keeps the repository's layout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def module_names(root: Path) -> frozenset[str]:
 
 
 def as_installed(source: str, modules: Collection[str]) -> str:
-    """Python source with imports, and quoted names of `modules`, under the name `headrace`."""
+    """Prefix imports, and quoted names of `modules`, with `headrace` in Python source."""
 
     def quoted(found: re.Match[str]) -> str:
         module = found[2].rpartition(".")[0]
@@ -40,7 +40,7 @@ def as_installed(source: str, modules: Collection[str]) -> str:
 
 
 def copy_as_installed(root: Path, target: Path) -> None:
-    """Put the package `headrace` of a wheel into the folder `target`."""
+    """Write the wheel's package `headrace` to the folder `target`."""
     unwanted = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     shutil.copytree(root / "headrace", target, ignore=unwanted)
     for package in PACKAGES:
@@ -58,7 +58,7 @@ class OnePackage(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the renamed copy to what the wheel holds."""
+        """Add the renamed copy to the wheel's files."""
         if version == "editable":
             return
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-wheel-")

@@ -1,11 +1,11 @@
-"""Makes a release of what is committed: `make release`.
+"""Make a release of the committed files: `make release`.
 
     python release.py [--tag]
 
-Builds the wheel and the sdist into dist/, installs each into fresh environments of every Python
-that we claim and runs the whole loop there, lists what an installation brings (a CycloneDX SBOM
-beside them), refuses a licence that is not known to go with ours, and with --tag names the commit
-`v{version}`. Nothing is uploaded. Each step says what it found; the first that fails ends it.
+It builds the wheel and the sdist into dist/; installs each into fresh environments of every
+supported Python version and runs the whole loop there; writes a CycloneDX SBOM of an installation
+to dist/; refuses licences that are not known to be compatible; and with --tag tags the commit
+`v{version}`. Nothing is uploaded. Each step prints its result; the first failure ends the release.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.project.environments import PINS, PROJECT, ROOT, interpreter
 VERSION: str = PROJECT["version"]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
 LOOP = ROOT / "tests" / "project" / "installed_loop.py"
-LISTER = "cyclonedx-bom==7.5.0"  # makes the SBOM; in an environment of its own
+LISTER = "cyclonedx-bom==7.5.0"  # makes the SBOM, in its own environment
 
 ALLOWED = frozenset(
     [
@@ -54,8 +54,10 @@ ALLOWED = frozenset(
         "WTFPL",
     ]
 )
-"""SPDX names of licences whose packages may be used beside Apache-2.0 without a condition on ours.
-MPL-2.0 asks for its own files alone."""
+"""SPDX names of licences that dependencies of an Apache-2.0 project may have without conditions.
+
+MPL-2.0 has conditions for its own files only.
+"""
 
 SPELT = {
     "apache license 2.0": "Apache-2.0",
@@ -70,13 +72,13 @@ SPELT = {
     "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
     "python software foundation license": "PSF-2.0",
     "isc license (iscl)": "ISC",
-    "matplotlib": "PSF-2.0",  # its licence is the PSF's with other names
+    "matplotlib": "PSF-2.0",  # the PSF licence with other names
 }
-"""What packages write in place of the SPDX name, in lower case."""
+"""Names that packages use instead of the SPDX name, in lower case."""
 
 
 class NotReleased(Exception):
-    """What stands in the way of a release."""
+    """The reason why this cannot be released."""
 
 
 def say(text: str) -> None:
@@ -92,7 +94,7 @@ def checked(*command: str | Path, cwd: Path = ROOT) -> str:
 
 
 def require_ready(changelog: str, *, dirty: str, tags: str) -> None:
-    """Raises NotReleased unless this commit can be version VERSION."""
+    """Raise NotReleased unless this commit can be version VERSION."""
     if dirty:
         raise NotReleased(f"expected everything to be committed, got\n{dirty}")
     if f"v{VERSION}" in tags.split():
@@ -102,7 +104,7 @@ def require_ready(changelog: str, *, dirty: str, tags: str) -> None:
 
 
 def built(folder: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist of this tree."""
+    """Build the wheel and the sdist of this tree."""
     checked(sys.executable, "-m", "build", "-q", "--no-isolation", "-o", folder, ROOT)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     named = f"headrace-{VERSION}"
@@ -117,7 +119,7 @@ def built(folder: Path) -> tuple[Path, Path]:
 
 
 def tried(package: Path, version: str, folder: Path) -> Path:
-    """Install into a fresh environment, and run the loop there; the environment's python."""
+    """Install into a fresh environment, and run the loop there; return the environment's python."""
     found = interpreter(version)
     if found is None:
         raise NotReleased(f"Python {version} is claimed, and not installed")
@@ -149,20 +151,20 @@ def listed(wheel: Path, folder: Path) -> dict[str, Any]:
 
 
 def choices(component: Mapping[str, Any]) -> Iterator[frozenset[str]]:
-    """The licences that one may choose from, by SPDX name if it is known: all of a set together."""
+    """The alternative licences of a component, by SPDX name if known; a set applies as a whole."""
     for one in component.get("licenses", ()):
         told = one.get("expression") or one["license"].get("id") or one["license"].get("name", "")
         if "expression" not in one:
             name = told.rpartition("::")[2].strip()  # of a classifier
             yield frozenset({SPELT.get(name.lower(), name)})
-        else:  # with AND in it all that is named has to do, whatever the parentheses say
+        else:  # with any AND, all of the expression's licences must be allowed
             names = re.sub(r"\bWITH\s+\S+|[()]", " ", told)
             parts = [names.replace(" OR ", " AND ")] if " AND " in names else names.split(" OR ")
             yield from (frozenset(map(str.strip, part.split(" AND "))) for part in parts)
 
 
 def require_licences(document: Mapping[str, Any]) -> None:
-    """Raises NotReleased for a component without a licence that is known to go with ours."""
+    """Raise NotReleased for a component without a licence that is known to be compatible."""
     refused = []
     for component in document["components"]:
         if component["name"] == "headrace":
