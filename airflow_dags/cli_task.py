@@ -2,13 +2,13 @@
 
     train = cli_task("train", "--manifest={manifest}", manifest="{{ ... }}", root=ROOT)
 
-The bash of the task `exec`s the command, so that Airflow's signals reach Headrace itself.
-HEADRACE_PARENT asks it to die with the task's process even when that is killed with SIGKILL, which
-no handler survives to pass on; and the command holds a lock while it works on a frozen data set, so
-that a retry waits for a survivor, should there be one, instead of running beside it.
+The task's bash `exec`s the command, so that Airflow's signals reach Headrace itself.
+HEADRACE_PARENT makes the command end with the task's process even if that is killed with SIGKILL.
+The command also locks a frozen data set while it works on it, so that a retry waits for a command
+that has survived instead of running at the same time.
 
-Values travel as environment variables, never inside the shell's text: whoever may trigger a run can
-set parameters, and a parameter must not become a command.
+Values are passed as environment variables, never as shell text: users who can trigger a run can set
+its parameters, and a parameter must not become a command.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 from airflow.providers.standard.operators.bash import BashOperator
 
 SKIPPED = 99
-"""The exit code that means: nothing was wrong, and nothing further is to be done."""
+"""The exit code that means: no error, and nothing more to do."""
 
 CANNOT_TELL = 4
-"""The exit code of a judgement that the episodes do not allow: an answer too, and recorded."""
+"""The exit code of an undecided judgement, which is recorded like any other."""
 
 EXECUTABLE = '"${HEADRACE_COMMAND:-headrace}"'
-"""Looked up on the worker: Headrace lives in an environment of its own."""
+"""Found on the worker: Headrace has an environment of its own."""
 
 
 class HeadraceError(ValueError):
-    """A command ended well, but its last line is no JSON object; the text shows the line."""
+    """A command succeeded, but its last line is not a JSON object; the text has the line."""
 
 
 def cli_task(
@@ -44,10 +44,10 @@ def cli_task(
 ) -> BashOperator:
     """The task of `headrace {command} {words} --json`; its XCom is the JSON that it prints.
 
-    A word may hold `{name}`, which stands for `values[name]`: a string that Airflow renders when
-    the task runs. `skip_on`: exit codes that leave the task skipped instead of failed. `operator`:
-    further arguments of the BashOperator (retries, pools, time-outs). Raises ValueError when words
-    and values do not fit each other.
+    A word may contain `{name}`, which stands for `values[name]`: a string that Airflow renders when
+    the task runs. `skip_on`: exit codes that make the task skipped instead of failed. `operator`:
+    further arguments of the BashOperator (retries, pools, time-outs). Raises ValueError if words
+    and values do not match.
     """
     line = " ".join(_quoted(word, values) for word in words)
     return BashOperator(
@@ -77,7 +77,7 @@ def _variable(name: str) -> str:
 
 
 def _quoted(word: str, values: dict[str, str]) -> str:
-    """A word in double quotes, `{name}` as the variable that holds its value."""
+    """A word in double quotes, with `{name}` as the variable that holds its value."""
     text = ""
     for literal, name, _, _ in string.Formatter().parse(word):
         if set(literal) & set('$`"\\!{}'):
@@ -91,7 +91,7 @@ def _quoted(word: str, values: dict[str, str]) -> str:
 
 
 def _used(words: tuple[str, ...], values: dict[str, str]) -> dict[str, str]:
-    """The values, none of which may be forgotten by the words."""
+    """The values, all of which the words must use."""
     named = {name for word in words for _, name, _, _ in string.Formatter().parse(word) if name}
     if unused := sorted(values.keys() - named):
         raise ValueError(f"values {unused}: expected a word that names each, got {words}")

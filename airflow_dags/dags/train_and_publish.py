@@ -1,10 +1,10 @@
-"""Train on what the shards hold now, judge the candidate, publish it if the gate lets it pass.
+"""Train on the data in the shards, judge the candidate, and publish it if the gate allows it.
 
-freeze names the ordinals at rest in a manifest; all that follows is keyed by the manifest's hash,
-so that a run without new shards, a retry, or a run that was started twice does nothing: the answers
-of the first one come back with `"unchanged": true`. A candidate that is worse, or of which the
-episodes cannot tell, leaves publish skipped, the run green, and the decision with its reasons under
-`decisions/` beside the data.
+`freeze` writes the stored ordinals to a manifest. All later steps are keyed by the manifest's hash,
+so that a run without new shards, a retry, or a run that was started twice does nothing: these
+return the first run's answers with `"unchanged": true`. If a candidate is worse, or the episodes
+cannot tell, `publish` is skipped, the run succeeds, and the decision with its reasons is stored
+under `decisions/` next to the data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ with DAG(
     doc_md=__doc__,
     schedule=os.environ.get("HEADRACE_DAG_SCHEDULE", "@hourly"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,  # the shards of now answer for every run that was missed
+    catchup=False,  # one run with the current shards replaces all missed ones
     max_active_runs=1,
     default_args=RETRY,
     params={

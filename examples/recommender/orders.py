@@ -1,9 +1,9 @@
-"""Another process reads the orders, some time after the visits, and logs them as late rewards.
+"""A separate process that reads orders, some time after the visits, and logs them as late rewards.
 
 python examples/recommender/orders.py < orders.txt
 
-An order that cannot be logged (of an unknown visit, or later than the reward window) is printed and
-counted, and keeps no other one back.
+Orders that cannot be logged (of unknown visits, or later than the reward window) are printed and
+counted, and do not hold up the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A shop to try things on: visitors from three countries, four offers, and tastes to be learned.
+"""A simulated shop: visitors from three countries, four offers, and tastes to learn.
 
 python examples/recommender/shop.py > log.csv    # 4,000 visits with random offers
 """
@@ -14,13 +14,12 @@ FAVOURITE = {"DE": "tools", "FR": "shoes", "IT": "games"}
 
 
 def visitor(rng: random.Random) -> dict[str, str]:
-    """Somebody new."""
+    """A new visitor."""
     return {"country": rng.choice(list(FAVOURITE)), "account": rng.choice(["new", "old"])}
 
 
 def buys(someone: dict[str, str], offer: str, rng: random.Random) -> bool:
-    """Whether they buy what they are shown: the favourite of their country, or, with an old
-    account, books."""
+    """Whether they buy the offer: their country's favourite or, with an old account, books."""
     likes_books = someone["account"] == "old" and offer == "books"
     likes_it = likes_books or offer == FAVOURITE[someone["country"]]
     return rng.random() < (0.30 if likes_it else 0.10)

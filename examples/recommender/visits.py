@@ -24,5 +24,5 @@ with PolicyClient(os.environ.get("HEADRACE_ADDRESS", "http://127.0.0.1:8642")) a
         client.end_episode(episode)
         if buys(someone, offer, rng):
             print(episode)
-    client.flush()  # every visit is on the collector's disk now
+    client.flush()  # now every visit is on the collector's disk
     print(client, file=sys.stderr)

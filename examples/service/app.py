@@ -1,12 +1,13 @@
-"""A web service that decides, and logs each decision so that it is on disk before it is answered.
+"""A web service that makes decisions, and logs each to disk before it answers.
 
     uvicorn examples.service.app:app --workers 3
 
-On the collector's disk; or, with a folder in HEADRACE_SPOOL, on the service's own, so that it
-answers whatever is down. That folder must outlive the worker: the next one delivers what is there.
+The disk is the collector's; or, with a folder in HEADRACE_SPOOL, the service's own, so that it
+answers even if the collector is down. That folder must outlive the worker: the next worker delivers
+its files.
 
-A caller that gets no answer asks again with the same `request_id`: the decision is drawn from it,
-so that it is the same again, and the collector stores it once.
+A caller that gets no answer repeats the request with the same `request_id`: the decision is derived
+from it, so that it is the same, and the collector stores it once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OFFER_SHARE = 0.3  # how often the offer is shown: the propensity of action 1
 
 SPOOL = os.environ.get("HEADRACE_SPOOL")
 
-# Made when a worker imports this, or before it forks (`gunicorn --preload`): both are fine.
+# Created when a worker imports this, or before it forks (`gunicorn --preload`); both work.
 client = PolicyClient(
     os.environ.get("HEADRACE_ADDRESS", "http://127.0.0.1:8642"),
     token=os.environ.get("HEADRACE_TOKEN"),
@@ -42,7 +43,7 @@ client = PolicyClient(
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     yield
-    client.close()  # a server that ends by a signal runs nothing after this
+    client.close()  # not reached if the server is ended by a signal
 
 
 app = FastAPI(lifespan=lifespan)
@@ -54,17 +55,17 @@ class Asked(BaseModel):
 
 
 @app.post("/decide")
-def decide(asked: Asked) -> dict[str, int]:  # a plain function: it runs in a thread and may wait
+def decide(asked: Asked) -> dict[str, int]:  # not async, so that it runs in a thread and may wait
     action = int(random.Random(asked.request_id).random() < OFFER_SHARE)
     probability = OFFER_SHARE if action else 1 - OFFER_SHARE
     try:
         client.log_step(
             asked.features, action, 0.0, action_prob=probability, episode_id=asked.request_id
         )
-    except Refusal as refusal:  # asked again of the worker that has just logged it
+    except Refusal as refusal:  # repeated at the worker that has just logged it
         if refusal.code not in ("conflict", "completed"):
             raise HTTPException(422, str(refusal)) from refusal
-    except ValueError as error:  # a feature that is no float32
+    except ValueError as error:  # a feature that is not a float32
         raise HTTPException(422, str(error)) from error
     except BufferFull as error:
         raise HTTPException(503, "no room to write it down: ask again") from error
@@ -74,7 +75,7 @@ def decide(asked: Asked) -> dict[str, int]:  # a plain function: it runs in a th
         client.flush(FLUSH_SECONDS, episode_id=asked.request_id)
     except TimeoutError as error:
         raise HTTPException(503, "not on disk yet: ask again") from error
-    except Refusal as refusal:  # of this request: an earlier try was stored
+    except Refusal as refusal:  # an earlier try of this request was stored
         if refusal.code not in ("conflict", "completed"):
             status = 422 if refusal.code == "invalid" else 503
             raise HTTPException(status, str(refusal)) from refusal
@@ -83,7 +84,7 @@ def decide(asked: Asked) -> dict[str, int]:  # a plain function: it runs in a th
 
 @app.get("/healthz")
 def healthz() -> dict[str, str]:
-    """Whether this process answers. It goes on without its collector: that is no reason to end."""
+    """Whether this process answers. It works without its collector, so it need not restart."""
     return {"status": "ok"}
 
 

@@ -1,12 +1,13 @@
 """The process that reads clicks, minutes after the decisions, and logs them as rewards.
 
-Each line on its input is `{"request_id": ..., "click_id": ...}`; the number of lines that are done
-with is printed after each batch, as a consumer of a queue commits its offset. Lines that come again
-after a kill count once: `reward_id` names the click.
+Each line of its input is `{"request_id": ..., "click_id": ...}`. After each batch it prints the
+number of finished lines, as a consumer of a queue commits its offset. Lines that are repeated after
+a kill count once, because `reward_id` identifies the click.
 
-A click may come before its decision: that is in the queue or the spool of a worker. The consumer
-then tries again for HEADRACE_WAIT seconds. What the collector does not take by then (the decision
-was never logged, or the window has closed) it prints, and goes on: it must not keep others back.
+A click may come before its decision, while that is in a worker's queue or spool. The consumer then
+retries for HEADRACE_WAIT seconds. Clicks that the collector has not accepted by then (because the
+decision was never logged, or the window has closed) are printed and skipped, so that they do not
+hold up others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PAUSE_SECONDS = 0.5
 
 
 def read(line: str) -> tuple[str, str] | None:
-    """A click's request and its own id; None, and a word, for a line that is none."""
+    """Parse a click's request and its own id; for an invalid line, print it and return None."""
     try:
         click = json.loads(line)
         return str(click["request_id"]), str(click["click_id"])
