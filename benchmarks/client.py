@@ -127,12 +127,12 @@ def bytes_per_step(client: PolicyClient, what: str, log: Callable[[], object]) -
         total += len(body or b"") if path == "/v1/events" else 0
         return attempt(method, path, body, *given, **named)
 
-    transport.attempt = counted  # type: ignore[method-assign, assignment]  # as this one calls it
+    transport.attempt = counted  # type: ignore[method-assign, assignment]  # called as below
     try:
         log()
         client.flush()
     finally:
-        transport.attempt = attempt  # type: ignore[method-assign]  # as it was
+        transport.attempt = attempt  # type: ignore[method-assign]  # the original method
     return Figure(
         name=f"bytes a batched step, {what}",
         value=total / CALLS,

@@ -39,7 +39,7 @@ def closure(name: str, found: set[str]) -> set[str]:
         found.add(name)
         for line in distribution(name).requires or ():
             if "extra ==" not in line and "python_version <" not in line:
-                closure(re.match(r"[\w.-]+", line)[0].lower(), found)  # type: ignore[index]  # a name comes first
+                closure(re.match(r"[\w.-]+", line)[0].lower(), found)  # type: ignore[index]  # it begins with a name
     return found
 
 

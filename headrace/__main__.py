@@ -14,7 +14,7 @@ starts it, a command ends with that process even if that is killed; schedulers s
 docs/exit_statuses.md lists the exit statuses.
 """
 
-# ruff: noqa: PLC0415 - loads what it joins when it is asked to
+# ruff: noqa: PLC0415 - the commands are imported when they are needed
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 try:
     import typer
 except ModuleNotFoundError:  # the base install: main() names the extra to install
-    typer = None  # type: ignore[assignment]  # a module or nothing
+    typer = None  # type: ignore[assignment]  # typer is optional
 
 
 _NAMES = ("EAGAIN", "ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ETIMEDOUT")

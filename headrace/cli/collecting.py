@@ -123,7 +123,7 @@ def collect(
     if declared is not None or reward_window is not None:
         settings = {"spaces_only": policy is None, "reward_window": reward_window}
         _declare_first(root, declared, redeclare=redeclare, **settings)
-    configure(log_format, log_level)  # type: ignore[arg-type]  # it checks
+    configure(log_format, log_level)  # type: ignore[arg-type]  # configure checks the values
     running: list[Collector] = []
 
     def announce(address: str, collector: Collector) -> None:

@@ -302,7 +302,7 @@ def evaluate(
             manifest=manifest,
             plot=plot,
             on_progress=told,
-            split=split,  # type: ignore[arg-type]  # it checks
+            split=split,  # type: ignore[arg-type]  # checked by evaluate
             estimators=estimator,
             gamma=gamma,
             confidence=confidence,

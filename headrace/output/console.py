@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table on stdout; numbers are aligned to the right, None is empty."""
+    """Print a table on stdout; columns of integers are aligned right, None is empty."""
     drawn = Table()
     lines = [tuple(row) for row in rows]
     for at, name in enumerate(columns):

@@ -64,7 +64,7 @@ class RowFaults:
         return f"$.{column}[{self.label(row)}]", f"{expected}, got {got(row)!s:.100}"
 
     def take(self, others: RowFaults, rows: NDArray[np.int64]) -> None:
-        """Copy the faults of the rows `rows`, which are the rows of `others`."""
+        """Copy the faults of `others`, whose row i is row `rows[i]` here."""
         for number, (column, expected, got) in enumerate(others._reasons, 1):
             bad = np.zeros(len(self), np.bool_)
             bad[rows[others._which == number]] = True

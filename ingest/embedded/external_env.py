@@ -145,7 +145,7 @@ class ExternalEnv:
                 f"collector: {type(self).__name__} got a PolicyClient with {has} "
                 f"policy_mapping_fn, expected {needs}"
             )
-        return client  # type: ignore[no-any-return]  # as it says
+        return client  # type: ignore[no-any-return]  # its calls are those of the protocol
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "running" if self.is_alive() else "not running"

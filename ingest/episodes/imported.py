@@ -48,7 +48,7 @@ class Staged:
     def sealed(self, episode: ImportedEpisode, row: int) -> tuple[list[Sealed], Finished]:
         """All parts as sealed, and what is remembered of the episode; `row` is the last piece's."""
         started = episode.started
-        how: Ending = episode.how  # type: ignore[assignment]  # judged before it was journaled
+        how: Ending = episode.how  # type: ignore[assignment]  # checked before it was journaled
         finished = Finished(
             started.episode_id,
             started.key,

@@ -55,7 +55,7 @@ E = TypeVar("E", bound=wire.Event)
 
 
 class KnownInstances(Protocol):
-    """The read access to client instances."""
+    """Read-only access to client instances."""
 
     def get(self, instance: str, /) -> Instance | None: ...
 
@@ -294,8 +294,8 @@ class Judge:
     def _has_tags(self, episode: OpenEpisode, event: wire.Start) -> bool:
         """Whether a start has an open episode's tags.
 
-        They are compared as redacted by the rules of the episode's start, or both by today's rules,
-        which may redact more.
+        Today's rules may redact more than those of the episode's start. So each tag must equal the
+        stored one, or the stored one as redacted today.
         """
         kept = episode.started.tags
         try:
@@ -306,7 +306,7 @@ class Judge:
             return tags == kept
         before, came = json.loads(kept), json.loads(tags)
         now = self._redacted(replace_fields(event, tags=before), episode.rules)
-        again = json.loads(tags_of(now))  # hashing a pseudonym again
+        again = json.loads(tags_of(now))  # this hashes stored pseudonyms again
         return all(came.get(tag) in (before.get(tag), again.get(tag)) for tag in {**before, **came})
 
     def policy_of(self, event: wire.Start | wire.GetAction) -> tuple[str, PolicyRules]:

@@ -400,9 +400,9 @@ class OpenEpisode:
         self._count_info(merged)
 
     def _take_back(self, known: str | MergedInfo, decided: str) -> None:
-        """Restore the open step's info after another decision came with the info `decided`.
+        """Restore the open step's info after another decision replaced the first.
 
-        Known values win.
+        `decided` is the new decision's info; keys that are known keep their values.
         """
         at = len(self.rewards) - 1
         if decided:
@@ -436,7 +436,7 @@ class OpenEpisode:
         """The last part; None if no step is buffered."""
         if not self.rewards:
             return None
-        how: Ending = ended.how  # type: ignore[assignment]  # judged before it was journaled
+        how: Ending = ended.how  # type: ignore[assignment]  # checked before it was journaled
         return self._part(len(self.rewards), ended.final_obs, how, self.infos, ended.agents)
 
     def cut(self, closed: int) -> tuple[Part, set[int]]:

@@ -62,7 +62,7 @@ class CellFaults:
             self.bad |= new
 
     def take(self, others: CellFaults, rows: Array) -> None:
-        """Copy the faults of the rows `rows`, which are the rows of `others`."""
+        """Copy the faults of `others`, whose row i is row `rows[i]` here."""
         for fault in others.found:
             mask = np.zeros(len(self.bad), bool)
             mask[rows[fault.rows]] = True

@@ -150,7 +150,7 @@ def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
 
 
 def _played(collector: Collector, live: LivePolicies, names: list[str]) -> Iterator[Metric]:
-    """Returns by role instead of by version, so that the number of series stays constant."""
+    """The episodes' returns by role, so that versions do not add to the number of series."""
     versions = GaugeMetricFamily(
         "headrace_role_version", "The version in each role, -1 for none.", labels=["policy", "role"]
     )

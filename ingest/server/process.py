@@ -172,7 +172,7 @@ class Server:
         self._said: FileLock | None = None
 
     def _watch_trainers(self, root: Path | None) -> TrainerWatch | None:
-        """Start following the root's files for flow control and trainers; None without a root."""
+        """Add the watches of the root's trainers to the followers; None without a root."""
         if root is None:
             return None
         watch = TrainerWatch(root, self.collector.policies)

@@ -109,7 +109,7 @@ class ConnectionWatch:
         return True
 
     def _dispensable(self, now: float) -> Connection | None:
-        """The connection to close; never one that has just been idle between two requests."""
+        """A connection to close: a half-open one, or one that has been idle for a while."""
         for half_open in self.half_open:
             return half_open
         for idle in self.idle:
@@ -226,7 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # --- lifetime of a connection ----------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base
         self.since = self.loop.time()
         if self._watch.admit(self):
             super().connection_made(transport)
@@ -363,7 +363,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.body = bytearray(cycle.body) if isinstance(cycle.body, bytes) else cycle.body
             super().on_body(body)
         elif not cycle.response_complete:
-            cycle.body = body  # type: ignore[assignment]  # bytes of it, which is asked for next, is itself
+            cycle.body = body  # type: ignore[assignment]  # uvicorn only calls bytes() on it
             super().on_body(b"")
 
     def on_message_complete(self) -> None:
@@ -466,7 +466,7 @@ class Handshake(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base
         self.transport = transport
         if not self._watch.admit(self):
             transport.abort()
