@@ -24,7 +24,7 @@ MAX_ROWS = 1_000_000
 MAX_EXPANDED = 4
 
 LONG_METADATA = 8_192
-"""Metadata of at least this many bytes is not cached."""
+"""Metadata of more bytes than this is not cached."""
 
 VALUES = ("obs", "actions", "final_obs")
 """The columns that may hold lists."""
@@ -229,8 +229,9 @@ def _require_type(arrow: Any, name: str, kind: Any) -> None:
 def _decoded(table: Any, most: int) -> Any:
     """Replace dictionaries of strings in a table by strings.
 
-    Casting keeps nulls in dictionaries, and dictionaries that differ between batches. Refuses a
-    column whose repeated strings exceed `most` bytes.
+    A dictionary may contain a null, and the dictionaries of several batches may have more values
+    than the type of their indices can count. Refuses a column whose repeated strings exceed `most`
+    bytes.
     """
     table.validate(full=True)
     arrow, compute = load_arrow()
