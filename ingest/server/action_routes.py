@@ -248,7 +248,7 @@ class Acting:
             raise Refusal("invalid", text, place, call.episode_id) from error
 
     def _choose(self, group: _Group, questions: list[_Question]) -> list[tuple[_Question, Choice]]:
-        """The choices for questions; questions without one have been refused or failed."""
+        """The choices for questions; those without one have been refused or failed."""
         answers: Sequence[Choice | Refusal]
         try:
             answers = self._live.act(
@@ -300,7 +300,7 @@ class Acting:
     def _tell(
         self, request: _Request, answer: wire.ActionReply, question: _Question, choice: Choice
     ) -> None:
-        """Put all fields of a choice that is not recorded here into the answer."""
+        """Put a choice that is not recorded here into the answer, with all its fields."""
         answer.action = plain(choice.action_env)
         answer.stored, answer.action_dist_inputs = choice.action, choice.dist_inputs
         answer.action_logp = choice.logp if math.isfinite(choice.logp) else None

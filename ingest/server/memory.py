@@ -15,7 +15,7 @@ from storage.system.memory import return_memory
 LOOK_SECONDS = 1.0
 
 MUCH = 2_000_000
-"""The bytes in use, above which a peak is worth this."""
+"""Bytes that a peak must have for memory to be returned after it."""
 
 
 class Ebb:
