@@ -1,7 +1,7 @@
 """Published weights: candidates, immutable versions, the pointer to the live version.
 
 Imports file functions, declarations, and `experience.range_set` for lineages. Weights are arrays by
-name here; the networks that they belong to are unknown.
+name here; this package does not know the networks that they belong to.
 """
 
 __all__ = ["files", "lease", "lineage", "manifest", "memory_store", "off_chain", "served", "store"]

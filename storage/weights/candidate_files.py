@@ -1,4 +1,4 @@
-"""What a candidate is made of: its description and the content of its files."""
+"""What a candidate consists of: its description and the content of its files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def candidate_files(
     checkpoint: str | None,
     untrained: Untrained | None = None,
 ) -> tuple[Candidate, dict[str, bytes]]:
-    """A candidate and its files' content by name. Raises ValueError, as `add_candidate` says."""
+    """Return a candidate and its files as file name -> content.
+
+    The arguments and errors are those of `WeightFolder.add_candidate`.
+    """
     files = {
         WEIGHTS_FILE: encode_weights(weights),
         LINEAGE_FILE: lineage_document(lineage, untrained or {}),

@@ -35,24 +35,24 @@ class Candidates:
         self._folder = directory / "candidates"
 
     def folder(self, digest: str) -> Path:
-        """Where a candidate's files are."""
+        """The folder of a candidate's files."""
         return self._folder / digest
 
     def add(self, candidate: Candidate, files: Mapping[str, bytes]) -> None:
-        """Keep a candidate; one that is there already is left as it is."""
+        """Store a candidate, unless it is already stored."""
         remove_abandoned(self._folder)
         described = {"candidate.json": seal_document("candidate", candidate.to_json())}
         with contextlib.suppress(FileExistsError):
             publish_directory(self.folder(candidate.digest), {**files, **described})
 
     def digests(self) -> list[str]:
-        """Of all candidates, sorted."""
+        """The digests of all candidates, sorted."""
         return sorted(path.name for path in visible(self._folder))
 
     def get(self, digest: str) -> Candidate:
-        """The description of one candidate, of whose digest the first 6 or more digits are enough.
+        """The description of one candidate, found by the first 6 or more digits of its digest.
 
-        Raises WeightsNotFound, WeightsDamaged.
+        Raises WeightsNotFound (also if several candidates match) and WeightsDamaged.
         """
         path = self.folder(self._known(digest)) / "candidate.json"
         candidate = Candidate.from_json(read_document("candidate", path), path)
@@ -64,17 +64,17 @@ class Candidates:
         return candidate
 
     def load(self, digest: str) -> tuple[Candidate, dict[str, Any]]:
-        """A candidate and its arrays, verified before they are parsed."""
+        """A candidate and its arrays; their digest is verified before they are parsed."""
         candidate = self.get(digest)
         path = self.folder(candidate.digest) / WEIGHTS_FILE
         data = read_file(path, MAX_WEIGHTS)
         return candidate, decode_weights(data, candidate.digests[WEIGHTS_FILE], path)
 
     def superseded(self, checkpoint: str, keep: int, promoted: set[str]) -> set[str]:
-        """Those of a trainer's checkpoint that got no number, but the newest ones."""
+        """The unnumbered candidates of a trainer's checkpoint, without the newest `keep`."""
         waiting = []
         for digest in self.digests():
-            with contextlib.suppress(WeightsDamaged, WeightsNotFound):  # that one stays
+            with contextlib.suppress(WeightsDamaged, WeightsNotFound):  # an unreadable one stays
                 if digest not in promoted and self.get(digest).checkpoint == checkpoint:
                     waiting.append(digest)
         waiting.sort(key=lambda digest: self.folder(digest).stat().st_mtime_ns)

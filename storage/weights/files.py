@@ -1,4 +1,4 @@
-"""The files of a weight store: read without ever waiting for a writer, made whole or not at all."""
+"""The files of a weight store: readers never wait for a writer, and see only whole files."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ __all__ = [
 
 ABANDONED_SECONDS = 3600.0
 LOCK_SECONDS = 10.0
-"""How long a publication or a claim waits for another one that is under way."""
+"""Seconds for which a publication or a claim waits for another one to finish."""
 _NUMBER = re.compile("[1-9][0-9]{0,17}")
 MAX_DOCUMENT = 256 * 2**20
-"""Bytes of a document: a manifest, a lineage."""
+"""The largest size in bytes of a manifest or a lineage."""
 MAX_POINTER = 2**20
-"""Bytes of a document that collectors read again and again. Parsing one keeps all of a process's
-threads waiting, logging among them: 114 MB did for 8 seconds."""
+"""The largest size in bytes of a document that collectors read repeatedly. All threads of the
+process wait while one is parsed: parsing 114 MB took 8 seconds."""
 _POINTERS = frozenset({"live", "store", "numbers", "served", "fence", "off_chain"})
 MAX_WEIGHTS = 16 * 2**30
-"""Bytes of a file of weights."""
+"""The largest size in bytes of a file of weights."""
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the lock of the store in `directory`.
 
-    Raises WeightStoreError, of a BlockingIOError, which names who holds it for too long: a process
-    that was stopped while it published must not stop others without a word.
+    Raises WeightStoreError, caused by a BlockingIOError, if another process holds the lock for
+    `LOCK_SECONDS`. The text names that process, which may have been suspended while it published.
     """
     lock, deadline = FileLock(directory / "lock"), time.monotonic() + LOCK_SECONDS
     while not lock.acquire(blocking=False):
@@ -74,10 +74,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes.
 
-    Raises WeightsNotFound, WeightsDamaged for anything else at that path, OSError. A FIFO, a socket
-    or a device never keeps the caller waiting.
+    Raises WeightsNotFound if there is none, WeightsDamaged for anything else at that path, and
+    OSError. A FIFO, a socket or a device never makes the caller wait.
     """
     try:
         return read_regular(path, limit)
@@ -88,18 +88,18 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def read_document(kind: str, path: Path) -> dict[str, Json]:
-    """The body of a document. Raises WeightsNotFound, WeightsDamaged, OSError."""
+    """Read the body of a document. Raises WeightsNotFound, WeightsDamaged, OSError."""
     limit = MAX_POINTER if kind in _POINTERS else MAX_DOCUMENT
     return open_document(kind, read_file(path, limit), path)
 
 
 def number_of(name: str) -> int | None:
-    """The number that a name is, written the one way that this package writes it."""
+    """The positive number that a name spells without leading zeros; None for other names."""
     return int(name) if _NUMBER.fullmatch(name) else None
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder under its own name; nothing when there is no folder."""
+    """The entries of a folder whose names do not begin with a dot; none if there is no folder."""
     try:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
     except FileNotFoundError:
@@ -107,10 +107,13 @@ def visible(folder: Path) -> list[Path]:
 
 
 def publish_directory(target: Path, files: Mapping[str, bytes]) -> None:
-    """Make `target` with `files` in it appear at once. Raises FileExistsError when it is there."""
+    """Create `target` with `files` (name -> content) in one step, durably.
+
+    Raises FileExistsError if `target` exists, and WeightStoreError if it cannot be written.
+    """
     try:
         make_directory(target.parent)
-    except OSError as error:  # also FileExistsError, which means another thing here
+    except OSError as error:  # including FileExistsError, which has another meaning to the caller
         raise WeightStoreError(f"{target.parent} cannot be made: {error}") from error
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     temporary.mkdir()
@@ -128,7 +131,7 @@ def publish_directory(target: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Make a directory disappear at once; what a kill leaves of it is a dot-directory."""
+    """Remove a directory in one step; a process killed meanwhile leaves a dot-directory behind."""
     with contextlib.suppress(FileNotFoundError):
         hidden = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         os.rename(path, hidden)
@@ -136,7 +139,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left in a folder, once nobody can still be filling it."""
+    """Remove temporary directories older than `ABANDONED_SECONDS`: their writers are dead."""
     limit = time.time() - ABANDONED_SECONDS
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):

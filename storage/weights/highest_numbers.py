@@ -1,11 +1,11 @@
-"""What a policy was ever given, outside `weights/`: its highest numbers, and its highest lease.
+"""The highest version, generation and lease that a policy ever got, stored outside `weights/`.
 
     numbers/{policy_id}.json     version and generation
     numbers/{policy_id}.lease    the number of a follower's lease
 
-A `weights/` that is put back from a backup does not take the memory of later numbers with it: what
-is published next goes on after them. A number that was live names one content for ever, also to
-clients and shards that the backup knows nothing of; two followers never have one lease number.
+If `weights/` is restored from a backup, these files still hold the later numbers, and the next
+publication continues after them. So a number that was live stands for one content forever, also for
+clients and shards newer than the backup, and no two followers get the same lease number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("headrace.weights")
 
 
 class _Kept:
-    """One file of one kind. Whoever writes it holds the lock of the policy's store."""
+    """One of these files. Writers hold the lock of the policy's store."""
 
     kind = ""
 
@@ -33,7 +33,7 @@ class _Kept:
         self._warned = ""
 
     def _read(self) -> dict[str, Json] | None:
-        """None where nothing is, also of a file that cannot be read."""
+        """The body of the document; None if there is none or it cannot be read."""
         try:
             return read_document(self.kind, self.path)
         except WeightsNotFound:
@@ -47,7 +47,7 @@ class _Kept:
             if not self.path.parent.is_dir():
                 make_directory(self.path.parent)
             replace_file(self.path, seal_document(self.kind, body))
-        except PermissionError as error:  # an account that may write weights/ alone still publishes
+        except PermissionError as error:  # an account that may only write weights/ still publishes
             self._warn(f"{self.path} cannot be written, so a restore may go unnoticed: {error}")
         except OSError as error:
             raise WeightStoreError(f"{self.path}: cannot write: {error}") from error
@@ -67,7 +67,7 @@ class HighestNumbers(_Kept):
         super().__init__(root / "numbers" / f"{policy_id}.json")
 
     def read(self) -> Numbers:
-        """What is known; zeros where nothing is, also of a file that cannot be read."""
+        """The stored numbers; zeros if there are none or they cannot be read."""
         body = self._read()
         if body is not None:
             try:
@@ -77,7 +77,7 @@ class HighestNumbers(_Kept):
         return Numbers(version=0, generation=0)
 
     def note(self, version: int, generation: int) -> None:
-        """Keep numbers that are about to be live, durably. They never fall."""
+        """Store numbers that are about to go live, durably. A lower number changes nothing."""
         known = self.read()
         higher = Numbers(
             version=max(version, known.version), generation=max(generation, known.generation)
@@ -87,7 +87,7 @@ class HighestNumbers(_Kept):
 
 
 class HighestFence(_Kept):
-    """The highest number of a lease (`storage.weights.lease`) of the policy of a folder."""
+    """The highest lease number (`storage.weights.lease`) of the policy whose folder is given."""
 
     kind = "fence"
 
@@ -95,11 +95,11 @@ class HighestFence(_Kept):
         super().__init__(directory.parents[1] / "numbers" / f"{directory.name}.lease")
 
     def read(self) -> int:
-        """0 where nothing is known, also of a file that cannot be read."""
+        """The stored number; 0 if there is none or it cannot be read."""
         fence = (self._read() or {}).get("fence")
         return fence if isinstance(fence, int) else 0
 
     def note(self, fence: int) -> None:
-        """Keep the number of a lease that is about to be taken, durably."""
+        """Store the number of a lease that is about to be taken, durably."""
         if fence > self.read():
             self._write({"fence": fence})

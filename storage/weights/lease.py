@@ -1,22 +1,22 @@
-"""The lease of a follower: one trainer at a time trains and publishes a policy by itself.
+"""The lease of a follower: only its holder may train and publish a policy automatically.
 
     weights/{policy_id}/leases/{fence}.json
 
 The file with the highest number is the lease. Its number is the *fence*: each publication of a
-follower carries it, and the store refuses one that is not the highest (`require_fence`), so that a
-trainer that was stopped past the end of its lease cannot publish when it wakes up. The holder
-renews the record while it lives and reports its state in it. A record that expired, was released,
-or whose process on this machine is dead can be followed by the next number.
+follower carries it, and the store refuses any but the highest (`require_fence`). So a trainer that
+was suspended until its lease expired cannot publish when it resumes. The holder renews the record
+regularly and reports its state in it. The next number can be taken once the record has expired or
+was released, or its process on this machine is dead.
 
-The highest number is kept outside `weights/` too (`storage.weights.highest_numbers`): where
-`leases/` was lost, or put back from a backup, the next lease has a higher one all the same. A
-holder puts a lost record back, and ends when it finds another lease of its number.
+The highest number is also stored outside `weights/` (`storage.weights.highest_numbers`), so it
+still rises after `leases/` was lost or restored from a backup. A holder writes a lost record again,
+and stops when it finds another lease with its number.
 
-A number is claimed by linking a file to its name, which fails if the name is taken: that holds
-between hosts, where a file lock may not. Each file has one writer. On one host the lock of the
-store makes claims and publications exclude each other as well.
+A number is claimed by linking a file to its name, which fails if the name is taken. This works
+between hosts, where a file lock may not. Each file has one writer. On one host, the lock of the
+store also makes claims and publications exclude each other.
 
-The lease binds followers alone: people publish, promote and roll back without one.
+Only followers need the lease: people publish, promote and roll back without it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _ASK_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
-    """Who holds a lease. Times are seconds since the epoch by the holder's clock.
+    """The holder of a lease. Times are seconds since the epoch by the holder's clock.
 
-    `machine` and `started` tell a process from another one with its id. `status` is the holder's
-    report: plain JSON.
+    `machine` and `started` (clock ticks since boot) distinguish a process from a later one with the
+    same id. `status` is the holder's report, plain JSON.
     """
 
     fence: int
@@ -73,12 +73,12 @@ class LeaseRecord:
 
     @property
     def holder(self) -> str:
-        """For messages: the host and the process."""
+        """The host and process of the holder, for messages."""
         taken = datetime.fromtimestamp(self.taken, UTC).isoformat(timespec="seconds")
         return f"process {self.pid} on {self.host} (lease {self.fence}, taken {taken})"
 
     def held(self, now: float) -> bool:
-        """Whether its holder may still train: the record is fresh, and no process here is dead."""
+        """Whether the holder may still train: its record is fresh, and its process is not dead."""
         return now < self.expires and not self._died()
 
     def _died(self) -> bool:
@@ -87,7 +87,7 @@ class LeaseRecord:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises WeightsDamaged, WeightsNotFound, OSError."""
+        """Read a record. Raises WeightsDamaged, WeightsNotFound, OSError."""
         body = read_document("lease", path)
         try:
             return cls(**body)
@@ -95,7 +95,7 @@ class LeaseRecord:
             raise WeightsDamaged(f"{path}: {error}") from error
 
     def is_of(self, other: LeaseRecord) -> bool:
-        """Whether both are of one lease, and not of two that got the same number."""
+        """Whether both records are of the same lease, not of two leases with the same number."""
         names = ("fence", "host", "pid", "machine", "started", "taken")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
@@ -106,7 +106,7 @@ class LeaseRecord:
 class Lease:
     """A lease that this process took; a thread renews it until `release`.
 
-    `report` is what the record says of the holder's work. Raises from `check` once it is lost.
+    `check` raises LeaseHeld once the lease is lost; `report` sets the status in its record.
     """
 
     def __init__(self, directory: Path, record: LeaseRecord, seconds: float) -> None:
@@ -131,8 +131,8 @@ class Lease:
     ) -> Lease:
         """Take the lease of the policy whose weights are in `directory`, for `seconds` at a time.
 
-        Waits at most `wait` seconds, or until `stop()`, for a holder to end. Raises LeaseHeld,
-        which names the holder, and OSError where the record cannot be written.
+        Waits for at most `wait` seconds, or until `stop()` returns True, for the holder to end.
+        Raises LeaseHeld, which names the holder, and OSError if the record cannot be written.
         """
         make_directory(directory / LEASES)
         seconds = LEASE_SECONDS if seconds is None else seconds
@@ -150,20 +150,20 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The number that publications carry."""
+        """The lease's number, which publications carry."""
         return self._record.fence
 
     def check(self) -> None:
-        """Raise LeaseHeld when another follower has taken over."""
+        """Raise LeaseHeld if another follower has taken over."""
         if self._lost is not None:
             raise self._lost
 
     def report(self, status: Mapping[str, Any]) -> None:
-        """What the record says from its next renewal on."""
+        """Set the status that the record contains from its next renewal on."""
         self._report = dict(status)
 
     def renew(self) -> None:
-        """Write the record anew, unless another follower has taken over. Raises OSError."""
+        """Write the record again, unless another follower has taken over. Raises OSError."""
         try:
             require_fence(self._directory, self.fence)
             expires = time.time() + self._seconds
@@ -173,13 +173,16 @@ class Lease:
             self._lost = lost
 
     def release(self) -> None:
-        """Let the next follower take over at once. The number stays given."""
+        """End the lease, so that the next follower can take over at once.
+
+        The number is not used again.
+        """
         self._over = True
         self._wake.set()
         self._thread.join()
         if self._lost is None:
             self._seconds = -1.0
-            with contextlib.suppress(OSError):  # it expires by itself
+            with contextlib.suppress(OSError):  # otherwise the lease expires
                 self.renew()
 
     def _run(self) -> None:
@@ -188,7 +191,7 @@ class Lease:
                 self.renew()
                 self._failing = False
             except (OSError, WeightsDamaged) as error:
-                if not self._failing:  # once until it works again
+                if not self._failing:  # log only the first of consecutive failures
                     log.warning("lease %d cannot be renewed; trying again: %s", self.fence, error)
                 self._failing = True
 
@@ -198,7 +201,7 @@ def current_lease(directory: Path) -> LeaseRecord | None:
 
     Raises WeightsDamaged.
     """
-    for _ in range(3):  # a holder that takes over removes the record before
+    for _ in range(3):  # a new holder may remove the record meanwhile
         numbers = _numbers(directory)
         if not numbers:
             return None
@@ -208,7 +211,7 @@ def current_lease(directory: Path) -> LeaseRecord | None:
 
 
 def require_fence(directory: Path, fence: int) -> None:
-    """Raises LeaseHeld when a lease has, or had, a higher number than `fence`."""
+    """Raise LeaseHeld if a lease has, or had, a higher number than `fence`."""
     newest = max([*_numbers(directory), HighestFence(directory).read()])
     if newest <= fence:
         return
@@ -221,7 +224,7 @@ def require_fence(directory: Path, fence: int) -> None:
 
 
 def _claim(directory: Path, seconds: float) -> LeaseRecord:
-    """The record of the next number, ours. Raises LeaseHeld."""
+    """Take the next number and return its record. Raises LeaseHeld."""
     try:
         with locked(directory):
             return _claim_locked(directory, seconds)
@@ -245,7 +248,7 @@ def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
         taken=now,
         expires=now + seconds,
     )
-    memory.note(record.fence)  # before anybody can see it
+    memory.note(record.fence)  # before others can see the record
     _link(directory, record)
     for number in numbers:
         _path(directory, number).unlink(missing_ok=True)
@@ -253,14 +256,14 @@ def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
 
 
 def _renew(directory: Path, record: LeaseRecord) -> None:
-    """Replace the record of a lease, or put it back. Raises LeaseHeld when another one is there."""
+    """Replace or restore the record of a lease. Raises LeaseHeld if it is another lease's."""
     path = _path(directory, record.fence)
     try:
         other = LeaseRecord.read(path)
-    except WeightsNotFound:  # `leases/` was lost, or is an older copy
+    except WeightsNotFound:  # `leases/` was lost or restored from a backup
         make_directory(path.parent)
         return _link(directory, record)
-    except WeightsDamaged:  # ours: the number is
+    except WeightsDamaged:  # the record has this lease's number
         other = record
     if not other.is_of(record):
         raise LeaseHeld(
@@ -271,7 +274,7 @@ def _renew(directory: Path, record: LeaseRecord) -> None:
 
 
 def _link(directory: Path, record: LeaseRecord) -> None:
-    """Claim a number. Raises LeaseHeld when it is taken."""
+    """Claim a number. Raises LeaseHeld if it is taken."""
     path = _path(directory, record.fence)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
@@ -285,7 +288,10 @@ def _link(directory: Path, record: LeaseRecord) -> None:
 
 
 def _require_free(directory: Path, now: float) -> None:
-    """Raises LeaseHeld. A damaged record bars nobody: its number does, from publishing."""
+    """Raise LeaseHeld if the lease is held.
+
+    A damaged record counts as free: its holder can no longer publish once the next number is taken.
+    """
     try:
         known = current_lease(directory)
     except WeightsDamaged as error:
@@ -313,18 +319,18 @@ def _path(directory: Path, fence: int) -> Path:
 
 
 def _machine() -> str:
-    """What tells the processes of this machine, since it was started, from those of any other."""
+    """A text that identifies this boot of this machine and this namespace of process ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:  # no Linux: only expiry tells
+    except OSError:  # not Linux: leases end only by expiry
         return f"unknown {secrets.token_hex(6)}"
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine began, in ticks since its boot; empty when there is none."""
+    """The start time of a process of this machine, in ticks since boot; "" if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else fields[19]  # a zombie trains no more
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie has ended

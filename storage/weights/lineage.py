@@ -1,10 +1,10 @@
-"""The lineage of weights: which rows they were trained on.
+"""The lineage of weights: the rows that they were trained on.
 
     {"streams": {stream: [[first, last], ...]}, "untrained": {stream: [[ordinal, row, count], ...]}}
 
-`streams` are the ordinals of parts of which any row was trained on. Most parts were trained on
-whole. `untrained` are runs of rows of these parts that were not: they were left out by name, or lay
-in the reader when an update ended inside of the part. The row counts from 0 within its part.
+`streams` are the ordinals of the parts with at least one row that was trained on; usually that is
+every row of the part. `untrained` are runs of rows of these parts that were not trained on, because
+they were excluded, or because an update ended within the part. Rows count from 0 within their part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Untrained: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
 
 
 def lineage_document(lineage: Lineage, untrained: Untrained) -> bytes:
-    """The bytes of `lineage.json`. Raises ValueError for what are no ranges or runs."""
+    """The bytes of `lineage.json`. Raises ValueError for invalid ranges or runs."""
     body: dict[str, Json] = {"streams": _ranges_of(lineage)}
     if untrained:
         body["untrained"] = {stream: _runs(stream, runs) for stream, runs in untrained.items()}
@@ -33,13 +33,19 @@ def lineage_document(lineage: Lineage, untrained: Untrained) -> bytes:
 
 
 def open_lineage(where: tuple[Path, str]) -> dict[str, RangeSet]:
-    """stream -> ordinals, of a file and its digest. Raises WeightsDamaged, WeightsNotFound."""
+    """Read stream -> ordinals from a file with this digest.
+
+    `where`: (path, SHA-256). Raises WeightsDamaged, WeightsNotFound.
+    """
     streams = _open(*where)["streams"]
     return {stream: RangeSet.from_json(ranges) for stream, ranges in streams.items()}
 
 
 def open_untrained(where: tuple[Path, str]) -> dict[str, list[list[int]]]:
-    """stream -> runs of rows, of a file and its digest. Raises WeightsDamaged, WeightsNotFound."""
+    """Read stream -> runs of rows from a file with this digest.
+
+    `where`: (path, SHA-256). Raises WeightsDamaged, WeightsNotFound.
+    """
     body = _open(*where)
     try:
         untrained: dict[str, list[list[int]]] = body.get("untrained", {})

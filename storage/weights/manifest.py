@@ -1,11 +1,10 @@
-"""What goes with weights: candidates, manifests, the live pointer, and their strict documents.
+"""The documents of weights: candidates, manifests, the live pointer, and their strict parsing.
 
-A document at rest is JSON `{"format", "kind", "digest", "body"}`; the digest is the SHA-256 of the
-body's canonical JSON, so that a damaged number is not taken for another one. Weights are one
-safetensors file, which has no checksum of its own: its digest stands in the manifest and is checked
-before a byte of it is parsed.
+A stored document is JSON `{"format", "kind", "digest", "body"}`. The digest is the SHA-256 of the
+body's canonical JSON, so that a damaged number is detected. Weights are one safetensors file, which
+has no checksum of its own: its digest is in the manifest and is checked before the file is parsed.
 
-Opens no file: a client uses it on what it received.
+Opens no file: clients use it, too, on what they receive.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from storage.errors import WeightsDamaged, WeightsRefused
 
 FORMAT_VERSION = 1
 MAX_DEPTH = 32
-"""Lists and objects within each other, in what comes with weights."""
+"""The largest depth of nested lists and objects in a document of weights."""
 WEIGHTS_FILE = "weights.safetensors"
 LINEAGE_FILE = "lineage.json"
 
@@ -34,9 +33,9 @@ Json: TypeAlias = Any
 
 
 def canonical(document: Json, what: str = "document") -> bytes:
-    """The one JSON text of a document.
+    """The canonical JSON text of a document, in UTF-8: sorted keys and no spaces.
 
-    Raises ValueError for NaN, infinity, unknown types, and what is nested beyond reason.
+    Raises ValueError for NaN, infinity, unknown types, and nesting beyond the recursion limit.
     """
     try:
         text = json.dumps(
@@ -50,9 +49,9 @@ def canonical(document: Json, what: str = "document") -> bytes:
 
 
 def plain_document(document: Json, what: str) -> dict[str, Json]:
-    """The document as it will be read back, and as JSON and msgpack alike can carry it.
+    """Return the document as it will be read back from JSON.
 
-    Raises ValueError that names the place.
+    Also checks that msgpack can carry it. Raises ValueError, which names the place.
     """
     if not isinstance(document, dict):
         raise ValueError(f"{what}: expected a dict, got {document!r:.80}")
@@ -66,7 +65,10 @@ def plain_document(document: Json, what: str) -> dict[str, Json]:
 
 
 def _items(place: str, value: Json) -> list[tuple[str, Json]]:
-    """What is in a list or an object, with the place of each. Raises ValueError."""
+    """The items of a list or an object as (place, value); none for any other value.
+
+    Raises ValueError for an integer of more than 64 bits.
+    """
     if isinstance(value, dict):
         return [(f"{place}.{key}", item) for key, item in value.items()]
     if isinstance(value, list):
@@ -82,7 +84,7 @@ def _too_deep(place: str) -> ValueError:
 
 
 def finite(document: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: such a number becomes None."""
+    """Replace NaN and infinity by None, because JSON has neither."""
     return {
         name: None if isinstance(value, float) and not np.isfinite(value) else value
         for name, value in document.items()
@@ -94,14 +96,14 @@ def sha256(data: bytes) -> str:
 
 
 def seal_document(kind: str, body: Json) -> bytes:
-    """The bytes at rest of a document of one kind."""
+    """The bytes of a document of one kind, as stored."""
     data = canonical(body, kind)
     document = {"format": FORMAT_VERSION, "kind": kind, "digest": sha256(data), "body": body}
     return json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
 def open_document(kind: str, data: bytes, where: object) -> dict[str, Json]:
-    """The body of `seal_document` bytes. Raises WeightsDamaged naming `where`."""
+    """The body of what `seal_document` encoded. Raises WeightsDamaged, naming `where`."""
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or set(document) != {"format", "kind", "digest", "body"}:
@@ -133,17 +135,16 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 _ADDED = {"added": True}
-"""Marks a field whose default is not written, so that a candidate's digest does not change when a
-field is added to what it holds."""
+"""Marks a field added later. Its default is not written, so that the digests of earlier candidates
+do not change."""
 
 
 class _Document:
-    """Strict reading of a frozen dataclass from a JSON object."""
+    """A frozen dataclass that is parsed strictly from a JSON object."""
 
     @classmethod
     def from_json(cls, body: Json, where: object = "$") -> Self:
-        """The value of `to_json`. Raises WeightsDamaged for other keys or types."""
-        # every subclass is a dataclass, which the type of this base cannot say
+        """Parse the result of `to_json`. Raises WeightsDamaged for other keys or types."""
         known = fields(cls)  # type: ignore[arg-type]  # each subclass is a dataclass
         expected = {f.name: str(f.type) for f in known}
         added = {f.name for f in known if f.metadata == _ADDED}
@@ -175,7 +176,7 @@ class _Document:
 
 
 def _require_digests(digests: dict[str, Json], where: object) -> None:
-    """The two known file names and no other: a name from a document never becomes a path."""
+    """Require exactly the two known file names: a name from a document never becomes a path."""
     texts = all(isinstance(value, str) and len(value) == 64 for value in digests.values())
     if set(digests) != {WEIGHTS_FILE, LINEAGE_FILE} or not texts:
         raise WeightsDamaged(
@@ -186,9 +187,10 @@ def _require_digests(digests: dict[str, Json], where: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(_Document):
-    """Trained, not numbered. Its digest is that of all its content, so adding twice is once.
+    """Trained weights without a number.
 
-    `digests`: file name -> SHA-256 of the weights and of the lineage (the ordinals trained on).
+    The digest covers all content, so adding the same content twice gives one candidate. `digests`:
+    file name -> SHA-256 of the weights and of the lineage (the ordinals trained on).
     """
 
     policy_id: str
@@ -208,9 +210,9 @@ class Candidate(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(_Document):
-    """A numbered version. `parent`: what was live before; `copy_of`: set by a rollback.
+    """A numbered version. `parent`: the previous live version; `copy_of`: set by a rollback.
 
-    `candidate` is the digest of the candidate it came from; `created`: microseconds since the
+    `candidate` is the digest of the candidate it came from; `created` is in microseconds since the
     epoch.
     """
 
@@ -237,7 +239,7 @@ class Manifest(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Pin(_Document):
-    """Who keeps what is live as it is, since when (microseconds since the epoch), and why."""
+    """Who pinned the live version, when (microseconds since the epoch), and why."""
 
     by: str
     when: int
@@ -249,9 +251,10 @@ _TYPES["Pin | None"] = (Pin, type(None))
 
 @dataclass(frozen=True, kw_only=True)
 class Live(_Document):
-    """What is live. `generation` rises strictly; a canary gets its share of episodes (0 to 1).
+    """The live version, and the canary if one is running.
 
-    While it is `pinned`, by a rollback or a pause, nothing else goes live but another rollback.
+    `generation` rises strictly. The canary acts in `canary_share` (0 to 1) of the episodes. While
+    it is `pinned`, by a rollback or a pause, only another rollback can change it.
     """
 
     generation: int
@@ -262,7 +265,7 @@ class Live(_Document):
 
     @property
     def hold(self) -> Pin | None:
-        """What keeps trainers and jobs from publishing: the pin, or a canary that is not ended."""
+        """Why trainers and jobs may not publish: a pin, or a running canary; None if they may."""
         if self.pinned is not None or self.canary_version is None:
             return self.pinned
         why = f"version {self.canary_version} gets {self.canary_share:.3g} of the episodes"
@@ -271,7 +274,7 @@ class Live(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(_Document):
-    """The highest version and generation that were given, 0 for none."""
+    """The highest version and generation that were ever given, 0 for none."""
 
     version: int
     generation: int
@@ -279,13 +282,13 @@ class Numbers(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Served(_Document):
-    """What one collector serves of a policy, and what it made of the live pointer.
+    """What one collector serves of a policy, and how it reacted to the live pointer.
 
-    `generation` and `version` are what its clients act with, -1 for nothing. `wanted_generation`
-    and `wanted_version` are of the pointer that it has looked at last, -1 for none; `why` says what
-    keeps it from serving that. `until` is when it stops counting as registered, in microseconds
-    since the epoch. `served` lists the ranges of all versions that it ever served, `refused` the
-    latest that it refused, with the reason.
+    `generation` and `version` are those that its clients act with, -1 for none. `wanted_generation`
+    and `wanted_version` are those of the live pointer that it read last, -1 for none; `why` gives
+    the reason if it does not serve them. `until`: when its registration expires, in microseconds
+    since the epoch. `served`: the ranges of all versions that it ever served; `refused`: the latest
+    versions that it refused, with the reason.
     """
 
     collector_id: str
@@ -299,13 +302,13 @@ class Served(_Document):
     refused: dict[str, str]
 
     def serves(self, live: Live) -> bool:
-        """Whether its clients act with what is live."""
+        """Whether its clients act with the live version."""
         return (self.generation, self.version) == (live.generation, live.version)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned(_Document):
-    """What is kept of a version whose content was removed: its number and its digests."""
+    """What is kept of a version whose content was removed: its numbers and digests."""
 
     version: int
     parent: int | None
@@ -316,9 +319,10 @@ class Pruned(_Document):
 
 
 def encode_weights(weights: Weights) -> bytes:
-    """One safetensors file.
+    """Encode arrays as one safetensors file.
 
-    Raises WeightsRefused for no tensors, an unknown dtype, NaN or infinity.
+    Raises WeightsRefused if there are no arrays, or for a dtype that is not numeric, NaN or
+    infinity.
     """
     if not weights:
         raise WeightsRefused("weights: expected one or more arrays, got none")
@@ -334,7 +338,7 @@ def encode_weights(weights: Weights) -> bytes:
 
 
 def decode_weights(data: bytes, digest: str, where: object = WEIGHTS_FILE) -> dict[str, Any]:
-    """The arrays of `encode_weights` bytes, whose digest is checked first.
+    """Decode the arrays of `encode_weights`, after checking their digest.
 
     Raises WeightsDamaged.
     """

@@ -1,4 +1,4 @@
-"""`MemoryWeightStore`: the in-memory twin of `WeightStore`, as far as live clients need one."""
+"""`MemoryWeightStore`: `WeightStore` in memory, reduced to the part that live clients need."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from storage.weights.store import Check
 
 
 class MemoryWeightStore:
-    """Keeps the latest candidate, the version that is live and the one before it.
+    """Stores the latest candidate, the live version and the previous one.
 
-    Versions and generations are numbered as in a `WeightStore`; the store's id is its own, so that
-    clients never mistake one run's versions for another's. Safe to use from several threads.
+    Versions and generations are numbered as in a `WeightStore`. Every instance has its own store
+    id, so that clients never mistake one run's versions for another's. Thread-safe.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MemoryWeightStore:
         checkpoint: str | None = None,
         untrained: Untrained | None = None,
     ) -> str:
-        """As `WeightStore.add_candidate`; the one before it is forgotten."""
+        """Store a candidate in place of the previous one; see `WeightStore.add_candidate`."""
         candidate, files = candidate_files(
             self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint, untrained
         )
@@ -65,8 +65,11 @@ class MemoryWeightStore:
         return candidate.digest
 
     def publish(self, digest: str, *, expected_generation: int | None = None) -> Live:
-        """Make the latest candidate live. Raises WeightsNotFound for another one, and
-        GenerationConflict when another generation than expected (0: nothing) is live."""
+        """Make the latest candidate live. Publishing the live one again changes nothing.
+
+        Raises WeightsNotFound for any other candidate, and GenerationConflict if the live
+        generation is not the expected one (0: none is live).
+        """
         with self._lock:
             if self._candidate is None or self._candidate[0].digest != digest:
                 raise WeightsNotFound(
@@ -93,22 +96,22 @@ class MemoryWeightStore:
                 created=int(self._clock() * 1_000_000),
             )
             self._versions[number] = manifest, data
-            self._versions.pop(number - 2, None)  # a reader may still be at the one before
+            self._versions.pop(number - 2, None)  # a reader may still use the previous version
             self._live = Live(generation=number, version=number)
             return self._live
 
     def live(self) -> Live | None:
-        """What is live, None before the first time."""
+        """The live version, None before the first one."""
         return self._live
 
     def read(self, version: int) -> tuple[Manifest, bytes]:
-        """A version's manifest and its safetensors bytes. Raises WeightsNotFound when forgotten."""
+        """A version's manifest and safetensors bytes. Raises WeightsNotFound if not stored."""
         try:
             return self._versions[version]
         except KeyError:
             raise WeightsNotFound(f"{self.policy_id}: version {version} is not kept") from None
 
     def stamp(self) -> Hashable:
-        """Changes with every `publish`."""
+        """A value that changes with every `publish`."""
         live = self._live
         return None if live is None else live.generation

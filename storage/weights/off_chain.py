@@ -1,8 +1,8 @@
-"""Versions off the chain: published, and not what later versions of their trainer went on from.
+"""Versions off the chain: published, but no later version of their trainer builds on them.
 
-A follower's version comes from its checkpoint. When that is lost the follower goes on from the one
-before it, and trains on the rows of the lost update again. The version keeps its number, content
-and lineage; `versions/{n}/off_chain.json` says that no later one has it behind it.
+A follower's version comes from its checkpoint. If the checkpoint is lost, the follower continues
+from the previous one, and trains on the rows of the lost update again. The version keeps its
+number, content and lineage; `versions/{n}/off_chain.json` records that no later one builds on it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ def mark_off_chain(directory: Path, version: int, why: str) -> None:
 
 
 def described(store: WeightFolder) -> tuple[list[dict[str, Json]], dict[int, str]]:
-    """For people: the manifest of each version, with `off_chain`, which says why or is None; and
-    version -> why of those that cannot be read."""
+    """Return (manifests, damaged) of all versions, for display.
+
+    Each manifest is a dict with `off_chain`: why the version is off the chain, or None. `damaged`
+    is version -> why its manifest cannot be read.
+    """
     found: list[dict[str, Json]] = []
     damaged: dict[int, str] = {}
     for version in store.versions():

@@ -1,14 +1,14 @@
-"""`live.json` and its copy: what is live, also where one of the two is damaged or lost.
+"""`live.json` and its copy: the live version, even if one of the two is damaged or lost.
 
-    live.json         what is live; replaced whole, under the lock of the store
-    live.copy.json    the same, written after it
+    live.json         the live version; replaced atomically, under the lock of the store
+    live.copy.json    the same, written afterwards
 
-The copy stands in where it has the highest generation that was given. Where it is damaged too, or
-older (a publication was cut off), what was live is taken from what
-collectors were to serve, or else is the newest version that is whole. Whether a rollback had pinned
-it is not known then, so it is pinned: nothing is published before `headrace resume`.
+The copy is used if it has the highest generation that was given. If it is damaged too, or older (a
+publication was interrupted), the latest version that collectors were to serve is taken, or else the
+newest intact version. As it is unknown then whether a rollback had pinned the policy, the policy is
+pinned: nothing is published until `headrace resume`.
 
-Who reads goes on from that and says so in one line; `mend` writes both files anew.
+Readers continue with the recovered version and log it once; `mend` writes both files again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("headrace.weights")
 
 
 class LivePointer:
-    """What is live of one policy. Whoever calls `write` or `mend` holds the store's lock."""
+    """The live pointer of one policy. Callers of `write` and `mend` hold the store's lock."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class LivePointer:
         self._told = ""
 
     def read(self) -> Live | None:
-        """What is live, None before the first time. Says when that had to be recovered."""
+        """The live version, None before the first one. Logs a line if it had to be recovered."""
         return self.look()[0]
 
     def look(self) -> tuple[Live | None, str | None]:
-        """What is live, and what is wrong with live.json; None for nothing."""
+        """Return (the live version, what is wrong with live.json); None for nothing."""
         wrong = None
-        for _ in range(2):  # the first publication writes it, then the copy
+        for _ in range(2):  # a first publication may happen between both reads
             try:
                 return _read(self._file), None
             except WeightsDamaged as error:
@@ -73,15 +73,15 @@ class LivePointer:
         return live, wrong
 
     def stamp(self) -> Hashable:
-        """Changes with live.json: a look at one file's dates."""
+        """A value that changes with live.json; costs one `stat`."""
         for path in (self._file, self._copy):
             with contextlib.suppress(OSError):
-                status = os.stat(path)  # a copy of the file may keep two of these
+                status = os.stat(path)  # a copied file may keep its modification time or its inode
                 return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
         return None
 
     def copy_damage(self) -> str | None:
-        """What keeps the copy from being read; None where nothing does, or there is none."""
+        """Why the copy cannot be read; None if it can, or there is none."""
         try:
             _read(self._copy)
         except WeightsNotFound:
@@ -91,20 +91,20 @@ class LivePointer:
         return None
 
     def in_order(self) -> bool:
-        """Whether both files are whole and say the same."""
+        """Whether both files can be read and have the same content."""
         with contextlib.suppress(WeightsDamaged, WeightsNotFound):
             return _read(self._file) == _read(self._copy)
         return not os.path.lexists(self._file) and not os.path.lexists(self._copy)
 
     def mend(self) -> None:
-        """Write both files anew, unless they are in order."""
+        """Write both files again, unless they are in order."""
         live = self.read()
         if live is not None and not self.in_order():
-            self._numbers.note(0, live.generation)  # one that was recovered may be new
+            self._numbers.note(0, live.generation)  # a recovered generation may be a new one
             self.write(live)
 
     def write(self, live: Live) -> None:
-        """Replace what is live, durably. Raises WeightStoreError."""
+        """Replace the live version, durably. Raises WeightStoreError."""
         data = seal_document("live", live.to_json())
         try:
             replace_file(self._file, data)
@@ -112,11 +112,11 @@ class LivePointer:
             raise WeightStoreError(f"{self._file.parent}: cannot write: {error}") from error
         try:
             replace_file(self._copy, data)
-        except OSError as error:  # live it is
+        except OSError as error:  # the version is live nevertheless
             log.warning("%s is not up to date: %s", self._copy, error)
 
     def _recovered(self) -> Live:
-        """What is live where live.json does not say so."""
+        """The live version if live.json does not say it."""
         given = self._numbers.read().generation
         known = []
         with contextlib.suppress(WeightsDamaged, WeightsNotFound):
@@ -146,5 +146,5 @@ class LivePointer:
 
 
 def _read(path: Path) -> Live:
-    """Raises WeightsNotFound, WeightsDamaged, OSError."""
+    """Read a pointer. Raises WeightsNotFound, WeightsDamaged, OSError."""
     return Live.from_json(read_document("live", path), path)

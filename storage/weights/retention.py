@@ -1,8 +1,9 @@
 """Which versions are kept, and what is kept of the others: their names and digests.
 
-`pruned.jsonl` has a line for each version whose content was removed, of about 400 bytes: the first
-16 hex digits of the SHA-256 of what follows, a space, and a JSON object. A number is never given to
-another content, and what a pruned version was can be looked up for as long as the store exists.
+`pruned.jsonl` has one line of about 400 bytes for each version whose content was removed: the first
+16 hex digits of the SHA-256 of the rest, a space, and a JSON object. So a version number is never
+used for other content, and the origin of a pruned version can be looked up as long as the store
+exists.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ log = logging.getLogger("headrace.weights")
 
 HOUR = 3600.0
 HOURLY_SECONDS = 30 * 86_400.0
-"""For so long one version an hour is kept."""
+"""The age in seconds up to which one version per hour is kept."""
 _MOST = 2**32
 
 
 def hourly(created: Mapping[int, int], now: float) -> set[int]:
-    """The last version of each hour of the last 30 days. `created`: version -> microseconds."""
+    """The last version of each hour of the last 30 days.
+
+    `created`: version -> microseconds since the epoch; `now`: seconds since the epoch.
+    """
     last: dict[int, int] = {}
     for version, moment in sorted(created.items()):
         seconds = moment / 1_000_000
@@ -39,13 +43,13 @@ def hourly(created: Mapping[int, int], now: float) -> set[int]:
 
 
 class PrunedVersions:
-    """The file of one policy. Whoever calls `note` holds the lock of the policy's store."""
+    """The file of one policy's pruned versions. Callers of `note` hold the policy's store lock."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "pruned.jsonl"
 
     def read(self) -> dict[int, Pruned]:
-        """By version. A line that a power cut tore is left out, and said."""
+        """The pruned versions by number. A damaged line is skipped, with a warning."""
         try:
             lines = read_file(self._path, _MOST).splitlines()
         except WeightsNotFound:
@@ -69,7 +73,7 @@ class PrunedVersions:
         return found
 
     def note(self, manifests: Iterable[Manifest]) -> None:
-        """Keep what is to be kept of versions, durably, before their content goes."""
+        """Store the names and digests of versions, durably, before their content is removed."""
         lines = []
         for manifest in manifests:
             one = Pruned(
@@ -84,11 +88,11 @@ class PrunedVersions:
             lines.append(sha256(data)[:16].encode() + b" " + data + b"\n")
         if not lines:
             return
-        if os.path.lexists(self._path) and not self._path.is_file():  # a FIFO would be waited for
+        if os.path.lexists(self._path) and not self._path.is_file():  # opening a FIFO would block
             os.replace(self._path, f"{self._path}.damaged")
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         with open(fd, "wb") as file:
-            # what a power cut tore ends here, and spoils no line but its own
+            # after a line that a power cut truncated, start a new one
             file.write(b"\n" + b"".join(lines) if os.fstat(fd).st_size else b"".join(lines))
             file.flush()
             os.fsync(fd)

@@ -1,9 +1,9 @@
 """`served/{collector_id}.json`: what each collector serves of a policy, and what it refused.
 
-A collector registers here for 30 seconds at a time. What it says of the present counts until then;
-which versions it served and refused is kept, because a rollback goes to one that was served. The
-files are replaced whole and not synced: after a power cut one may be missing or damaged, and is
-written again within seconds.
+A collector registers here for 30 seconds at a time, and its current state counts until then. Which
+versions it served and refused is kept longer, because a rollback goes to one that was served. The
+files are replaced atomically and not synced: after a power cut one may be missing or damaged, and
+is written again within seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("headrace.weights")
 
 REGISTERED_SECONDS = 30.0
 FORGET_SECONDS = 30 * 86_400.0
-"""After so long a collector that does not come back is forgotten, with what it served."""
+"""Seconds after which the record of an absent collector is removed."""
 
 
 class ServedRecords:
@@ -35,9 +35,9 @@ class ServedRecords:
         self._folder = directory / "served"
 
     def write(self, record: Served) -> None:
-        """Replace a collector's record. Raises OSError, also where the store has no folder yet.
+        """Replace a collector's record. Raises OSError, also if the store has no folder yet.
 
-        That one is made by whoever publishes first, who may have another account.
+        The first publication creates the folder, possibly under another account.
         """
         self._folder.mkdir(exist_ok=True)
         path = self._folder / f"{record.collector_id}.json"
@@ -50,11 +50,11 @@ class ServedRecords:
             raise
 
     def read(self) -> list[Served]:
-        """Every record, registered or not, in order of the collectors' ids."""
+        """Every record, expired or not, in the order of the collectors' ids."""
         found = []
         try:
             paths = sorted(visible(self._folder))
-        except OSError as error:  # what says who serves it stops nobody from publishing
+        except OSError as error:  # an unreadable folder must not prevent a publication
             log.warning("the records of served versions cannot be read: %s", error)
             return []
         for path in paths:
@@ -73,7 +73,7 @@ class ServedRecords:
         return [record for record in self.read() if record.until > now * 1_000_000]
 
     def forget(self, now: float) -> None:
-        """Remove the records of collectors that are gone for long."""
+        """Remove the records of collectors that have been absent for 30 days."""
         for record in self.read():
             if record.until < (now - FORGET_SECONDS) * 1_000_000:
                 (self._folder / f"{record.collector_id}.json").unlink(missing_ok=True)

@@ -1,18 +1,18 @@
-"""`WeightFolder`: candidates, immutable numbered versions, and the pointer to what is live.
+"""`WeightFolder`: candidates, immutable numbered versions, and the pointer to the live one.
 
     weights/{policy_id}/
         store.json                     the store's id
         candidates/{digest}/           candidate.json, weights.safetensors, lineage.json
         versions/{n}/                  manifest.json, weights.safetensors, lineage.json
         live.json, live.copy.json      generation, version, canary, pin; changed under `lock`
-        leases/{n}.json                who trains it (`...lease`)
+        leases/{n}.json                who trains it (`storage.weights.lease`)
         served/{collector_id}.json     what each collector serves (`storage.weights.served`)
         pruned.jsonl                   names of versions without content (`...retention`)
-    numbers/{policy_id}.json           the highest numbers that were given (`...numbers`)
+    numbers/{policy_id}.json           the highest numbers given (`...highest_numbers`)
 
-A directory is filled under a temporary name, synced, and renamed to its own, which fails if that is
-taken: readers never see half of one, and two promotions never share a number. A killed process
-leaves only a dot-directory, which is never read.
+A directory is filled under a temporary name, synced, and renamed, which fails if the final name is
+taken. So readers never see an incomplete one, and two promotions never share a number. A killed
+process leaves only a directory whose name begins with a dot, which is never read.
 
 Weights that the store's `check` refuses never become a candidate, get a number or go live. This
 package cannot act with weights, so the caller that opens a store for writing passes the check:
@@ -77,14 +77,15 @@ __all__ = ["Candidate", "Check", "Live", "Manifest", "WeightFolder", "candidate_
 log = logging.getLogger("headrace.weights")
 
 Check: TypeAlias = Callable[[Candidate, Weights], None]
-"""Raises WeightsRefused for weights that the candidate's spec and filter state cannot act with."""
+"""Raises WeightsRefused if a policy with the candidate's spec and filter state cannot act with the
+weights."""
 
 
 class WeightFolder:
     """The weights of one policy under a root directory. Any number of processes may use it.
 
-    `check` validates weights wherever they enter; without it the store is read-only. `clock` gives
-    seconds since the epoch, for `Manifest.created`.
+    `check` validates weights wherever they enter; without it the store is read-only. `clock`
+    returns seconds since the epoch.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class WeightFolder:
         self._versions = VersionFolders(self.directory, policy_id)
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
-        self._told: set[str] = set()  # damage, once each
+        self._told: set[str] = set()  # damage that was logged
         self._clock = clock
         self._numbers = HighestNumbers(Path(root), policy_id)
         self.served = ServedRecords(self.directory)
@@ -112,7 +113,7 @@ class WeightFolder:
 
     @property
     def store_id(self) -> str:
-        """12 hex digits, made at first use: generations count within one store only."""
+        """12 hex digits, created on first use. Generations are comparable within one store only."""
         path = self.directory / "store.json"
         if not path.exists():
             make_directory(self.directory)
@@ -128,7 +129,7 @@ class WeightFolder:
             return self._known_id(path, str(error))
 
     def _known_id(self, path: Path, damage: str) -> str:
-        """The id in the newest version that is whole, which takes the place of a damaged one."""
+        """The id in the newest intact version, which replaces a damaged store.json."""
         known = self._versions.whole()
         if not known:
             raise WeightsDamaged(
@@ -154,12 +155,19 @@ class WeightFolder:
         number: int | None = None,
         untrained: Untrained | None = None,
     ) -> str:
-        """Keep a trained checkpoint; its digest. The same content twice is one candidate.
+        """Store a trained checkpoint and return its digest.
 
-        `lineage`: stream -> the ordinal ranges trained on; `untrained`: the rows of these ordinals
-        that were not (storage.weights.lineage). Raises WeightsRefused for weights that the spec
-        cannot act with, ValueError for what JSON cannot hold; with `number`, GenerationConflict
-        when that is neither the next version nor this checkpoint's, and nothing is kept.
+        Adding the same content again gives the same candidate. Arguments:
+        - `weights`: arrays by name; `spec`, `filter_state`: how to act with them (JSON).
+        - `metrics`: results of the training (JSON).
+        - `lineage`: stream -> the ordinal ranges trained on; `untrained`: the rows of these
+          ordinals that were not trained on (storage.weights.lineage).
+        - `checkpoint`: the name of the trainer's checkpoint that the weights come from.
+        - `number`: the version that the candidate is to become.
+
+        Raises WeightsRefused for weights that the spec cannot act with, and ValueError for values
+        that JSON cannot hold. Raises GenerationConflict, and stores nothing, if `number` is neither
+        the next version nor this candidate's.
         """
         candidate, files = candidate_files(
             self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint, untrained
@@ -175,22 +183,22 @@ class WeightFolder:
         return self._candidates.digests()
 
     def candidate(self, digest: str) -> Candidate:
-        """The description of one candidate, by the first 6 or more digits of its digest.
+        """The description of one candidate, found by the first 6 or more digits of its digest.
 
         Raises WeightsNotFound, WeightsDamaged.
         """
         return self._candidates.get(digest)
 
     def load_candidate(self, digest: str) -> tuple[Candidate, dict[str, Any]]:
-        """A candidate and its arrays, verified before they are parsed."""
+        """A candidate and its arrays; their digest is verified before they are parsed."""
         return self._candidates.load(digest)
 
     # versions
 
     def promote(self, digest: str, *, number: int | None = None) -> int:
-        """Give a candidate the next version number. It is not live yet.
+        """Give a candidate the next version number and return it. The version is not live yet.
 
-        Raises GenerationConflict when the next one is not `number`.
+        Raises GenerationConflict if the next version is not `number`.
         """
         candidate = self.candidate(digest)
         version = self._promote(candidate, number)
@@ -215,13 +223,13 @@ class WeightFolder:
 
     @property
     def next_version(self) -> int:
-        """The number that the next version gets: one that no version had, in a backup or since."""
+        """The number of the next version: one that was never used, even before a restore."""
         live = self.live()
         highest = max(self._numbers.read().version, live.version if live else 0)
-        return max([*self.versions(), highest]) + 1  # the newest is never pruned
+        return max([*self.versions(), highest]) + 1  # the newest version is never pruned
 
     def pruned(self) -> dict[int, Pruned]:
-        """What is known of versions whose content was removed, by number."""
+        """The records of versions whose content was removed, by number."""
         return self._versions.pruned()
 
     def versions(self) -> list[int]:
@@ -233,11 +241,11 @@ class WeightFolder:
         return self._versions.manifest(version)
 
     def read(self, version: int) -> tuple[Manifest, bytes]:
-        """A version's manifest and its safetensors bytes, digest checked: what a server sends."""
+        """A version's manifest and safetensors bytes, whose digest was checked."""
         return self._versions.read(version)
 
     def load(self, version: int) -> tuple[Manifest, dict[str, Any]]:
-        """A version's manifest and its arrays, verified before they are parsed."""
+        """A version's manifest and arrays; their digest is verified before they are parsed."""
         return self._versions.load(version)
 
     def lineage(self, version: int) -> dict[str, RangeSet]:
@@ -254,32 +262,33 @@ class WeightFolder:
         path = self._candidates.folder(candidate.digest) / LINEAGE_FILE
         return open_lineage((path, candidate.digests[LINEAGE_FILE]))
 
-    # what is live
+    # the live version
 
     def live(self) -> Live | None:
-        """What is live, None before the first time.
+        """The live version, None before the first one.
 
-        Where live.json is damaged or lost, this comes from its copy or is reconstructed; such a
-        guess is pinned (storage.weights.pointer), and said in one line.
+        If live.json is damaged or lost, the result comes from its copy or is reconstructed. A
+        reconstructed one is pinned (storage.weights.pointer). Either is logged in one line.
         """
         return self._pointer.read()
 
     def mended_live(self) -> Live | None:
-        """`live`, after a damaged pointer or copy was written anew. Raises WeightStoreError."""
+        """Rewrite a damaged pointer or copy, then return `live`. Raises WeightStoreError."""
         if not self._pointer.in_order():
             with locked(self.directory):
                 self._pointer.mend()
         return self._pointer.read()
 
     def pointer_damage(self) -> dict[str, str]:
-        """File name -> what is wrong with it, of live.json and its copy."""
+        """File name -> what is wrong with it, for live.json and its copy."""
         told = {"live.json": self._pointer.look()[1], "live.copy.json": self._pointer.copy_damage()}
         return {name: text for name, text in told.items() if text is not None}
 
     def note_seen(self, version: int, generation: int) -> None:
-        """Let numbers go on after those that somebody saw, whatever a backup put back here.
+        """Record numbers that a client has seen, so that the next ones are higher.
 
-        For a collector that hears of higher ones than the store has. Raises WeightStoreError.
+        A collector calls this if a client reports higher numbers than the store has, as after a
+        restore from a backup. Raises WeightStoreError.
         """
         make_directory(self.directory)
         with locked(self.directory):
@@ -287,9 +296,10 @@ class WeightFolder:
 
     @property
     def restored(self) -> str | None:
-        """What tells that this is an older copy than what was published; None where nothing does.
+        """A text if the store is older than its highest numbers; None otherwise.
 
-        Also a publication that was cut off between its numbers and what is live looks like that.
+        This happens after a restore from a backup, and after a publication that was interrupted
+        before it changed the live version.
         """
         highest, live = self._numbers.read(), self.live()
         generation = live.generation if live else 0
@@ -304,7 +314,7 @@ class WeightFolder:
         )
 
     def stamp(self) -> Hashable:
-        """Changes when something else is live, as cheap as a look at one file's dates."""
+        """A value that changes with the live version; costs one `stat`."""
         return self._pointer.stamp()
 
     def set_live(
@@ -315,12 +325,12 @@ class WeightFolder:
         canary: tuple[int, float] | None = None,
         fence: int | None = None,
     ) -> Live:
-        """Point to a version, in a new generation. `canary`: (version, share of episodes).
+        """Make a version live, in a new generation.
 
-        `expected_generation` (0: nothing is live) makes it a compare-and-set. `fence` is the number
-        of a follower's lease (storage.weights.lease). The versions are verified first. Raises
-        WeightsNotFound, WeightsDamaged, WeightsRefused, PolicyPinned, GenerationConflict,
-        LeaseHeld, ValueError.
+        `canary`: (version, share of episodes, 0 to 1). With `expected_generation` (0: none is live)
+        this is a compare-and-set. `fence` is the number of a follower's lease
+        (storage.weights.lease). The versions are verified first. Raises WeightsNotFound,
+        WeightsDamaged, WeightsRefused, PolicyPinned, GenerationConflict, LeaseHeld, ValueError.
         """
         return self._point(
             version, expected_generation=expected_generation, canary=canary, fence=fence
@@ -336,7 +346,7 @@ class WeightFolder:
         pin: Pin | None = None,
         forced: bool = False,
     ) -> Live:
-        """`set_live`; with `pin`, or `forced`, it is a person's, whom a hold does not keep out."""
+        """Do what `set_live` does; with `pin` or `forced`, also while the policy is pinned."""
         canary_version, share = canary if canary is not None else (None, 0.0)
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"canary: expected a share of 0 to 1, got {share}")
@@ -346,7 +356,7 @@ class WeightFolder:
             if fence is not None:
                 require_fence(self.directory, fence)
             for number in (version, canary_version):
-                if number is not None:  # under the lock: `prune` could remove it in between
+                if number is not None:  # under the lock, as `prune` could remove it in between
                     manifest, data = self.read(number)
                     self._require_usable(candidate_of(manifest), data)
             before = self.live()
@@ -367,18 +377,18 @@ class WeightFolder:
                 canary_share=float(share),
                 pinned=pin or (before.pinned if before else None),
             )
-            self._numbers.note(version, live.generation)  # before anybody can see them
+            self._numbers.note(version, live.generation)  # before others can see the new numbers
             self._pointer.write(live)
         return live
 
     def publish(
         self, digest: str, *, expected_generation: int | None = None, fence: int | None = None
     ) -> Live:
-        """Promote a candidate and make it live. What is live already is left so: safe to retry.
+        """Promote a candidate and make it live. Safe to retry: a live candidate stays live.
 
-        With `expected_generation` (0: nothing) GenerationConflict also tells of what somebody else
-        did since that one was live. Raises what `set_live` raises. While a rollback pins the policy
-        that is PolicyPinned, and the candidate stays as it is.
+        With `expected_generation` (0: none is live), raises GenerationConflict if another
+        publication came first. `fence` is the number of a follower's lease. Raises what `set_live`
+        raises: PolicyPinned while a rollback pins the policy, and the candidate is kept.
         """
         live = self.mended_live()
         self._require_no_hold(live)
@@ -395,14 +405,16 @@ class WeightFolder:
                 f"{self.policy_id}: expected generation {expected_generation} to be live, got "
                 f"{found}"
             )
-        if fence is not None:  # before a number is given; asked again under the lock
+        if fence is not None:  # before a number is given; checked again under the lock
             require_fence(self.directory, fence)
         version = self._unpublished(candidate.digest, live) or self._promote(candidate)
         return self._point(version, expected_generation=found, fence=fence)
 
     def _candidate_in(self, version: int) -> str | None:
-        """The digest of the candidate that a version came from; None where it is damaged or gone,
-        which keeps nobody from publishing another one."""
+        """The digest of the candidate that a version came from.
+
+        None if the manifest is damaged or gone, so that another candidate can still be published.
+        """
         try:
             return self.manifest(version).candidate
         except (WeightsDamaged, WeightsNotFound) as error:
@@ -412,7 +424,7 @@ class WeightFolder:
             return None
 
     def _unpublished(self, candidate: str, live: Live | None) -> int | None:
-        """The number that an earlier try to publish gave, and came no further: a full disk."""
+        """The number that an interrupted attempt to publish this candidate gave it, if any."""
         newest = max(self.versions(), default=0)
         if newest <= (live.version if live else 0):
             return None
@@ -423,16 +435,16 @@ class WeightFolder:
         return newest if fits else None
 
     def publish_as(self, digest: str, version: int) -> Live:
-        """Publish a candidate under the number that its publisher proposes: safe to retry.
+        """Publish a candidate under a number that the caller proposes. Safe to retry.
 
-        Raises GenerationConflict, which names the next number, when that is not it, and what
-        `publish` raises.
+        Raises GenerationConflict, which names the next number, if the proposed one is not it, and
+        what `publish` raises.
         """
         live = self.mended_live()
         self._require_no_hold(live)
         candidate = self.candidate(digest)
         if version in self.versions() and self._candidate_in(version) == candidate.digest:
-            known = self.manifest(version)  # an earlier try came so far
+            known = self.manifest(version)  # numbered by an earlier attempt
             if live and live.version == version:
                 return live
             if known.copy_of is not None or known.parent != (live.version if live else None):
@@ -451,16 +463,19 @@ class WeightFolder:
         by: str = "a program",
         why: str = "",
     ) -> Live:
-        """Make a new version with the content of an old one live, and pin the policy to it.
+        """Publish the content of an old version as a new one, and pin the policy to it.
 
-        A canary that is on ends, and without `to` what is live stays. Else, without `to`: the last
-        version before the content that is live now which a collector served, and whose content none
-        refused; where no collector says so, what was live before it. With `to`: that version, if
-        its weights are usable, even if a collector refused it earlier. `by` and `why` are stored
-        with the pin; until `resume` only another rollback changes what is live. Raises
-        WeightsNotFound when there is nothing before it, GenerationConflict when somebody else acted
-        since `expected_generation` was live. Without that, a trainer that publishes meanwhile does
-        not keep it out.
+        - While a canary runs and `to` is None, this ends the canary, and the live version stays.
+        - Otherwise, without `to`: the target is the last version before the live content that a
+          collector served and none refused. If no collector recorded this, it is the previous live
+          version.
+        - With `to`: the target is that version if its weights are usable, even if a collector
+          refused it.
+
+        `by` and `why` are stored with the pin; until `resume` only another rollback changes the
+        live version. Raises WeightsNotFound if there is no target, and GenerationConflict if the
+        live generation is not `expected_generation`. Without it, a version that a trainer publishes
+        meanwhile is rolled back as well.
         """
         live = self.mended_live()
         if live is None:
@@ -498,7 +513,7 @@ class WeightFolder:
             )
             try:
                 return self._point(version, expected_generation=live.generation, pin=pin)
-            except GenerationConflict:  # a trainer was first: what it published goes as well
+            except GenerationConflict:  # a trainer published first: roll that back as well
                 latest = self.live()
                 if expected_generation is not None or latest is None:
                     raise
@@ -509,11 +524,12 @@ class WeightFolder:
     def start_canary(
         self, digest: str, share: float, *, expected_generation: int | None = None
     ) -> Live:
-        """Let a candidate act in a share of the episodes, the live version in the rest; repeatable.
+        """Let a candidate act in a share of the episodes, and the live version in the others.
 
-        Until `end_canary` or `rollback` nothing else is published. A canary that is on gets a new
-        share. Raises what `set_live` raises, WeightsNotFound where nothing is live, LeaseHeld
-        beside a follower whose policy is not paused: what it publishes would end the comparison.
+        Until `promote_canary` or `rollback` nothing else is published. Repeating the call is safe;
+        it changes the share of a running canary. Raises what `set_live` raises, WeightsNotFound if
+        no version is live, and LeaseHeld if a follower holds the lease and the policy is not
+        paused: its next publication would end the comparison.
         """
         if not 0.0 < share < 1.0:
             raise ValueError(f"canary: expected a share above 0 and below 1, got {share}")
@@ -542,7 +558,7 @@ class WeightFolder:
         )
 
     def promote_canary(self, *, expected_generation: int | None = None) -> Live:
-        """Make the canary live in all episodes. Raises WeightsNotFound when none is on."""
+        """Make the canary live in all episodes. Raises WeightsNotFound if none is running."""
         live = self.mended_live()
         if live is None or live.canary_version is None:
             raise WeightsNotFound(f"{self.policy_id}: expected a running canary, got none")
@@ -561,9 +577,9 @@ class WeightFolder:
             )
 
     def pause(self, *, by: str = "a program", why: str = "") -> Pin:
-        """Pin what is live, so that trainers go on and publish nothing until `resume`.
+        """Pin the live version, so that trainers continue but publish nothing until `resume`.
 
-        Gives the pin, also one that was there. Raises WeightsNotFound when nothing is live.
+        Returns the pin, also an earlier one. Raises WeightsNotFound if no version is live.
         """
         pin = Pin(by=by, when=int(self._clock() * 1e6), why=why or "paused")
         if self.mended_live() is not None:
@@ -574,10 +590,10 @@ class WeightFolder:
         raise WeightsNotFound(f"{self.policy_id}: expected a live version to pause, got none")
 
     def resume(self) -> Pin | None:
-        """End what a rollback pinned: from here on the policy may be published again.
+        """Remove the pin, so that the policy can be published again.
 
-        Gives the pin that it ended, None when there was none. What is live, and its generation,
-        stay as they are. Raises WeightsNotFound when nothing is live.
+        Returns the removed pin, None if there was none. The live version and its generation stay.
+        Raises WeightsNotFound if no version is live.
         """
         if self.mended_live() is None:
             raise WeightsNotFound(
@@ -591,14 +607,18 @@ class WeightFolder:
             return live.pinned
 
     def prune(self, keep: int, *, checkpoint: str | None = None) -> list[int]:
-        """Remove the content of versions; which ones went. Their names and digests stay.
+        """Remove the content of old versions and return their numbers; their digests are kept.
 
-        The newest `keep` stay, and one an hour for 30 days. What is live or a canary stays, with
-        its parent and what a rollback would go back to, and so does the newest version. A removed
-        version's candidate goes when no other version came from it. Candidates that were never
-        promoted stay; of those that name `checkpoint` only the newest `keep` do: a trainer's, which
-        lost a race or were held back by a pin. Readers see a version whole or not at all; one whose
-        manifest is damaged stays, for `verify` to name. Raises ValueError for `keep` below 1.
+        These versions keep their content:
+        - the newest `keep`, and one per hour of the last 30 days;
+        - the live one and the canary, with their parents and the versions that a rollback would
+          use;
+        - those with a damaged manifest, for `verify` to report.
+
+        The candidate of a removed version is removed unless another version came from it.
+        Unnumbered candidates stay; of those that name `checkpoint` (a trainer's that lost a race or
+        were held back by a pin) only the newest `keep`. Readers see a version whole or not at all.
+        Raises ValueError if `keep` is below 1.
         """
         if keep < 1:
             raise ValueError(f"keep: expected 1 or more, got {keep}")
@@ -623,7 +643,7 @@ class WeightFolder:
     # inside
 
     def _require_usable(self, candidate: Candidate, data: bytes) -> None:
-        """Raise WeightsRefused unless one can act with these weights, the bytes of their file."""
+        """Raise WeightsRefused unless a policy can act with the weights in these bytes."""
         if self._check is None:
             raise WeightStoreError(
                 f"{self.directory} is open for reading: expected a store that checks weights, as "
@@ -643,7 +663,7 @@ class WeightFolder:
             )
 
     def _needed(self) -> set[int]:
-        """The versions that are live, and those that a rollback of them reads."""
+        """The live version and the canary, and the versions that a rollback of them reads."""
         live = self.live()
         needed: set[int | None] = set()
         for version in (live.version, live.canary_version) if live else ():
@@ -657,7 +677,7 @@ class WeightFolder:
         return {version for version in self.versions() if version in needed}
 
     def _before(self, version: int) -> int:
-        """The version that a rollback goes to: one that is whole. Raises WeightsNotFound."""
+        """The intact version that a rollback goes to. Raises WeightsNotFound."""
         served, refused = ever_served(self.served.read())
         there, nearest = set(self.versions()), None
         unusable = {self._candidate_in(one) for one in there if one in refused} | {None}
@@ -709,12 +729,12 @@ class WeightFolder:
                 candidate=digest or candidate.digest,
                 created=int(self._clock() * 1_000_000),
             )
-            with contextlib.suppress(FileExistsError):  # taken meanwhile: the next number
+            with contextlib.suppress(FileExistsError):  # taken meanwhile: use the next number
                 self._versions.add(manifest, files)
                 return version
 
 
 def candidate_of(manifest: Manifest) -> Candidate:
-    """What a version was made of."""
+    """The candidate that a version came from."""
     names = Candidate.__dataclass_fields__
     return Candidate(**{name: getattr(manifest, name) for name in names})

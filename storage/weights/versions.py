@@ -1,4 +1,4 @@
-"""Numbered versions: each a folder that never changes, and what is known of those that went."""
+"""Numbered versions: one immutable folder each, and the records of those that were removed."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ class VersionFolders:
         self._pruned = PrunedVersions(directory)
 
     def folder(self, version: int) -> Path:
-        """Where a version's files are."""
+        """The folder of a version's files."""
         return self._folder / str(version)
 
     def numbers(self) -> list[int]:
-        """Of all versions whose content is here, ascending."""
+        """All versions whose content is here, ascending."""
         return sorted(n for path in visible(self._folder) if (n := number_of(path.name)))
 
     def add(self, manifest: Manifest, files: Mapping[str, bytes]) -> None:
-        """Give a number its content. Raises FileExistsError when it has one."""
+        """Store the content of a version. Raises FileExistsError if the number is taken."""
         described = {"manifest.json": seal_document("manifest", manifest.to_json())}
         publish_directory(self.folder(manifest.version), {**files, **described})
 
     def remove(self, manifests: Sequence[Manifest]) -> None:
-        """Remove the content of versions; their numbers and digests stay."""
+        """Remove the content of versions; their numbers and digests are kept."""
         self._pruned.note(manifests)
         for manifest in manifests:
             remove_directory(self.folder(manifest.version))
         remove_abandoned(self._folder)
 
     def pruned(self) -> dict[int, Pruned]:
-        """What is known of versions whose content was removed, by number."""
+        """The records of versions whose content was removed, by number."""
         return self._pruned.read()
 
     def manifest(self, version: int) -> Manifest:
@@ -84,7 +84,7 @@ class VersionFolders:
         return manifest
 
     def whole(self) -> dict[int, Manifest]:
-        """The manifests of all versions, ascending, but for those that are damaged."""
+        """The manifests of all versions, ascending, without damaged ones."""
         found = {}
         for version in self.numbers():
             with contextlib.suppress(WeightsDamaged, WeightsNotFound):
@@ -92,7 +92,7 @@ class VersionFolders:
         return found
 
     def is_whole(self, version: int) -> bool:
-        """Whether all its files fit their digests. Raises OSError."""
+        """Whether all files of a version match their digests. Raises OSError."""
         try:
             return all(
                 sha256(read_file(self.folder(version) / name, MAX_WEIGHTS)) == digest
@@ -102,7 +102,10 @@ class VersionFolders:
             return False
 
     def read(self, version: int) -> tuple[Manifest, bytes]:
-        """A version's manifest and its safetensors bytes, digest checked."""
+        """A version's manifest and safetensors bytes, whose digest was checked.
+
+        Raises WeightsNotFound, WeightsDamaged.
+        """
         manifest = self.manifest(version)
         path = self.folder(version) / WEIGHTS_FILE
         data = read_file(path, MAX_WEIGHTS)
@@ -111,20 +114,20 @@ class VersionFolders:
         return manifest, data
 
     def load(self, version: int) -> tuple[Manifest, dict[str, Any]]:
-        """A version's manifest and its arrays, verified before they are parsed."""
+        """A version's manifest and arrays; their digest is verified before they are parsed."""
         manifest, data = self.read(version)
         path = self.folder(version) / WEIGHTS_FILE
         return manifest, decode_weights(data, manifest.digests[WEIGHTS_FILE], path)
 
     def lineage_file(self, version: int) -> tuple[Path, str]:
-        """Where the lineage of a version is, and its digest."""
+        """The path of a version's lineage, and its digest."""
         return self.folder(version) / LINEAGE_FILE, self.manifest(version).digests[LINEAGE_FILE]
 
     def earlier(self, version: int) -> Iterator[int]:
-        """What was live before the content of a version, the latest first.
+        """The versions that were live before the content of this version was, latest first.
 
-        Past a damaged manifest it goes on from what has the same weights, or else from the number
-        below it.
+        If a manifest is damaged, continues from a version with the same weights, or else from the
+        next lower number.
         """
         pruned: dict[int, Pruned] | None = None
         there = set(self.numbers())
@@ -138,18 +141,18 @@ class VersionFolders:
                     return self._guessed(number)
             if pruned is None:
                 pruned = self.pruned()
-            return pruned.get(number)  # None: pruned by a release that kept no names
+            return pruned.get(number)  # None: no record of its removal
 
         while (one := known(version)) is not None:
-            while one is not None and one.copy_of is not None:  # rolled back, and back again
-                one = known(one.copy_of)  # go on from the content's own place
+            while one is not None and one.copy_of is not None:  # a rollback's copy
+                one = known(one.copy_of)  # continue from the version that it copied
             if one is None or one.parent is None or one.parent >= version:
                 return
             version = one.parent
             yield version
 
     def _guessed(self, version: int) -> Pruned:
-        """What a version whose manifest is damaged was made of and followed, as far as files tell.
+        """The probable origin and parent of a version whose manifest is damaged.
 
         A rollback's copy has the weights of an earlier version.
         """
