@@ -1,7 +1,7 @@
 """Shards as streams of batches: finding, verifying, decoding, joining, shuffling.
 
 Records delivered parts by stream and ordinal, so that every row is delivered once. Imports shards,
-declarations and experience; nothing of journals, weights or learners.
+declarations and experience, but no journal, weights or learner.
 """
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Decoded rows -> what callers ask for: an `Episode`, names in the place of codes, torch tensors.
+"""Converting decoded rows: to an `Episode`, to names instead of codes, to torch tensors.
 
-torch is imported when a dataset is made.
+torch is imported when a dataset is created.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from storage.spaces.leaves import leaves
 
 
 def with_names(rows: SampleBatch, spaces: tuple[Space, Space]) -> SampleBatch:
-    """The rows with the names of (observation, action), as object arrays, where those have any."""
+    """Replace codes by names, as object arrays, in columns whose space has names.
+
+    `spaces`: (observation, action).
+    """
     named = rows.select(list(rows))
     for space, prefixes in zip(spaces, ((OBS, NEXT_OBS), ("actions",)), strict=True):
         for leaf in leaves(space):
@@ -31,7 +34,10 @@ def with_names(rows: SampleBatch, spaces: tuple[Space, Space]) -> SampleBatch:
 
 
 def episode_of(rows: SampleBatch, stream: str, names: frozenset[str]) -> Episode:
-    """The episode of decoded rows in the order of t: one stream, episode and agent."""
+    """The episode of decoded rows of one stream, episode and agent, sorted by t.
+
+    `names`: the columns that the episode gets.
+    """
     first, last = rows.slice(0, 1), rows.slice(rows.count - 1, None)
     per_step = {
         name: column
@@ -61,10 +67,10 @@ def to_torch_dataset(reader: InputReader, *, rank: tuple[int, int] | None = None
     """A torch IterableDataset over a reader's batches, as dicts of tensors.
 
     Use it with `DataLoader(dataset, batch_size=None, num_workers=0)`: the reader prefetches in its
-    own thread. Worker processes, which have to be started before the first batch, and ranks share
-    the episodes: each row comes once. They all decode every shard, so that more of them read no
-    faster. `rank`: (this process's, how many), by default those of torch.distributed if it is
-    initialized when reading begins. Needs the [train] extra.
+    own thread. Worker processes and ranks share the episodes, so that each row comes once; workers
+    have to be started before the first batch. All of them decode every shard, so more workers do
+    not read faster. `rank`: (index of this process, number of processes), by default those of
+    torch.distributed if it is initialized when reading begins. Needs the [train] extra.
     """
     from torch import distributed  # noqa: PLC0415  an optional extra
     from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  an optional extra
@@ -85,7 +91,7 @@ def to_torch_dataset(reader: InputReader, *, rank: tuple[int, int] | None = None
                 reader.share(number * workers + index, ranks * workers)
             return (batch.to_torch() for batch in reader)
 
-        def __reduce__(self) -> tuple[Any, ...]:  # a spawned worker knows of no ranks
+        def __reduce__(self) -> tuple[Any, ...]:  # a spawned worker does not know the ranks
             return partial(to_torch_dataset, rank=place()), (reader,)
 
     return Batches()

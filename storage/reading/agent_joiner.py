@@ -1,8 +1,8 @@
-"""Joining the tracks of multi-agent episodes: which are whole, which wait, and for how long.
+"""Joining the tracks of multi-agent episodes: which episodes are whole, and how long others wait.
 
-A track is one agent's run through an episode, whole in itself. Tracks belong together by
-(collector, eps_id); a track that ended with its episode tells how many there are. Time is an
-argument here: seconds on a clock that only goes forward.
+A track is one agent's run through an episode, and is complete when it comes here. Tracks belong
+together if collector and eps_id are equal; a track that ended with its episode states the number of
+tracks. Times are arguments: seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key: TypeAlias = tuple[str, str]
 
 @dataclass(slots=True)
 class Track:
-    """One agent's rows in the order of time. `agents`: how many tracks there are, -1 if untold."""
+    """One agent's rows by time. `agents`: the episode's number of tracks, -1 if unknown."""
 
     policy_id: str
     stream: str
@@ -33,7 +33,7 @@ class Track:
     alone: bool  # a single-agent episode
     agents: int
     stopped: bool  # abandoned or broken
-    received: int  # when the collector had its last step, microseconds since the epoch
+    received: int  # when the collector received its last step, microseconds since the epoch
 
     @property
     def episode(self) -> Key:
@@ -45,13 +45,13 @@ class Track:
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """(policy, stream, episode_ordinal): by what it is found in the shards again."""
+        """(policy, stream, episode_ordinal), by which the track is found again in the shards."""
         return self.policy_id, self.stream, int(self.rows[EPISODE_ORDINAL][0])
 
 
 @dataclass(slots=True)
 class JointEpisode:
-    """The tracks of one episode in the order of their agents, and its environment steps."""
+    """The tracks of one episode, sorted by agent, and its number of environment steps."""
 
     tracks: list[Track]
     steps: int
@@ -65,9 +65,9 @@ class JointEpisode:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The tracks of an episode that may not be whole yet."""
+    """The tracks of an episode that may be incomplete."""
 
-    came: float  # when the latest one came
+    came: float  # when the latest track came
     tracks: dict[str, Track] = field(default_factory=dict)
     nbytes: int = 0  # of the tracks that are counted as waiting
 
@@ -77,7 +77,7 @@ class _Group:
 
     @property
     def stopped(self) -> bool:
-        """Over by no word of its client's: what is still missing may never come."""
+        """Whether the collector ended a track (abandoned or broken): others may never come."""
         return any(track.stopped for track in self.tracks.values())
 
     @property
@@ -89,26 +89,27 @@ class _Group:
 
 
 class TrackJoiner:
-    """Holds tracks until their episode is whole, or for as long as its bounds allow.
+    """Holds tracks until their episode is whole, or until a limit is reached.
 
-    An episode that the collector stopped (it was abandoned or broken) does not tell its number:
-    `patience` seconds after its latest track came, it is over (`expired`). Every other one waits
-    for its tracks; but no more than `most_bytes` wait, then the one that has waited longest is
-    handed over as it is (`excess`).
+    An episode that was abandoned or broken does not state its number of tracks. It is over
+    (`expired`) `patience` seconds after its latest track came. Every other episode waits for its
+    tracks. If the waiting tracks exceed `most_bytes`, the episodes that have waited longest are
+    handed over incomplete (`excess`).
     """
 
     def __init__(self, patience: float, most_bytes: int) -> None:
         self._patience, self._most_bytes = patience, most_bytes
-        self._held: dict[Key, list[_Group]] = {}  # an id that is used again is another episode
+        # a list, as an id may be used again for another episode
+        self._held: dict[Key, list[_Group]] = {}
         self.waiting = 0  # episodes
         self.nbytes = 0  # of their tracks
 
     def pending(self) -> list[Track]:
-        """The tracks that wait; pushed again in this order they wait as they do now."""
+        """The waiting tracks, in an order in which `push` restores this state."""
         return [track for _, group in self._groups() for track in group.tracks.values()]
 
     def push(self, track: Track, now: float) -> JointEpisode | None:
-        """The track's episode, if it is whole now."""
+        """Add a track. Returns its episode if that is whole now, else None."""
         if track.alone or track.agents == 1:
             return JointEpisode.of([track])
         groups = self._held.setdefault(track.episode, [])
@@ -120,7 +121,7 @@ class TrackJoiner:
         group.tracks[track.agent_id], group.came = track, now
         if group.whole:
             return self._release(track.episode, group)
-        track.rows = track.rows.copy()  # lets go of the shard
+        track.rows = track.rows.copy()  # a copy, so that the shard's memory can be freed
         group.nbytes += track.rows.nbytes
         self.nbytes += track.rows.nbytes
         return None
@@ -137,28 +138,31 @@ class TrackJoiner:
         return JointEpisode.of(list(group.tracks.values()))
 
     def due(self) -> float | None:
-        """When the next stopped episode is over; None: none waits."""
+        """When the next abandoned or broken episode is over; None if none waits."""
         times = [g.came + self._patience for _, g in self._groups() if g.stopped]
         return min(times, default=None)
 
     def expired(self, now: float) -> list[JointEpisode]:
-        """The stopped episodes that are over, with what came of them."""
+        """Remove and return the abandoned or broken episodes that are over by `now`."""
         return self._where(lambda g: g.stopped and g.came + self._patience <= now)
 
     def settled(self, now_us: int) -> list[JointEpisode]:
-        """As `expired`, by when the collector had the latest step (microseconds, the epoch)."""
+        """As `expired`, by the time at which the collector received the latest step.
+
+        `now_us`: microseconds since the epoch.
+        """
         limit = now_us - round(self._patience * 1e6)
         return self._where(lambda g: g.stopped and g.received <= limit)
 
     def excess(self) -> list[JointEpisode]:
-        """What there is no room for, the longest waiting first."""
+        """Remove and return the episodes beyond `most_bytes`, the longest waiting first."""
         found = []
         while self.nbytes > self._most_bytes:
             found.append(self._release(*next(self._groups())))
         return found
 
     def flush(self) -> list[JointEpisode]:
-        """All that waits."""
+        """Remove and return all waiting episodes."""
         return self._where(lambda group: True)
 
     def _where(self, chosen: Callable[[_Group], bool]) -> list[JointEpisode]:
@@ -167,7 +171,7 @@ class TrackJoiner:
 
 
 class Ready:
-    """Joint episodes in their order, until they are cut into batches of environment steps."""
+    """Holds joint episodes, in order, until they are cut into batches of environment steps."""
 
     def __init__(self) -> None:
         self.episodes: list[JointEpisode] = []
@@ -178,8 +182,10 @@ class Ready:
         self.steps += episode.steps
 
     def take(self, size: int, rng: np.random.Generator | None) -> list[JointEpisode]:
-        """The next episodes of `size` steps or more, fewer if there are not so many; in a random
-        order with `rng`."""
+        """Remove and return the next episodes with `size` steps or more, or all if there are fewer.
+
+        With `rng`, all episodes are shuffled first.
+        """
         if rng is not None:
             order = rng.permutation(len(self.episodes)).tolist()
             self.episodes = [self.episodes[i] for i in order]

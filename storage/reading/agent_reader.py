@@ -1,4 +1,4 @@
-"""One policy's tracks, each whole: what a reader of multi-agent episodes joins."""
+"""The whole tracks of one policy, which `MultiAgentReader` joins to episodes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _ALL = 2**62
 
 
 class TrackReader(ShardReader):
-    """A `ShardReader` of one policy's whole tracks; `arrival` is notified when there may be more.
+    """A `ShardReader` of one policy's whole tracks.
 
-    `ended`: the input is at its end. `reached`: (collector, microseconds) of the latest track.
+    `arrival` is notified when there may be more. `ended`: the input has ended. `reached`:
+    (collector, microseconds since the epoch) of the latest track.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class TrackReader(ShardReader):
 
     @property
     def filled(self) -> bool:
-        """Whether `tracks` would not wait."""
+        """Whether `tracks` would return at once."""
         return self._prefetcher is None or self._prefetcher.filled
 
     def tracks(self, timeout: float | None) -> list[Track]:
-        """The whole tracks that are there; none after `timeout` seconds. Raises EndOfInput."""
+        """The whole tracks that are available; none after `timeout` seconds. Raises EndOfInput."""
         try:
             found = self._split(self._take(_ALL, timeout))
         except EndOfInput:
@@ -85,16 +86,18 @@ class TrackReader(ShardReader):
         return found
 
     def restored(self) -> list[Track]:
-        """The tracks of the position that this reader goes on from, of which the caller had none
-        out of its hands; what no shard holds any more is counted in `stats.lost`. Once `ready`."""
+        """The tracks of the restored position, read again; call it once, after `ready`.
+
+        Rows that are in no shard any more are counted in `stats.lost`.
+        """
         return self._split(self._cutter.take(_ALL)) if self._cutter.rows else []
 
     def ready(self, left: Left) -> bool:
-        """Whether what the position names was read again in the time that is left."""
+        """Whether the rows of the position were read again within the time that is left."""
         return self._start(left)
 
     def position(self, held: Sequence[SampleBatch]) -> dict[str, Any]:
-        """As `state_dict`, with the rows of tracks that the caller still holds."""
+        """As `state_dict`, including rows of tracks that the caller still holds."""
         if self._restored is not None:
             return self._restored.to_json()
         return Position.of(
@@ -112,7 +115,7 @@ class TrackReader(ShardReader):
         self.ended = False
 
     def public(self, rows: SampleBatch) -> SampleBatch:
-        """The columns that were asked for, and those that say which steps they are."""
+        """The columns that were asked for, and those that identify the steps."""
         return self._public(rows)
 
     def _split(self, rows: SampleBatch) -> list[Track]:

@@ -1,7 +1,7 @@
 """The stages between loaded shards and batches: joining parts, shuffling, cutting.
 
-Each stage is a function of the rows pushed into it and the random state, and can say which rows it
-still holds, in their order: that is what makes a saved position exact.
+The output of a stage depends only on the rows pushed into it and the random state. Each stage can
+list the rows that it still holds, in their order, which makes a saved position exact.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Mode: TypeAlias = Literal["transitions", "fragments", "episodes"]
 
 Bounds: TypeAlias = Callable[[SampleBatch], IntArray]
-"""The first rows of the units of a batch: what is shuffled, and never torn apart."""
+"""Batch -> int64 (units,): the first row of each unit, which is shuffled and never divided."""
 
 Shown: TypeAlias = Callable[[SampleBatch], SampleBatch]
 
 
 def join_rows(pieces: Sequence[SampleBatch]) -> SampleBatch:
-    """The pieces behind each other; action_dist_inputs of other widths are padded with NaN."""
+    """Concatenate the pieces; action_dist_inputs of different widths are padded with NaN."""
     filled = [piece for piece in pieces if piece.count]
     if len(filled) > 1 and ACTION_DIST_INPUTS in filled[0]:
         width = max(piece[ACTION_DIST_INPUTS].shape[1] for piece in filled)
@@ -53,7 +53,7 @@ def join_rows(pieces: Sequence[SampleBatch]) -> SampleBatch:
 
 
 def _is_one(name: str, pieces: Sequence[SampleBatch]) -> bool:
-    """Whether a column has one value in all rows, a text mostly, and room for one alone."""
+    """Whether a column has the same value in all rows of all pieces and stores it once each."""
     if any(name not in piece or piece[name].strides != (0,) for piece in pieces):
         return False
     value = pieces[0][name][0]
@@ -61,7 +61,7 @@ def _is_one(name: str, pieces: Sequence[SampleBatch]) -> bool:
 
 
 def gather(rows: SampleBatch, order: IntArray) -> SampleBatch:
-    """These rows in this order, copied but for columns of one value."""
+    """Take rows in this order: copies, except for columns that store one value for all rows."""
     return SampleBatch(
         {
             name: np.broadcast_to(column[:1], (len(order),))
@@ -84,7 +84,7 @@ def _widened(piece: SampleBatch, width: int) -> SampleBatch:
 
 
 def segment_starts(rows: SampleBatch, key: str) -> IntArray:
-    """The first rows of the runs of consecutive t with one stream and one `key`."""
+    """The first row of each run of consecutive t within one stream and one value of `key`."""
     if not rows.count:
         return np.zeros(0, np.int64)
     t, ids, streams = rows[T], rows[key], rows[STREAM_INDEX]
@@ -93,7 +93,7 @@ def segment_starts(rows: SampleBatch, key: str) -> IntArray:
 
 
 def unit_bounds(mode: Mode, batch_size: int) -> Bounds | None:
-    """What a unit of this mode is: a row (None), a fragment, an episode."""
+    """The unit that a mode shuffles and cuts by: a row (None), a fragment or an episode."""
     if mode == "transitions":
         return None
     if mode == "episodes":
@@ -102,7 +102,7 @@ def unit_bounds(mode: Mode, batch_size: int) -> Bounds | None:
 
 
 def _fragments(rows: SampleBatch, batch_size: int) -> IntArray:
-    """Runs of one part, cut after each `batch_size` rows."""
+    """The first rows of the parts, and of the pieces of `batch_size` rows within longer ones."""
     starts = segment_starts(rows, ORDINAL)
     steps = np.diff(np.append(starts, rows.count))
     if not len(steps) or steps.max() <= batch_size:
@@ -112,18 +112,18 @@ def _fragments(rows: SampleBatch, batch_size: int) -> IntArray:
 
 
 class EpisodeJoiner:
-    """Holds the parts of episodes until all of them, from t = 0 to the ending, are there."""
+    """Holds the parts of episodes until an episode is complete, from t = 0 to its ending."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int, str], list[SampleBatch]] = {}
 
     @property
     def waiting(self) -> int:
-        """How many episodes are incomplete."""
+        """The number of incomplete episodes."""
         return len(self._held)
 
     def push(self, rows: SampleBatch) -> list[SampleBatch]:
-        """The episodes that are complete now; each batch holds whole ones behind each other."""
+        """Add rows. Returns batches of whole episodes that are complete now, one after another."""
         starts = segment_starts(rows, ORDINAL)
         stops = np.append(starts[1:], rows.count)
         whole = (rows[T][starts] == 0) & ~is_null(rows[ENDED][stops - 1])
@@ -131,14 +131,15 @@ class EpisodeJoiner:
             return [rows] if rows.count else []
         ready = [rows.take(np.repeat(whole, stops - starts))] if whole.any() else []
         for i in np.flatnonzero(~whole).tolist():
-            piece = rows.slice(int(starts[i]), int(stops[i])).copy()  # lets go of the shard
+            # a copy, so that the shard's memory can be freed
+            piece = rows.slice(int(starts[i]), int(stops[i])).copy()
             joined = self._complete(self.hold(piece))
             if joined is not None:
                 ready.append(joined)
         return ready
 
     def hold(self, piece: SampleBatch) -> tuple[int, int, str]:
-        """Keep a run of one part; its episode's key."""
+        """Hold a run of one part, and return the key of its episode."""
         key = (
             int(piece[STREAM_INDEX][0]),
             int(piece[EPISODE_ORDINAL][0]),
@@ -157,7 +158,7 @@ class EpisodeJoiner:
         return join_rows(pieces)
 
     def flush(self) -> list[SampleBatch]:
-        """What is there of the incomplete episodes, in the order of t, and nothing held then."""
+        """Remove and return the rows of the incomplete episodes, each sorted by t."""
         held, self._held = list(self._held.values()), {}
         return [join_rows(sorted(pieces, key=lambda p: int(p[T][0]))) for pieces in held]
 
@@ -165,14 +166,14 @@ class EpisodeJoiner:
         return [piece for pieces in self._held.values() for piece in pieces]
 
     def restore(self, rows: SampleBatch) -> None:
-        """Hold again what `pending` gave."""
+        """Hold the rows of `pending` again."""
         starts = segment_starts(rows, ORDINAL).tolist()
         for start, stop in zip(starts, [*starts[1:], rows.count], strict=True):
             self.hold(rows.slice(start, stop).copy())
 
 
 class ShuffleWindow:
-    """Mixes units within a window of rows: half of it leaves at a time, in random order."""
+    """Shuffles units within a window of rows, half of which leaves at a time."""
 
     def __init__(self, size: int, bounds: Bounds | None, rng: np.random.Generator) -> None:
         self._size = size
@@ -182,13 +183,13 @@ class ShuffleWindow:
         self._rows = 0
 
     def push(self, rows: SampleBatch) -> list[SampleBatch]:
-        """What leaves the window, if it is full now."""
+        """Add rows. Returns the rows that leave the window, if it is full now."""
         self._held.append(rows)
         self._rows += rows.count
         return self._stir(self._size // 2) if self._rows >= self._size else []
 
     def flush(self) -> list[SampleBatch]:
-        """All of it."""
+        """Remove and return all rows."""
         return self._stir(0) if self._rows else []
 
     def pending(self) -> list[SampleBatch]:
@@ -198,7 +199,7 @@ class ShuffleWindow:
         self._held, self._rows = [rows], rows.count
 
     def _stir(self, keep: int) -> list[SampleBatch]:
-        """Permute all units; the last ones, about `keep` rows, stay."""
+        """Shuffle all units, keep about `keep` rows in the window, and return the others."""
         rows = join_rows(self._held)
         if self._bounds is None:
             order, at = self._rng.permutation(rows.count), rows.count - keep
@@ -215,16 +216,17 @@ class ShuffleWindow:
 
 
 class BatchCutter:
-    """Cuts what flows in into batches: exact ones, or whole units of at least the size.
+    """Cuts rows into batches: of exactly the given size, or of whole units with at least that size.
 
-    `shown` makes of rows what batches have of them; it is asked once for all batches of a push.
+    `shown` turns rows into the form that batches have; it is called once per push. `whole` gives
+    the units, None for batches of exact size.
     """
 
     def __init__(self, shown: Shown, whole: Bounds | None = None) -> None:
         self._shown = shown
         self._whole = whole
         self._queue: deque[tuple[SampleBatch, SampleBatch, IntArray | None]] = deque()
-        self._at = 0  # rows of the first batch in the queue that have left
+        self._at = 0  # rows of the first entry in the queue that have left
         self.rows = 0
 
     def push(self, rows: SampleBatch) -> None:
@@ -236,7 +238,7 @@ class BatchCutter:
             self.rows += rows.count
 
     def take(self, size: int) -> SampleBatch:
-        """The next `size` rows, fewer if there are not so many; or whole units, `size` or more."""
+        """Remove and return the next `size` rows (fewer if there are fewer), or whole units."""
         pieces, need = [], size
         while need > 0 and self._queue:
             _, rows, ends = self._queue[0]

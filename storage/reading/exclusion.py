@@ -1,4 +1,4 @@
-"""Shards that readers exclude or retry: one vocabulary for results and metrics."""
+"""Shards and rows that readers exclude or retry: one vocabulary for results and metrics."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from storage.reading.listing import ShardFile
 log = logging.getLogger("headrace.reader")
 
 Reason: TypeAlias = Literal[
-    "damaged",  # a shard whose bytes are not those that its name proves
+    "damaged",  # a shard whose bytes do not match the digest in its name
     "content",  # a shard with the right digest whose content fails a check
-    "vanished",  # a shard that was listed and is gone, and nothing else holds its parts
+    "vanished",  # a shard that was listed and is gone, and no other holds its parts
     "training_disabled",  # episodes logged with training_enabled=False
     "other_policy",  # steps of another policy
     "other_schema",  # steps of the policy in another schema than a job reads
     "tags",
     "time",
-    "select",  # rows that the caller's mask left out
+    "select",  # rows that the caller's mask excluded
 ]
-"""Why rows were left out, as `ReaderStats.excluded` and what is derived from it count them."""
+"""Why rows were excluded, in `ReaderStats.excluded` and everything derived from it."""
 
 SPOILED: tuple[Reason, ...] = ("damaged", "content", "vanished")
-"""What is the shard's fault: a reader does not claim it, and the next one finds and counts it."""
+"""Reasons that lie in the shard: its rows do not count as read, so the next reader counts them
+too."""
 
 TRANSIENT = (OSError, MemoryError)
-"""What says nothing about a shard's content: it is tried again. A missing file is told apart."""
+"""Errors that say nothing about a shard's content, and are retried. A missing file is not among
+them: callers handle it first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """An excluded shard, and why. `rows`: as its footer states, None if that is unreadable."""
+    """An excluded shard, and why. `rows`: the number in its footer, None if that is unreadable."""
 
     shard: ShardFile
     reason: Reason
@@ -43,24 +45,23 @@ class Excluded:
 
 @dataclass(slots=True)
 class ReaderStats:
-    """What a reader did since it was made; steps are rows of shards.
+    """What a reader has done since it was created. A step is a row of a shard.
 
-    The reasons of `excluded` are those of `Reason`. An excluded shard ("damaged", "content",
-    "vanished") counts the rows that its footer states, if that is readable and fits the name; else
-    one row for each part in its name, which is a lower bound. Shards in `retrying` are neither read
-    nor excluded.
+    `excluded` counts rows by `Reason`. An excluded shard ("damaged", "content", "vanished") counts
+    the rows in its footer, if that is readable and fits the name; otherwise one row for each part
+    in its name, which is a lower bound. Shards in `retrying` are neither read nor excluded.
     """
 
     shards: int = 0
     parts: int = 0
-    rows: int = 0  # handed to the caller
+    rows: int = 0  # returned to the caller
     nbytes: int = 0  # of the files read
-    doubles: int = 0  # steps that another file had already brought
-    lost: int = 0  # steps of a restored position that no shard holds any more
+    doubles: int = 0  # steps that another file already contained
+    lost: int = 0  # steps of a restored position that are in no shard any more
     incomplete: int = 0  # episodes that wait for parts (mode "episodes")
-    excluded: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    excluded: dict[str, int] = field(default_factory=dict)  # reason -> rows
     excluded_shards: dict[str, str] = field(default_factory=dict)  # path -> why
-    retrying: dict[str, str] = field(default_factory=dict)  # path -> what it failed with last
+    retrying: dict[str, str] = field(default_factory=dict)  # path -> its last error
 
     @property
     def spoiled(self) -> int:
@@ -68,7 +69,7 @@ class ReaderStats:
         return sum(self.excluded.get(reason, 0) for reason in SPOILED)
 
     def exclude(self, reason: Reason, rows: int) -> None:
-        """Count rows; fewer than none take some back."""
+        """Count rows; a negative number takes some back."""
         if rows:
             self.excluded[reason] = self.excluded.get(reason, 0) + rows
             if not self.excluded[reason]:
@@ -76,7 +77,7 @@ class ReaderStats:
 
 
 class LeftOut:
-    """The shards that a reader leaves out, as its statistics name and count them."""
+    """The shards that a reader excludes, as its statistics name and count them."""
 
     def __init__(self, stats: ReaderStats) -> None:
         self._stats = stats
@@ -86,8 +87,10 @@ class LeftOut:
         return list(self._counted)
 
     def add(self, found: Excluded, unread: RangeSet) -> None:
-        """Name a shard and count what it would have brought; `unread` are the ordinals of its name
-        that no other one has brought."""
+        """Count an excluded shard.
+
+        `unread`: the ordinals in its name that no other shard has delivered.
+        """
         shard = found.shard
         self.take_back(shard)
         if not unread:
@@ -103,7 +106,7 @@ class LeftOut:
         )
 
     def take_back(self, shard: ShardFile) -> None:
-        """It is left out no longer: it is whole now, or another one brought its parts."""
+        """No longer exclude a shard: it can be read now, or another one delivered its parts."""
         counted = self._counted.pop(shard, None)
         if counted is not None:
             self._stats.exclude(counted[0], -counted[1])

@@ -1,10 +1,11 @@
-"""A frozen split: an episode that is held out today is held out next week, on every machine.
+"""A stable split: an episode held out today is held out on every machine and in every later run.
 
-The episode's id decides, so that a log that is imported again into another collector is split in
-the same way, and all parts of an episode fall on one side (see `storage.experience.hashed`).
+Membership depends only on the episode's id (see `storage.experience.hashed`). So a log that is
+imported into another collector is split in the same way, and all parts of an episode are on the
+same side.
 
-Where several episodes are alike because they are one user's, the value of a tag decides instead
-(`Reserve`), and all of a user's episodes fall on one side.
+If episodes of one user are alike, the value of a tag can decide instead (`Reserve`); then all
+episodes of a user are on the same side.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TAGS = "tags"
 
 
 def hash_fractions(salt: str, episode_ids: Iterable[str]) -> npt.NDArray[np.float64]:
-    """`hash_fraction` of each id; runs of one id are hashed once."""
+    """`hash_fraction` of each id, float64 (N,); consecutive equal ids are hashed once."""
     found: list[float] = []
     last = None
     for episode_id in episode_ids:
@@ -56,8 +57,8 @@ def held_out(source: Episode, fraction: float, *, salt: str = SPLIT) -> bool: ..
 def held_out(source: SampleBatch | Episode, fraction: float, *, salt: str = SPLIT) -> Mask | bool:
     """Whether an episode, or each row's episode (N,), belongs to the held-out `fraction`.
 
-    A larger fraction holds out a superset, for one salt. Raises ValueError for a fraction outside
-    [0, 1].
+    With the same salt, a larger fraction holds out a superset. Raises ValueError for a fraction
+    outside [0, 1].
     """
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
@@ -69,10 +70,11 @@ def held_out(source: SampleBatch | Episode, fraction: float, *, salt: str = SPLI
 
 @dataclass(frozen=True)
 class Reserve:
-    """The share of episodes that training leaves to the judge, and what is held out as one.
+    """The share of episodes that training leaves for judging, and the unit that is held out.
 
-    `cluster` is "" for the episode, or "tag:NAME": the value of that tag, and for an episode
-    without it the episode. Raises ValueError for a share outside [0, 1] and any other cluster.
+    `cluster` is "" if the unit is an episode. "tag:NAME" groups episodes by the value of that tag;
+    an episode without the tag is a unit of its own. Raises ValueError for a share outside [0, 1]
+    and for any other cluster.
     """
 
     share: float = 0.0
@@ -86,7 +88,7 @@ class Reserve:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What a batch needs for `units`."""
+        """The columns that `units` needs."""
         return (EPS_ID, TAGS) if self.cluster else (EPS_ID,)
 
     def units(self, batch: SampleBatch) -> list[str]:
@@ -99,7 +101,7 @@ class Reserve:
         return [_tag(text, name) or own for text, own in zip(tags, episodes, strict=True)]
 
     def rows(self, batch: SampleBatch) -> Mask:
-        """(N,) which rows are reserved."""
+        """(N,) whether each row is reserved."""
         if self.share in (0.0, 1.0):
             return np.full(batch.count, self.share == 1.0)
         mask: Mask = hash_fractions(SPLIT, self.units(batch)) < self.share
@@ -108,6 +110,6 @@ class Reserve:
 
 @lru_cache(maxsize=4096)
 def _tag(text: str, name: str) -> str | None:
-    """The value of a tag in a row's tags, a JSON object of strings."""
+    """The value of a tag in a row's `tags` (a JSON object of strings), None if it is not there."""
     value: str | None = json.loads(text).get(name)
     return value

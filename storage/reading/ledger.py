@@ -1,6 +1,6 @@
-"""What a reader has taken, by (stream, ordinal), and how pending rows are written down.
+"""The ordinals that a reader has taken, by stream, and the encoding of pending rows.
 
-State grows with streams and holes, not with shards.
+The size of a ledger grows with the number of streams and of gaps, not with that of shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ranges: TypeAlias = RangeSet | Sequence[tuple[int, int]] | Sequence[Sequence[int
 
 
 class Ledger:
-    """Range sets of ordinals per stream; safe to ask from the prefetch thread."""
+    """Range sets of ordinals by stream. Thread-safe."""
 
     def __init__(self, streams: Mapping[str, Ranges] | None = None) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Ledger:
             self._streams[stream] = RangeSet((int(pair[0]), int(pair[1])) for pair in pairs)
 
     def contains(self, stream: str, ordinals: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of the ordinals (N,) are in the ledger: bool (N,)."""
+        """Whether each of the ordinals (N,) is in the ledger: bool (N,)."""
         with self._lock:
             known = self._streams.get(stream)
             if not known or not len(ordinals):
@@ -43,7 +43,7 @@ class Ledger:
         return inside
 
     def missing(self, stream: str, first: int, last: int) -> RangeSet:
-        """What of first..last is not in the ledger."""
+        """The ordinals of first..last (inclusive) that are not in the ledger."""
         with self._lock:
             return self._streams.get(stream, RangeSet()).missing(first, last)
 
@@ -62,7 +62,7 @@ class Ledger:
             self._streams.setdefault(stream, RangeSet()).update(runs)
 
     def without(self, other: Ledger) -> Ledger:
-        """A new ledger: what is here and not in `other`."""
+        """A new ledger with the ordinals that are here and not in `other`."""
         result = Ledger()
         for stream, ranges in self._streams.items():
             left = ranges.difference(other._streams.get(stream, RangeSet()))
@@ -71,19 +71,19 @@ class Ledger:
         return result
 
     def union(self, other: Ledger) -> Ledger:
-        """A new ledger: what is here or in `other`."""
+        """A new ledger with the ordinals that are here or in `other`."""
         result = Ledger(self._streams)
         for stream, ranges in other._streams.items():
             result._streams.setdefault(stream, RangeSet()).update(ranges)
         return result
 
     def streams(self) -> dict[str, RangeSet]:
-        """A copy, by stream."""
+        """A copy of the range sets, by stream."""
         with self._lock:
             return {stream: ranges.copy() for stream, ranges in self._streams.items()}
 
     def __len__(self) -> int:
-        """How many ordinals."""
+        """The number of ordinals."""
         return sum(len(ranges) for ranges in self._streams.values())
 
     def __eq__(self, other: object) -> bool:
@@ -96,7 +96,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, document: Any) -> Ledger:
-        """Raises ReaderState unless `document` is what `to_json` makes."""
+        """Parse the result of `to_json`. Raises ReaderState for anything else."""
         if not isinstance(document, dict):
             raise ReaderState(f"ledger: expected ranges by stream, got {document!r:.80}")
         try:
@@ -109,7 +109,10 @@ class Ledger:
 
 
 def encode_runs(streams: IntArray, ordinals: IntArray, rows: IntArray) -> list[list[int]]:
-    """Rows in their order as runs `[stream index, ordinal, first row in the part, count]`."""
+    """Encode rows, in their order, as runs `[stream index, ordinal, first row in the part, count]`.
+
+    The arguments are int64 (N,): each row's stream index, ordinal, and row within its part.
+    """
     if not len(ordinals):
         return []
     breaks = (
@@ -125,7 +128,7 @@ def encode_runs(streams: IntArray, ordinals: IntArray, rows: IntArray) -> list[l
 
 
 def decode_runs(document: Any, streams: int) -> IntArray:
-    """The runs (R, 4) of a saved position. Raises ReaderState for anything else."""
+    """Parse the runs of a saved position: int64 (R, 4). Raises ReaderState for anything else."""
     try:
         runs = np.array(document, np.int64).reshape(-1, 4)
     except (ValueError, TypeError, OverflowError) as error:
@@ -137,7 +140,7 @@ def decode_runs(document: Any, streams: int) -> IntArray:
 
 
 def positions(starts: IntArray, counts: IntArray) -> IntArray:
-    """The integers starts[i] .. starts[i] + counts[i] - 1, for all i behind each other."""
+    """Concatenate the ranges starts[i] .. starts[i] + counts[i] - 1: int64 (sum of counts,)."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     shift: IntArray = np.repeat(starts - (ends - counts), counts)

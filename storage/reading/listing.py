@@ -1,8 +1,9 @@
-"""Listing a root's shards again and again, at a cost that grows with what is new.
+"""Listing a root's shards repeatedly, at a cost that grows with the number of new shards.
 
-A folder is listed when its entries may have changed: its `stat` says so, until a listing is younger
-than the coarsest clock of a file system. Where events tell of every new name anyway, listings only
-prove it, and come the less often the longer they found nothing that events had not told.
+A folder is listed if its `stat` shows that its entries may have changed. A listing is final only
+once the last change is older than the coarsest clock of a file system. If file system events name
+all new shards, listings only confirm this, and become less frequent as long as they find nothing
+else.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from storage.shards.names import ShardName
 
 Errors: TypeAlias = dict[str, OSError]
 
-GRANULARITY = 2.5  # s; FAT's clock has 2, and two changes within one tick look like one
-MOST_INTERVAL = 30.0  # s between listings of a folder that changes while events tell all
-FORCED_INTERVAL = 60.0  # s, after which a folder is listed whatever its `stat` says
+GRANULARITY = 2.5  # s; FAT counts in 2 s, and two changes within one tick look like one
+MOST_INTERVAL = 30.0  # s between listings of a folder that changes while events name all new shards
+FORCED_INTERVAL = 60.0  # s after which a folder is listed even if its `stat` is unchanged
 BURST = 64
-"""So many names told by events, and a 64th of the folder, pay for a listing: queues overflow."""
+"""A folder is listed at once after this many events, and a 64th of its names: queues may
+overflow."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShardFile:
-    """One shard as a scan saw it; sorts by stream, then by the ordinals that its name covers."""
+    """One shard found by a scan; sorts by stream, then by the ordinals in its name."""
 
     stream: str
     first: int
     last: int
     digest16: str
-    place: str  # what only the source understands: a path, a key
+    place: str  # a path or key that only the source interprets
 
     @property
     def name(self) -> str:
@@ -43,12 +45,12 @@ class ShardFile:
 
     @property
     def schema_id(self) -> str:
-        """A stream is called `{collector_id}-{schema_id}`."""
+        """The last part of the stream's name, `{collector_id}-{schema_id}`."""
         return self.stream.rpartition("-")[2]
 
     @classmethod
     def at(cls, folder: str, stream: str, name: str) -> ShardFile | None:
-        """None unless `name` is a shard's."""
+        """The shard at a path; None if `name` is not the name of a shard."""
         parsed = ShardName.parse(name)
         if parsed is None:
             return None
@@ -58,29 +60,32 @@ class ShardFile:
 
 @dataclass(slots=True)
 class _Folder:
-    """What is known of one folder's entries."""
+    """The known entries of one folder."""
 
     path: str
     known: set[str] = field(default_factory=set)  # as of the last listing
-    told: set[str] = field(default_factory=set)  # by events since
-    key: tuple[int, ...] = ()  # what `stat` said last
-    seen: float = 0.0  # when it first said so
+    told: set[str] = field(default_factory=set)  # named by events since then
+    key: tuple[int, ...] = ()  # the latest identity and times from `stat`
+    seen: float = 0.0  # when `stat` first returned it
     listed: float = float("-inf")
-    interval: float = 0.0  # s until the next listing while entries change
+    interval: float = 0.0  # s until the next listing of a folder that changes
 
     def is_due(self, now: float, *, thorough: bool) -> bool:
-        """Whether to list it. Raises OSError."""
+        """Whether the folder is to be listed now. Raises OSError."""
         status = os.stat(self.path)
         key = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
         if key != self.key:
             self.key, self.seen = key, now
-        if self.listed >= self.seen + GRANULARITY:  # nothing can have come unseen
+        if self.listed >= self.seen + GRANULARITY:  # the listing is later than any change
             return now >= self.listed + FORCED_INTERVAL
         burst = len(self.told) >= max(BURST, len(self.known) // BURST)
         return thorough or burst or now >= self.listed + self.interval
 
     def list(self, now: float, interval: float) -> set[str]:
-        """The names that are new since the last listing and that no event told. Raises OSError."""
+        """List the folder, and return the new names that no event named. Raises OSError.
+
+        `interval`: seconds until the next listing if there are such names.
+        """
         names = set(os.listdir(self.path))
         new = names - self.known - self.told
         proven = bool(self.known or self.told) and not new
@@ -96,7 +101,7 @@ SHARDS = "shards"
 
 @dataclass(frozen=True, slots=True)
 class ListedPath:
-    """The shards that a path stands for: in a folder of streams, of one of them, or one alone."""
+    """The shards that a path refers to: all streams of a folder, one stream, or one shard."""
 
     folder: Path
     stream: str | None = None
@@ -104,9 +109,10 @@ class ListedPath:
 
     @classmethod
     def of(cls, path: Path) -> ListedPath:
-        """Of a root, its `shards/`, a stream's folder or a shard; what is not there may be a root.
+        """Interpret the path of a root, its `shards/`, a stream's folder or a shard.
 
-        Raises OSError when it cannot be asked for now.
+        A path that does not exist is taken for a root. Raises OSError if the file system does not
+        answer.
         """
         if ShardName.parse(path.name) is not None:
             return cls(path.absolute().parent.parent, path.absolute().parent.name, path.name)
@@ -123,8 +129,10 @@ class ListedPath:
         return cls(path if path.name == SHARDS else within)
 
     def check(self, path: Path) -> None:
-        """Raises ReaderError unless there may be shards at the path, as in a root that is new and
-        empty; OSError."""
+        """Raise ReaderError unless the path may hold shards, as a new and empty root may.
+
+        Also raises OSError.
+        """
         there = self.folder / (self.stream or "") / (self.name or "")
         if _exists(there) or any(is_folder(path / name) for name in _OF_A_ROOT):
             return
@@ -140,7 +148,7 @@ _OF_A_ROOT = ("policies", "journal", "weights")
 
 
 def _exists(path: Path) -> bool:
-    """Raises OSError when it cannot be asked for now."""
+    """Whether the path exists. Raises OSError if the file system does not answer."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -149,17 +157,17 @@ def _exists(path: Path) -> bool:
 
 
 class RootListing:
-    """The shards of a target as they come."""
+    """Finds the new shards of a target."""
 
     def __init__(self, target: ListedPath, interval: float) -> None:
         self.target = target
         self._streams = _Folder(str(target.folder))
         self._folders: dict[str, _Folder] = {}
-        self._others: set[str] = set()  # beside the streams, and no folders
+        self._others: set[str] = set()  # entries next to the streams that are not folders
         self._interval = interval
 
     def told(self, path: str) -> ShardFile | None:
-        """What an event's path means: a shard, None if it is none of ours."""
+        """The shard at a path that an event named; None if the target does not include it."""
         parent, name = os.path.split(path)
         top, stream = os.path.split(parent)
         if top != self._streams.path or not self._is_wanted(stream, name):
@@ -175,7 +183,11 @@ class RootListing:
         return name is None or self.target.name in (None, name)
 
     def new(self, *, thorough: bool, errors: Errors) -> list[ShardFile]:
-        """The shards that are new since the last call. What cannot be listed goes to `errors`."""
+        """The shards that are new since the last call.
+
+        `thorough` lists every folder that may have changed, without waiting for its interval.
+        Folders that cannot be listed go to `errors`.
+        """
         now = time.monotonic()
         self._find_streams(now, thorough=thorough, errors=errors)
         found: list[ShardFile] = []
@@ -184,7 +196,7 @@ class RootListing:
                 if not folder.is_due(now, thorough=thorough):
                     continue
                 names = folder.list(now, self._interval)
-            except (FileNotFoundError, NotADirectoryError):  # gone; it may come again
+            except (FileNotFoundError, NotADirectoryError):  # removed; it may appear again
                 del self._folders[stream]
                 continue
             except OSError as error:
@@ -202,7 +214,8 @@ class RootListing:
                 streams.list(now, self._interval)
                 streams.interval = self._interval
                 self._others.clear()
-        except (FileNotFoundError, NotADirectoryError):  # not there yet, or gone meanwhile
+        # it does not exist yet, or was removed meanwhile
+        except (FileNotFoundError, NotADirectoryError):
             self._streams, self._folders = _Folder(streams.path), {}
             return
         except OSError as error:
@@ -215,22 +228,25 @@ class RootListing:
                     self._folders[name] = _Folder(path)
                 else:
                     self._others.add(name)
-            except OSError as error:  # asked again the next time
+            except OSError as error:  # tried again next time
                 errors[path] = error
 
 
 def scan_target(target: ListedPath, errors: Errors) -> list[ShardFile]:
-    """Every shard there now. What cannot be listed goes to `errors`."""
+    """All shards that exist now. Folders that cannot be listed go to `errors`."""
     return RootListing(target, 0.0).new(thorough=True, errors=errors)
 
 
 def is_folder(path: Path | str) -> bool:
-    """Through links: a stream may be one. Raises OSError when it cannot be asked for now."""
+    """Whether the path is a folder or a link to one, as streams may be.
+
+    Raises OSError if the file system does not answer.
+    """
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        if error.errno != errno.ELOOP:  # a link in a circle leads nowhere
+        if error.errno != errno.ELOOP:  # links in a circle
             raise
         return False

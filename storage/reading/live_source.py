@@ -1,9 +1,9 @@
-"""Parts that have no shard yet as a source of shards: `LiveSource`.
+"""`LiveSource`: a source that also contains parts which have no shard yet.
 
-A collector in the reader's own process offers parts as soon as they are durable; a `ShardReader`
-finds them beside the shards of a root and takes each ordinal once, wherever it comes from. Parts
-stay here until the reader has taken them. What there is no room for comes from its shard, or, where
-there are no shards, keeps the collector from taking more (`full`).
+A collector in the reader's own process offers parts as soon as they are durable. A `ShardReader`
+finds them along with the shards of a root and takes each ordinal once, wherever it comes from.
+Parts stay here until the reader has taken them. Parts that exceed the limits are read from their
+shard later. Without a root there are no shards, and the collector has to wait instead (`full`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from storage.reading.listing import ShardFile
 from storage.reading.sources import DirectorySource, ScanIncomplete
 from storage.shards.part_block import PartBlock, UnwrittenParts
 
-_FAILED_WAIT = 0.05  # s, how often it is looked whether what came before a failure has been read
+_FAILED_WAIT = 0.05  # s between checks whether everything before a failure has been read
 
 
 class LiveSource:
-    """Unwritten parts of one schema, and the shards under `root` if there is one.
+    """Unwritten parts of one schema, and the shards under `root` if it is given.
 
-    `max_parts` and `max_bytes` (raw) bound what waits here. `taken` is the reader's ledger; set it
-    before the first scan. `offer`, `written` and `fail` are called by the collector's thread, the
-    rest by the reader's.
+    `max_parts` and `max_bytes` (raw) limit the parts that wait here. `taken` returns the reader's
+    ledger; set it before the first scan. The collector's thread calls `offer`, `written` and
+    `fail`, the reader's thread everything else.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class LiveSource:
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value!r}")
         self.taken: Callable[[], Ledger] = Ledger
-        self.dropped = 0  # parts that there was no room for
+        self.dropped = 0  # parts beyond the limits
         self._directory = None if root is None else DirectorySource(root)
         self._schema_id = schema_id
         self._max_parts, self._max_bytes = max_parts, max_bytes
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._waiting: dict[ShardFile, UnwrittenParts] = {}
-        self._missing: dict[str, RangeSet] = {}  # dropped ordinals whose shard is not there yet
-        self._due = 0 if root is None else 1  # times that the directory had something for us
+        self._missing: dict[str, RangeSet] = {}  # dropped ordinals whose shard does not exist yet
+        self._due = 0 if root is None else 1  # how often the directory had something new
         self._listing = self._listed = 0
         self._error: BaseException | None = None
         self._closed = False
@@ -60,13 +60,13 @@ class LiveSource:
 
     @property
     def waiting(self) -> int:
-        """How many parts nobody has read yet."""
+        """The number of parts that have not been read yet."""
         with self._lock:
             self._forget_taken()
             return self._parts()
 
     def offer(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> None:
-        """Parts with their ordinals, ascending; those of another schema are passed by."""
+        """Add parts with their ordinals, ascending; parts of another schema are ignored."""
         if parts[0].schema_id != self._schema_id:
             return
         room = self._directory is None or self._room()
@@ -85,7 +85,7 @@ class LiveSource:
             self._missing.setdefault(stream, RangeSet()).add_range(first, last)
 
     def written(self, stream: str, first: int, last: int) -> None:
-        """The shard of these ordinals is there: look, if something of it was dropped."""
+        """Scan the directory if the new shard of these ordinals contains dropped parts."""
         with self._lock:
             missing = self._missing.get(stream)
             if missing is None or not missing.touching(first, last):
@@ -95,7 +95,7 @@ class LiveSource:
         self._changed.set()
 
     def fail(self, error: BaseException) -> None:
-        """No part will come any more: `scan` raises this once everything here is taken."""
+        """No more parts will come: `scan` raises this error once everything here is taken."""
         self._error = error
         self._changed.set()
 
@@ -120,9 +120,9 @@ class LiveSource:
     # the reader's side: a ShardSource
 
     def scan(self) -> list[ShardFile]:
-        """What waits here, and the directory when it may have something new.
+        """The parts that wait here, and the directory's shards if there may be new ones.
 
-        Raises what `fail` was given, once nothing waits.
+        Raises the error given to `fail`, once nothing waits.
         """
         self._changed.clear()
         with self._lock:
@@ -132,7 +132,7 @@ class LiveSource:
         if self._directory is not None and self._listed < due:
             try:
                 found += self._directory.scan()
-            except ScanIncomplete as partial:  # and look again
+            except ScanIncomplete as partial:  # it will be scanned again
                 raise ScanIncomplete(sorted(found + partial.found), partial.errors) from None
         self._listing = due
         if self._error is not None and not found:
@@ -140,9 +140,9 @@ class LiveSource:
         return sorted(found)
 
     def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
-        """As `scan`: what waits is little, and the directory is looked at when there is a reason.
+        """As `scan`, which is cheap: few parts wait, and the directory is scanned only if needed.
 
-        What was named once, and cannot be read for now, need not be named again.
+        A shard that was listed once and cannot be read now need not be listed again.
         """
         if afresh:
             self._listed = 0
@@ -158,7 +158,7 @@ class LiveSource:
         return self._directory.read(shard)
 
     def wait(self, timeout: float) -> bool:
-        """Called after a whole pass over what `scan` listed: the directory has been read."""
+        """Wait for a change. By now, a pass over all of `scan` has read the directory."""
         self._listed = self._listing
         if self._error is not None:
             timeout = min(timeout, _FAILED_WAIT)

@@ -1,10 +1,10 @@
-"""One shard's bytes -> verified, decoded, filtered columns: what the prefetch thread does.
+"""From one shard's bytes to verified, decoded and filtered columns, in the prefetch thread.
 
-Parts whose shard is not written yet become the same columns without the bytes.
+Parts whose shard is not written yet give the same columns.
 
-Rows come as a `SampleBatch` with columns of this package's own beside the public ones: `_stream`
-(int32, an index), `_row` (int32, the row within its ordinal), `_final` (bool: the row's next
-observation is a part's stored final observation).
+Rows are a `SampleBatch` with internal columns next to the public ones: `_stream` (int32, an index),
+`_row` (int32, the row within its ordinal), `_final` (bool: the row's next observation is a part's
+stored final observation).
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ DEFAULT_COLUMNS = (
     POLICY_ID,
     POLICY_VERSION,
 )
-"""What a batch holds unless asked for other columns; `obs` stands for `obs.<path>` too."""
+"""The default columns of a batch; `obs` includes `obs.<path>`."""
 
 IDENTITY = (T, ORDINAL, EPISODE_ORDINAL)
-"""Read in any case: what rows are counted, ordered and joined by."""
+"""Always read: rows are counted, ordered and joined by these columns."""
 
 EPISODE_COLUMNS = (EPS_ID, AGENT_ID, POLICY_ID, TRAINING_ENABLED, CONTINUES, TAGS, ENDED)
-"""What an `Episode` says about itself."""
+"""The columns with one value per episode that an `Episode` has."""
 
 _TEXTS = [EPS_ID, AGENT_ID, ENDED, POLICY_ID, "source", CONTINUES, TAGS]
 _DERIVED = (NEXT_OBS, HAS_NEXT_OBS, "stream", ROW)
@@ -95,10 +95,11 @@ _DERIVED = (NEXT_OBS, HAS_NEXT_OBS, "stream", ROW)
 
 @dataclass(frozen=True, slots=True)
 class PartFilter:
-    """Which parts to read; a part is judged by its first step.
+    """Selects parts by their first step.
 
-    `since`/`until`: microseconds since the epoch of the client's `ts`, since <= ts < until.
-    `tags`: every key given has this value.
+    `since`/`until`: limits of the client's `ts`, microseconds since the epoch, since <= ts < until.
+    `tags`: name -> the value that is required. `training_disabled`: whether to include parts with
+    training_enabled=False.
     """
 
     policy_id: str | None = None
@@ -108,7 +109,7 @@ class PartFilter:
     training_disabled: bool = False
 
     def columns(self) -> list[str]:
-        """The columns that are needed to judge."""
+        """The columns that `judge` needs."""
         wanted = {
             POLICY_ID: self.policy_id is not None,
             TAGS: bool(self.tags),
@@ -118,7 +119,10 @@ class PartFilter:
         return [name for name, needed in wanted.items() if needed]
 
     def judge(self, firsts: Mapping[str, Array]) -> npt.NDArray[np.int8]:
-        """For the first steps of P parts: 0 keep, else 1 + an index into `REASONS`; int8 (P,)."""
+        """The verdict on each part by its first step: int8 (P,).
+
+        0 means keep; other values are 1 + an index into `REASONS`.
+        """
         count = len(next(iter(firsts.values())))
         verdict = np.zeros(count, np.int8)
         if self.since is not None or self.until is not None:
@@ -134,7 +138,7 @@ class PartFilter:
         return verdict
 
     def _tagged(self, texts: Array) -> npt.NDArray[np.bool_]:
-        """Each different text is parsed once."""
+        """Whether each row has the wanted tags; each distinct text is parsed once."""
         listed = texts.tolist()
         wanted = self.tags.items()
         fits = {text: wanted <= json.loads(text).items() for text in set(listed)}
@@ -142,12 +146,12 @@ class PartFilter:
 
 
 REASONS: tuple[Reason, ...] = ("training_disabled", "other_policy", "tags", "time")
-"""Why a part was left out, as the reader's statistics name it."""
+"""Why a part was excluded, in the order of `PartFilter.judge`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartTable:
-    """The parts in a shard, in the order of their rows: arrays (P,)."""
+    """The parts of a shard, in the order of their rows: arrays (P,)."""
 
     ordinals: npt.NDArray[np.int64]
     episodes: npt.NDArray[np.int64]  # the ordinals of their episodes' first parts
@@ -155,14 +159,17 @@ class PartTable:
     verdicts: npt.NDArray[np.int8]  # 0: its rows are in `LoadedShard.rows`
 
     def kept(self, wanted: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], bool]:
-        """(mask over the kept rows of the parts in `wanted`, whether it is all of them)."""
+        """(mask over the kept rows: those of parts in `wanted`, whether that is all of them).
+
+        `wanted`: bool (P,).
+        """
         kept = self.verdicts == 0
         return np.repeat(wanted[kept], self.steps[kept]), bool(wanted[kept].all())
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedShard:
-    """A shard in memory: all its parts, and the rows of those that the filter keeps."""
+    """A decoded shard: all its parts, and the rows of those that the filter keeps."""
 
     shard: ShardFile
     metadata: ShardMetadata
@@ -173,7 +180,7 @@ class LoadedShard:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The columns of a shard, written or not; `read` gives some of them as a table."""
+    """The columns of a shard, written or not; `read` returns some of them as a table."""
 
     metadata: ShardMetadata
     names: Sequence[str]
@@ -181,9 +188,9 @@ class _Opened:
 
 
 class ShardLoader:
-    """Bytes -> `LoadedShard`. Safe to call from another thread: it has no state.
+    """Decodes bytes to a `LoadedShard`. Thread-safe, as it has no state.
 
-    `columns` are public names; `parts` says which parts' rows to decode.
+    `columns` are public names; `parts` selects the parts whose rows to decode.
     """
 
     def __init__(self, columns: Sequence[str], parts: PartFilter) -> None:
@@ -191,7 +198,7 @@ class ShardLoader:
         self.filter = parts
 
     def load(self, shard: ShardFile, content: Content, stream_index: int) -> LoadedShard:
-        """Of what `fetch` found to be whole. Raises ShardDamaged for content that cannot be."""
+        """Decode a shard that `fetch` found intact. Raises ShardDamaged for invalid content."""
         if isinstance(content, UnwrittenParts):
             return self._load_parts(shard, content, stream_index)
         with (
@@ -230,7 +237,7 @@ class ShardLoader:
         return parts, self._rows(opened, parts, keys, runs, stream_index)
 
     def _parts(self, opened: _Opened) -> tuple[PartTable, dict[str, Array], IntArray]:
-        """(the parts, the columns that tell of them, the first rows of their agents' runs)."""
+        """(the parts, the columns to identify and filter them, the first rows of agents' runs)."""
         names = [*IDENTITY, *self.filter.columns()]
         table = opened.read(names)
         keys = _checked(table, names, opened.metadata)
@@ -285,13 +292,13 @@ class ShardLoader:
         return rows if kept.all() else rows.take(np.repeat(kept, parts.steps))
 
     def _require(self, opened: _Opened) -> None:
-        """Raises ReaderError for a column that was asked for and that this shard lacks."""
+        """Raise ReaderError if a requested column is not in this shard."""
         unknown = [name for name in self._stored(opened.metadata) if name not in opened.names]
         if unknown:
             raise ReaderError(f"expected columns of {', '.join(opened.names)}, got {unknown}")
 
     def _stored(self, metadata: ShardMetadata) -> list[str]:
-        """The file's columns that have to be read for the public ones."""
+        """The stored columns that are needed for the requested ones."""
         prefixes = [name for name in self.columns if name not in _DERIVED]
         if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
             prefixes += [OBS, "final_obs", TERMINATEDS]
@@ -303,7 +310,7 @@ _LEAF_PREFIXES = (OBS, "actions", "final_obs", "action_dist_inputs")
 
 
 def check_digest(shard: ShardFile, content: bytes | memoryview) -> None:
-    """Raises ShardDamaged unless the content's SHA-256 begins as the shard's name says."""
+    """Raise ShardDamaged unless the content's SHA-256 begins with the digest in the name."""
     digest = hashlib.sha256(content).hexdigest()[:16]
     if digest != shard.digest16:
         raise ShardDamaged(
@@ -313,37 +320,37 @@ def check_digest(shard: ShardFile, content: bytes | memoryview) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A shard's content as its source gave it, and why it is not to be used."""
+    """A shard's content as its source returned it, and the error of reading or verifying it."""
 
     content: Content | None
     error: Exception | None
 
     @property
     def nbytes(self) -> int:
-        """Of a file; what is not written yet has none."""
+        """The size of a file; 0 for parts that are not written yet."""
         return len(self.content) if isinstance(self.content, bytes | memoryview) else 0
 
     def proven(self) -> Content:
-        """Raises ShardDamaged unless the bytes are those that the name proves, OSError, ..."""
+        """The content. Raises ShardDamaged if its digest does not match the name, and OSError."""
         if self.error is not None or self.content is None:
             raise self.error or ValueError("expected a shard's content, got none")
         return self.content
 
 
 def fetch(source: ShardSource, shard: ShardFile) -> Fetched:
-    """Read one shard and compare its digest with its name; nothing is decoded."""
+    """Read one shard and compare its digest with its name, without decoding it."""
     content = None
     try:
         content = source.read(shard)
         if not isinstance(content, UnwrittenParts):
             check_digest(shard, content)
-    except Exception as error:  # whoever uses the content raises it
+    except Exception as error:  # raised by `Fetched.proven`
         return Fetched(content, error)
     return Fetched(content, None)
 
 
 def rows_told(shard: ShardFile, content: Content | None) -> int | None:
-    """The rows of a shard that is left out, if its footer can be read and fits its name."""
+    """The number of rows of an excluded shard, if its footer is readable and fits its name."""
     if content is None or isinstance(content, UnwrittenParts):
         return None
     try:
@@ -366,10 +373,10 @@ def _next_columns(
     starts: IntArray,
     metadata: ShardMetadata,
 ) -> dict[str, Array]:
-    """`new_obs[.path]`, `has_new_obs` and `_final`, derived from the rows behind and final_obs.
+    """Derive `new_obs[.path]`, `has_new_obs` and `_final` from the next rows and final_obs.
 
-    Within a part new_obs[t] = obs[t + 1]; at its last row it is the stored final observation, else
-    zeros.
+    Within a part new_obs[t] = obs[t + 1]; in its last row it is the stored final observation, or
+    zeros without one. `starts`: the first rows of the parts (P,).
     """
     count = len(columns[T])
     lasts = np.append(starts[1:], count) - 1
@@ -393,7 +400,7 @@ def _next_columns(
 
 
 def _checked(table: pa.Table, names: Sequence[str], metadata: ShardMetadata) -> dict[str, Array]:
-    """Columns as numpy, each of which passed the checks of its content."""
+    """Columns as numpy arrays whose content has been checked."""
     columns = {}
     for name in names:
         values = columns[name] = column_of(table, name, metadata)
@@ -410,11 +417,13 @@ def _bounded(
 
 @contextmanager
 def _content_named(place: str) -> Iterator[None]:
-    """Whatever cannot be made sense of in bytes that have the right digest is their content's
-    fault; a lack of memory is not, nor is a column that was asked for and that no shard has."""
+    """Raise ShardDamaged for anything that cannot be decoded although the digest is right.
+
+    Errors that are not due to the content pass: too little memory, and columns that no shard has.
+    """
     try:
         yield
-    except (MemoryError, ReaderError):  # Arrow's lack of memory is one, too
+    except (MemoryError, ReaderError):  # includes Arrow's own error for this
         raise
     except ShardDamaged as error:
         text = str(error)
@@ -424,7 +433,7 @@ def _content_named(place: str) -> Iterator[None]:
 
 
 def column_of(table: pa.Table, name: str, metadata: ShardMetadata) -> Array:
-    """A column as numpy; texts that came as dictionaries become shared strings."""
+    """A column as numpy; texts read as dictionaries become an array of shared strings."""
     column = table.column(name)
     if pa.types.is_dictionary(column.type):
         only = {_only_text(chunk) for chunk in column.chunks}
@@ -438,7 +447,7 @@ def column_of(table: pa.Table, name: str, metadata: ShardMetadata) -> Array:
 
 
 def _with_dictionaries(table: pa.Table, names: list[str]) -> pa.Table:
-    """Some columns, texts as a file gives them."""
+    """Some columns, with texts as dictionaries, as reading a file returns them."""
     columns = [
         table.column(name).dictionary_encode() if name in _TEXTS else table.column(name)
         for name in names
@@ -453,7 +462,7 @@ def _only_text(chunk: pa.DictionaryArray) -> str | None:
 
 
 def _texts(chunk: pa.DictionaryArray) -> Array:
-    """One string object for each different value, None where null."""
+    """An object array (N,): one string object for each distinct value, None for null."""
     known = np.empty(len(chunk.dictionary) + 1, object)
     known[:-1] = chunk.dictionary.to_numpy(zero_copy_only=False)
     if len(known) == 2 and not chunk.null_count:

@@ -4,10 +4,10 @@
         for batch in reader:                       # MultiAgentBatch
             worker.learn_on_batch(batch)
 
-Every agent's run through an episode is a track in the stream of its own policy's spaces. A reader
-per policy brings whole tracks; here they are joined by collector and `eps_id`, and their steps by
-`env_t`. An episode is returned when all its tracks are there: tracks that ended with it state how
-many there are.
+Every agent's run through an episode is a track in the stream of its own policy's spaces. There is a
+reader for each policy, which returns whole tracks. Here tracks are joined into episodes by
+collector and `eps_id`, and their steps by `env_t`. An episode is returned when all its tracks are
+there: tracks that ended with it state how many there are.
 """
 
 from __future__ import annotations
@@ -45,33 +45,34 @@ Identity: TypeAlias = tuple[str, str, int]
 
 @dataclass(slots=True)
 class JointStats:
-    """What a reader did since it was made. `readers`: the same of each policy's tracks."""
+    """What a reader has done since it was created. `readers`: the statistics by policy."""
 
-    episodes: int = 0  # handed to the caller
+    episodes: int = 0  # returned to the caller
     env_steps: int = 0
     agent_steps: int = 0
-    waiting: int = 0  # episodes some of whose tracks are here
+    waiting: int = 0  # episodes of which only some tracks are here
     waiting_bytes: int = 0
-    partial: dict[str, int] = field(default_factory=dict)  # handed over untold: why -> episodes
+    # returned and maybe incomplete: why -> episodes
+    partial: dict[str, int] = field(default_factory=dict)
     readers: dict[str, ReaderStats] = field(default_factory=dict)
 
 
 class MultiAgentReader(InputReader):
     """`MultiAgentBatch`es of whole episodes from one or more roots, each step exactly once.
 
-    A batch holds `batch_size` environment steps or more, the last one of a finite input may be
-    short. In it each policy's rows stand episode by episode and agent by agent, in the order of
-    `t`, the agent's own step number; `env_t` is the environment's. A single-agent episode comes as
-    one whose agent acts in every step.
+    A batch holds `batch_size` environment steps or more; the last one of a finite input may be
+    shorter. In it, each policy's rows are sorted by episode, agent and `t`, the agent's own step
+    number; `env_t` is the environment's. A single-agent episode comes as one whose agent acts in
+    every step.
 
     Arguments
-    - `policies`: whose tracks are read: all that are declared under the roots, or some of them, or
-      declarations. An episode is whole with the tracks of *all* its policies: name them all.
+    - `policies`: whose tracks are read: ids, or declarations by id; default: all that are declared
+      under the roots. Name *all* policies of an episode: it is whole only with all its tracks.
     - `tags`, `training_disabled`, `select`, `columns`, `names`, `follow`, `retry_for`, `eager`,
-      `prefetch`, `state`: as `ShardReader` has them; `shuffle` mixes whole episodes, within that
-      many environment steps.
+      `prefetch`, `state`: see `ShardReader`. `shuffle` mixes whole episodes, within that many
+      environment steps.
     - `patience`: an episode that was abandoned or broken never states how many tracks it has. It is
-      returned when none of its rows came for so many seconds. In a finite input it is returned if
+      returned when none of its rows came for this many seconds. In a finite input it is returned if
       the collector received its last step that long ago; otherwise it waits for the next reading.
     - `most_waiting_bytes`: limit for tracks that wait for others; beyond it, the episode that has
       waited longest is returned incomplete. Its later rows form an episode of their own.
@@ -79,8 +80,8 @@ class MultiAgentReader(InputReader):
     - `sources`: by policy, instead of roots. `clock`: microseconds since the epoch.
 
     `stats.partial` counts episodes that were returned and may be incomplete, as `stopped`, `memory`
-    or `end`. One thread at a time may use a reader. Raises ValueError for policies that are not
-    declared, and what `ShardReader` raises.
+    or `end`. Only one thread at a time may use a reader. Raises ValueError for policies that are
+    not declared, and the errors of `ShardReader`.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class MultiAgentReader(InputReader):
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Whose tracks are read."""
+        """The policies whose tracks are read."""
         return tuple(self._readers)
 
     def want(self, columns: Sequence[str]) -> None:
@@ -167,7 +168,7 @@ class MultiAgentReader(InputReader):
             reader.want(columns)
 
     def taken(self, policy_id: str) -> Ledger:
-        """The ordinals of this policy's source that are not read again. Thread-safe."""
+        """The ordinals of this policy's source that will not be read again. Thread-safe."""
         return self._readers[policy_id].taken
 
     def caught_up(self) -> bool:
@@ -184,7 +185,7 @@ class MultiAgentReader(InputReader):
     # batches
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next MultiAgentBatch; an empty one after `timeout` seconds without it.
+        """The next MultiAgentBatch; an empty one if there is none within `timeout` seconds.
 
         Raises EndOfInput, and ReaderError after `close`.
         """
@@ -214,18 +215,21 @@ class MultiAgentReader(InputReader):
         return batch
 
     def _gather(self, left: Left) -> bool:
-        """Read on; False when the time is over."""
+        """Read further tracks; False if the time is over."""
         if self._follow:
             return self._read_any(left)
         open_ = [reader for reader in self._readers.values() if not reader.ended]
         if not open_:
             self._finish()
             return True
-        # the one that is furthest behind, so that little waits
+        # the reader that is furthest behind, so that few tracks wait
         return self._read(min(open_, key=lambda reader: reader.reached), left())
 
     def _read_any(self, left: Left) -> bool:
-        """What is there, of the one furthest behind that has something; else wait for any."""
+        """Read the available tracks of the reader furthest behind that has any, or wait for some.
+
+        Returns False if the time is over.
+        """
         readers = sorted(self._readers.values(), key=lambda reader: reader.reached)
         if any(self._read(reader, 0.0) for reader in readers):
             return True
@@ -241,7 +245,7 @@ class MultiAgentReader(InputReader):
         return came or rest is None or (left() or 0.0) > 0.0
 
     def _read(self, reader: TrackReader, timeout: float | None) -> bool:
-        """Whether this reader had something to say: tracks, or its end."""
+        """Read the tracks of one reader. Returns whether it had any, or has ended."""
         try:
             tracks = reader.tracks(timeout)
         except EndOfInput:
@@ -273,8 +277,7 @@ class MultiAgentReader(InputReader):
     # positions
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON: each policy's, whose rows inside are those of all tracks here, and
-        how they stand together."""
+        """The position, as JSON: each policy's, with the tracks held here, and their order."""
         if self._restored is not None:
             return dict(self._restored)
         ready, waiting = self._ready.episodes, self._joiner.pending()
@@ -292,7 +295,7 @@ class MultiAgentReader(InputReader):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position. Raises ReaderState when this reader cannot."""
+        """Continue from a position. Raises ReaderState if it does not fit this reader."""
         wanted = {"version", "policies", "reached", "ready", "waiting", "rng"}
         if not isinstance(state, Mapping) or set(state) != wanted:
             found = sorted(state) if isinstance(state, Mapping) else repr(state)[:80]
@@ -319,8 +322,10 @@ class MultiAgentReader(InputReader):
         self._restored = state
 
     def _restore(self, left: Left) -> bool:
-        """Read the tracks of a position again, into where they stood; False when the time is over
-        and they cannot be read for now."""
+        """Read the tracks of a position again, and put them back where they were.
+
+        Returns False if they cannot be read within the time that is left.
+        """
         state = self._restored
         if state is None:
             return True
@@ -355,7 +360,7 @@ def _declared(
     roots: Path | str | Sequence[Path | str] | None,
     policies: Iterable[str] | Mapping[str, PolicyDeclaration] | None,
 ) -> dict[str, PolicyDeclaration]:
-    """The policies to read. Raises ValueError for none, and for what is not declared."""
+    """The policies to read, by id. Raises ValueError if there are none or one is not declared."""
     if isinstance(policies, Mapping):
         found = dict(policies)
     else:

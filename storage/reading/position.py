@@ -1,4 +1,4 @@
-"""A reader's position: what was delivered, and every row that is still inside, by identity."""
+"""A reader's position: the delivered ordinals, and the identity of every row still inside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IntArray = npt.NDArray[np.int64]
 class Position:
     """A saved position.
 
-    `ledger` counts what was delivered whole. The stages hold runs (R, 4) of
+    `ledger` contains the ordinals that were delivered whole. The stages hold runs int64 (R, 4) of
     (index into `streams`, ordinal, first row of the part, count), in the order of their rows.
     """
 
@@ -61,11 +61,11 @@ class Position:
         return cls(mode=mode, ledger=taken.without(pending), streams=known, rng=rng, **stages)
 
     def pending(self) -> Ledger:
-        """The ordinals some of whose rows have not been delivered."""
+        """The ordinals of which some rows have not been delivered."""
         return _ordinals(np.concatenate([self.joiner, self.window, self.cutter]), self.streams)
 
     def taken(self) -> Ledger:
-        """What a reader that goes on from here must not take from a shard again."""
+        """The ordinals that a reader which continues from here must not take from a shard again."""
         return self.ledger.union(self.pending())
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Position:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Position:
-        """Raises ReaderState for anything but what `to_json` makes."""
+        """Parse the result of `to_json`. Raises ReaderState for anything else."""
         wanted = {"version", "mode", "ledger", "streams", "rng", *_STAGES}
         if not isinstance(document, Mapping) or set(document) != wanted:
             found = sorted(document) if isinstance(document, Mapping) else repr(document)[:80]
@@ -101,14 +101,14 @@ class Position:
 
 @dataclass(slots=True)
 class RestoredRows:
-    """The rows of a position, read again, stage by stage."""
+    """The rows of a position, read again, by stage."""
 
     joiner: SampleBatch = field(default_factory=SampleBatch)
     window: SampleBatch = field(default_factory=SampleBatch)
     cutter: SampleBatch = field(default_factory=SampleBatch)
     metadata: ShardMetadata | None = None
-    lost: dict[Reason, int] = field(default_factory=dict)  # why -> rows that no shard holds
-    bad: list[Excluded] = field(default_factory=list)  # shards that would have held them
+    lost: dict[Reason, int] = field(default_factory=dict)  # why -> rows that are in no shard
+    bad: list[Excluded] = field(default_factory=list)  # excluded shards that may hold some of them
 
 
 def restore_rows(
@@ -119,7 +119,8 @@ def restore_rows(
 ) -> RestoredRows | None:
     """Find the pending rows in the source's shards, in the order of the position.
 
-    None when some are missing that may be in what cannot be read for now: `retries` knows it.
+    Returns None if some are missing that may be in a shard which cannot be read now (see
+    `retries`).
     """
     result = RestoredRows()
     pending = position.pending()
@@ -161,8 +162,10 @@ def _shards_with(
     retries: Retries,
     bad: list[Excluded],
 ) -> list[LoadedShard]:
-    """Shards reduced to pending rows; each ordinal once. A file that cannot be read is passed by:
-    another may hold the same ordinals."""
+    """The shards, reduced to pending rows; each ordinal once.
+
+    A file that cannot be read is skipped: another one may hold the same ordinals.
+    """
     found, seen = [], Ledger()
     wanted = pending.streams()
     for shard in _scanned(source, retries):
@@ -203,7 +206,7 @@ def _scanned(source: ShardSource, retries: Retries) -> list[ShardFile]:
 
 
 def _places(base: SampleBatch) -> dict[tuple[int, int], tuple[int, int]]:
-    """(stream index, ordinal) -> (its first row in `base`, how many)."""
+    """(stream index, ordinal) -> (its first row in `base`, its number of rows)."""
     if not base.count:
         return {}
     starts = run_starts(base[STREAM_INDEX], base[ORDINAL])
@@ -218,7 +221,7 @@ def _pick(
     runs: IntArray,
     indices: Sequence[int],
 ) -> tuple[SampleBatch, list[int]]:
-    """(the rows of the runs in their order, how many of each were not found)."""
+    """(the rows of the runs in their order, the number of rows not found for each run)."""
     starts, counts, lost = [], [], []
     for stream, ordinal, row, count in runs.tolist():
         start, size = places.get((indices[stream], ordinal), (0, 0))
@@ -242,7 +245,7 @@ def _runs(pieces: Sequence[SampleBatch]) -> IntArray:
 
 
 def _ordinals(runs: IntArray, streams: Sequence[str]) -> Ledger:
-    """The ordinals of runs (R, 4)."""
+    """The ordinals of runs int64 (R, 4)."""
     result = Ledger()
     for index, stream in enumerate(streams):
         result.add(stream, runs[runs[:, 0] == index, 1])

@@ -26,23 +26,23 @@ from storage.shards.names import ShardDamaged
 Item = TypeVar("Item")
 
 LARGE = 1_000_000
-"""Bytes of a shard beside whose decoding the next one is fetched."""
+"""The size of a shard in bytes from which the next one is fetched while it is decoded."""
 
 MOST_VANISHINGS = 3
-"""A name that a scan lists and a read does not find, so often, is left out."""
+"""A shard that a scan lists and a read does not find is excluded after this many attempts."""
 
 _REMEMBERED = 1024  # shards
-_HANGING = 10.0  # s, how long `idle` waits for a scan
+_HANGING = 10.0  # s for which `idle` waits for a scan
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfShards:
-    """Everything that was there has been read."""
+    """All shards that existed have been read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that leaving out a shard does not cure: raised where batches are asked for."""
+    """An error that excluding a shard does not solve; it is raised where batches are requested."""
 
     error: BaseException
 
@@ -51,9 +51,9 @@ Found: TypeAlias = LoadedShard | Excluded | EndOfShards | Failure
 
 
 class Channel(Generic[Item]):
-    """A bounded queue between two threads that can be closed from either side.
+    """A bounded queue between two threads, which either side can close.
 
-    Channels that share `changed` can be waited for together.
+    One wait can cover several channels that share `changed`.
     """
 
     def __init__(self, depth: int, changed: threading.Condition | None = None) -> None:
@@ -63,7 +63,7 @@ class Channel(Generic[Item]):
         self._closed = False
 
     def put(self, item: Item) -> bool:
-        """Wait for room; False when the channel was closed."""
+        """Add an item, after waiting for free space; False if the channel was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
             if not self._closed:
@@ -72,7 +72,7 @@ class Channel(Generic[Item]):
             return not self._closed
 
     def get(self, timeout: float | None) -> Item | None:
-        """The next item; None after `timeout` seconds, or when the channel was closed."""
+        """The next item; None after `timeout` seconds, or if the channel was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._items), timeout)
             if not self._items:
@@ -93,13 +93,15 @@ class Channel(Generic[Item]):
 
     @property
     def filled(self) -> bool:
-        """Whether `get` would not wait."""
+        """Whether `get` would return at once."""
         return self._closed or bool(self._items)
 
 
 class Ahead:
-    """Fetches the next large shard in a thread of its own, while the one before is decoded: to
-    hash images takes as long as to decode them."""
+    """Fetches the next large shard in a second thread while the current one is decoded.
+
+    Hashing a shard of images takes as long as decoding it.
+    """
 
     def __init__(self, fetch: Callable[[ShardFile], Fetched]) -> None:
         self._fetch = fetch
@@ -109,19 +111,22 @@ class Ahead:
         self._thread: threading.Thread | None = None
 
     def start(self, shard: ShardFile) -> None:
-        """Begin with what `take` is asked for next; without a thread, `take` does it all."""
+        """Begin to fetch the shard that `take` will request next.
+
+        If no thread can be started, `take` fetches it.
+        """
         try:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="headrace-fetch", daemon=True)
                 thread.start()
                 self._thread = thread
-        except (RuntimeError, MemoryError):  # there may be room for one later
+        except (RuntimeError, MemoryError):  # a later attempt may succeed
             return
         self._pending = shard
         self._asked.put(shard)
 
     def take(self, shard: ShardFile) -> Fetched:
-        """What the fetch of this shard gave."""
+        """The fetched shard."""
         pending, self._pending = self._pending, None
         fetched = None if pending is None else self._fetched.get(None)
         return fetched if fetched is not None and pending == shard else self._fetch(shard)
@@ -135,17 +140,17 @@ class Ahead:
             while (shard := self._asked.get(None)) is not None:
                 self._fetched.put(self._fetch(shard))
         finally:
-            self.close()  # nobody waits for a thread that is gone
+            self.close()  # so that no one waits for this thread
 
 
 class Prefetcher:
-    """Runs passes over a source: scan, load what is wanted in order, wait, scan again.
+    """Runs passes over a source: scan, load the wanted shards in order, wait, scan again.
 
-    `wanted(shards)` picks from a scan what may hold something new, in the order to read; it may
-    raise, which ends the reading. `load` decodes one shard's bytes. A shard with another digest
-    than its name says is read once more at the end of its pass, then handed over as `Excluded`; so
-    is one whose content fails a check. Anything else that goes wrong is tried again (`retries`)
-    while the rest goes on; when the time for that is over, reading ends with a ReaderError.
+    `wanted(shards)` selects from a scan those that may hold something new, in the order to read; an
+    exception from it ends the reading. `load` decodes one shard's bytes. A shard whose digest does
+    not match its name is read once more at the end of its pass, then returned as `Excluded`; so is
+    one whose content fails a check. Anything else that fails is retried (`retries`) while reading
+    continues; when the time for that is over, reading ends with a ReaderError.
     """
 
     def __init__(
@@ -171,9 +176,9 @@ class Prefetcher:
         self._ahead = Ahead(partial(fetch, source))
         self._growing = source if isinstance(source, GrowingSource) else None
         self._looked = False
-        self._open: set[ShardFile] = set()  # to be read, or tried again
-        self._handed: dict[ShardFile, None] = {}  # a name is its content: never needed twice
-        self._bad: set[ShardFile] = set()  # of those: read again when they are named again
+        self._open: set[ShardFile] = set()  # to be read or retried
+        self._handed: dict[ShardFile, None] = {}  # a name stands for its content: read once
+        self._bad: set[ShardFile] = set()  # excluded ones among them, read again when listed again
         self._vanished: dict[ShardFile, int] = {}
         self._asked = self._answered = 0  # tickets of `idle`
         self._busy = False
@@ -181,16 +186,16 @@ class Prefetcher:
         self._thread.start()
 
     def get(self, timeout: float | None = None) -> Found | None:
-        """What was found next; None after `timeout` seconds or when closed."""
+        """The next result; None after `timeout` seconds, or if closed."""
         return self._channel.get(timeout)
 
     @property
     def filled(self) -> bool:
-        """Whether `get` would not wait."""
+        """Whether `get` would return at once."""
         return self._channel.filled
 
     def idle(self) -> bool:
-        """Whether a scan made now finds nothing to read but what is being tried again."""
+        """Whether a scan made now finds nothing to read except shards that are being retried."""
         with self._changed:
             self._asked += 1
             ticket = self._asked
@@ -202,7 +207,7 @@ class Prefetcher:
             return self._answered >= ticket and not (self._busy or self._channel.filled)
 
     def close(self) -> None:
-        """Stop the thread; what it read ahead is dropped, and a later scan finds it again."""
+        """Stop the thread; shards read ahead are dropped, and a later scan finds them again."""
         self._channel.close()
         self._source.wake()
         if self._thread is not threading.current_thread():
@@ -220,13 +225,13 @@ class Prefetcher:
                 if given_up:
                     raise ReaderError(given_up)
                 self._rest()
-        except BaseException as error:  # the learner's thread raises it
+        except BaseException as error:  # raised in the learner's thread
             self._channel.put(Failure(error))
         finally:
             self._ahead.close()
 
     def _rest(self) -> None:
-        """Until something may have happened, a try is due, or somebody asks."""
+        """Wait until something may have happened, a retry is due, or `idle` is called."""
         with self._changed:
             if self._channel.closed or self._asked > self._answered:
                 return
@@ -235,26 +240,26 @@ class Prefetcher:
         self._source.wait(wait if due is None else min(wait, due))
 
     def _pass(self) -> bool:
-        """One look at what is new; whether a file vanished, so that another must follow."""
+        """Read the new shards once. True if a file vanished, so that another pass must follow."""
         with self._changed:
             ticket = self._asked
         gone = self._look(thorough=ticket > self._answered or bool(self._vanished))
         todo = self._wanted(sorted(self._open))
-        for shard in self._open.difference(todo):  # another one brought it meanwhile
+        for shard in self._open.difference(todo):  # another shard delivered its parts meanwhile
             self._settle(shard)
         fresh = [shard for shard in todo if shard not in self._retries]
-        fresh.sort(key=self._vanished.__contains__)  # behind what may have replaced it
+        fresh.sort(key=self._vanished.__contains__)  # last, after files that may have replaced them
         due = [shard for shard in todo if shard in self._retries and not self._retries.waits(shard)]
         self._tell(busy=bool(fresh or gone), answered=self._answered)
         again = self._read_all([*fresh, *due])
-        for shard in gone:  # behind what may have brought its parts
+        for shard in gone:  # after files that may contain their parts
             text = f"{shard.place}: gone before it was read"
             self._channel.put(Excluded(shard, "vanished", text))
         self._tell(busy=False, answered=self._answered if fresh or again else ticket)
         return again
 
     def _look(self, *, thorough: bool) -> list[ShardFile]:
-        """Add what is new to what is open; what was tried in vain and is not there any more."""
+        """Add new shards to `_open`. Returns those in it that no longer exist."""
         growing, afresh = self._growing, not self._looked
         try:
             if growing is None:
@@ -280,7 +285,7 @@ class Prefetcher:
         return gone
 
     def _forget_oldest(self) -> None:
-        """A growing source names a shard twice only within a short time."""
+        """Forget the oldest shards read: a growing source soon stops listing them again."""
         while len(self._handed) > _REMEMBERED:
             oldest = next(iter(self._handed))
             del self._handed[oldest]
@@ -292,7 +297,7 @@ class Prefetcher:
         self._retries.settle(shard)
 
     def _note_folders(self, errors: dict[str, OSError]) -> None:
-        """Folders that cannot be listed for now are tried again."""
+        """Retry folders that cannot be listed now."""
         for key in self._retries.keys():  # noqa: SIM118  not a dict
             if isinstance(key, str) and key not in errors:
                 self._retries.settle(key)
@@ -330,7 +335,7 @@ class Prefetcher:
         self._channel.put(found)
 
     def _read(self, shard: ShardFile, following: ShardFile | None) -> LoadedShard | Excluded | None:
-        """None when it cannot be read for now, or is gone."""
+        """Read one shard; None if it cannot be read now, or is gone."""
         fetched = self._ahead.take(shard)
         if following is not None and fetched.nbytes >= LARGE:
             self._ahead.start(following)
@@ -348,7 +353,7 @@ class Prefetcher:
 
 
 def deadline_after(timeout: float | None) -> Callable[[], float | None]:
-    """A function that tells how many seconds are left, never below 0; None is for ever."""
+    """A function that returns the seconds left, never below 0; always None without a timeout."""
     if timeout is None:
         return lambda: None
     end = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Trying again what cannot be read for now: with back-off and jitter, however long it takes."""
+"""Retrying reads that fail for a cause that may be temporary: with back-off and jitter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Result = TypeVar("Result")
 log = logging.getLogger("headrace.reader")
 
 FIRST_DELAY, MOST_DELAY = 0.05, 10.0  # s, doubled with each failure
-_CHANCE = random.SystemRandom()  # the program's own random state is not ours to move
-RETRY_FOR = 60.0  # s, how long a reader that does not follow tries
+_CHANCE = random.SystemRandom()  # does not touch the random state of the program
+RETRY_FOR = 60.0  # s for which a reader without `follow` retries
 
 
 @dataclass(slots=True)
@@ -30,11 +30,10 @@ class _Trial:
 
 
 class Retries:
-    """What failed for a reason that may pass, by key: a shard, or a folder that cannot be listed.
+    """Failures that may be temporary, by key: a shard, or a folder that cannot be listed.
 
-    `retry_for`: seconds after which something is given up; None for never. `told` is called with
-    place -> last error whenever that changes, always with a new dict, so that other threads may
-    keep it.
+    `retry_for`: seconds after which to give up; None for never. `told` is called with place -> last
+    error whenever that changes, with a new dict each time, which other threads may keep.
     """
 
     def __init__(self, retry_for: float | None, told: Callable[[dict[str, str]], None]) -> None:
@@ -49,7 +48,7 @@ class Retries:
         return key in self._trials
 
     def failed(self, key: Hashable, place: str, error: BaseException) -> None:
-        """Note a failure, and when to try again; the first one is logged."""
+        """Record a failure and schedule the next try; the first failure is logged."""
         now, text = time.monotonic(), _described(error)
         trial = self._trials.get(key)
         if trial is None:
@@ -60,12 +59,12 @@ class Retries:
             trial.error = text
         longest = min(MOST_DELAY, FIRST_DELAY * 2.0 ** min(trial.failures - 1, 20))
         trial.due = now + _CHANCE.uniform(longest / 2, longest)
-        if self._retry_for is not None:  # the last try comes when the time is over
+        if self._retry_for is not None:  # the last try is at the end of `retry_for`
             trial.due = min(trial.due, max(now, trial.since + self._retry_for))
         self._tell()
 
     def settle(self, key: Hashable) -> None:
-        """It was read, found bad, or is gone."""
+        """Forget the failures of a key that was read, was found to be damaged, or is gone."""
         trial = self._trials.pop(key, None)
         if trial is not None:
             waited = time.monotonic() - trial.since
@@ -76,18 +75,18 @@ class Retries:
         return list(self._trials)
 
     def waits(self, key: Hashable) -> bool:
-        """Whether its next try is still to come."""
+        """Whether the next try of a key is still to come."""
         trial = self._trials.get(key)
         return trial is not None and time.monotonic() < trial.due
 
     def next_due(self) -> float | None:
-        """Seconds until the next try; None when nothing failed."""
+        """Seconds until the next try; None if nothing failed."""
         if not self._trials:
             return None
         return max(0.0, min(t.due for t in self._trials.values()) - time.monotonic())
 
     def given_up(self) -> str:
-        """What has failed for `retry_for` seconds, with everything else that still fails."""
+        """A message with all failures if one has lasted `retry_for` seconds, else ""."""
         now, patience = time.monotonic(), self._retry_for
         if patience is None or all(now < t.since + patience for t in self._trials.values()):
             return ""
@@ -101,9 +100,10 @@ class Retries:
 def try_again(
     work: Callable[[], Result], place: str, retry_for: float, transient: tuple[type[Exception], ...]
 ) -> Result:
-    """What `work` gives at last. A missing file is no reason to try again.
+    """Call `work` until it succeeds, and return its result.
 
-    Raises ReaderError, which names `place`, when it failed for `retry_for` seconds.
+    `transient` errors are retried for `retry_for` seconds; then raises ReaderError, which names
+    `place`. FileNotFoundError is raised at once.
     """
     retries = Retries(retry_for, lambda _: None)
     while True:

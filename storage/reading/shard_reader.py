@@ -1,7 +1,7 @@
 """Reading shards as batches: `ShardReader`.
 
-To be read is what a directory scan finds, minus the ledger of ordinals already read; a row is
-identified by (stream, ordinal, row), so that a merged or rewritten file adds nothing twice. A
+A reader reads the shards that a scan finds, minus the ledger of ordinals already read. A row is
+identified by (stream, ordinal, row), so a merged or rewritten file delivers nothing twice. A
 position saved with `state_dict()` names every row that has not reached the caller yet.
 
 Example:
@@ -91,16 +91,16 @@ class ShardReader(InputReader):
     """Sample batches from the shards under one or more roots, each row exactly once.
 
     Instead of a root you can pass its `shards/`, the folder of a stream or a single shard. With
-    `follow`, a reader waits for a path that does not exist yet; without, `next` raises a
+    `follow`, a reader waits for a path that does not exist yet; otherwise `next` raises a
     ReaderError.
 
     Modes
     - "transitions": batches of exactly `batch_size` rows (the last one of a finite input may be
-      short); `shuffle` mixes rows.
+      shorter); `shuffle` mixes rows.
     - "fragments": the same sizes, and rows of one part stay together in the order of t; `shuffle`
       mixes whole fragments of at most `batch_size` rows.
     - "episodes": whole episodes, joined over their parts, at least `batch_size` rows; incomplete
-      ones wait, and come at the end of a finite input if `incomplete` is set.
+      ones wait, and are returned at the end of a finite input if `incomplete` is set.
 
     Every mode returns `new_obs` and `has_new_obs` (False where a row is not terminated and has no
     next observation; `new_obs` is zeros there), and the identity of each row: `stream`, `ordinal`,
@@ -110,22 +110,22 @@ class ShardReader(InputReader):
     Arguments
     - `policy_id`, `tags`, `since`/`until` (microseconds of the client's ts) choose parts by their
       first step; `training_disabled=True` also reads episodes logged with training_enabled=False;
-      `select(batch)` gives a mask over rows. Rows that they exclude count as read, and are counted
-      in `stats`.
+      `select(batch)` returns a mask over rows. Rows that these exclude count as read, and are
+      counted in `stats`.
     - `ordinals`: a manifest, stream -> ranges: nothing else is read.
-    - `schema_id`: which schema to read when the roots hold several. With a `policy_id`, the schema
-      of its steps.
-    - `columns`: public names instead of `DEFAULT_COLUMNS`; `obs` stands for `obs.<path>` too.
-    - `names`: object arrays of names instead of codes, for spaces that have any.
-    - `shuffle`: rows of the shuffle window, 0 for the order at rest; `prefetch`: shards read ahead.
-    - `eager`: return what is available, at most `batch_size` rows, without waiting for more.
-    - `follow`: wait for new shards instead of ending; the directory is scanned again when
-      something changes and every `poll_interval` seconds.
+    - `schema_id`: which schema to read if the roots hold several; default with a `policy_id`: the
+      schema of its steps.
+    - `columns`: public names instead of `DEFAULT_COLUMNS`; `obs` includes `obs.<path>`.
+    - `names`: object arrays of names instead of codes, for spaces that have names.
+    - `shuffle`: rows of the shuffle window, 0 for the stored order; `prefetch`: shards read ahead.
+    - `eager`: return the available rows, at most `batch_size`, without waiting for more.
+    - `follow`: wait for new shards instead of ending; the directory is scanned again when something
+      changes and every `poll_interval` seconds.
     - `retry_for`: seconds for which an unreadable shard is retried while others are read; then
       `next` raises a ReaderError that names it. With `follow` it is retried forever.
-    - `state`: a position of `state_dict()` to go on from.
+    - `state`: a position from `state_dict()` to continue from.
 
-    One thread at a time may use a reader. Raises MixedSchemas, ReaderState, and from `next`
+    Only one thread at a time may use a reader. Raises MixedSchemas, ReaderState, and from `next`
     EndOfInput.
     """
 
@@ -193,13 +193,15 @@ class ShardReader(InputReader):
             self.load_state_dict(state)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process makes a reader like this one, which goes on from its position: a worker
-        that is spawned. Sources and masks have to be such as can be sent there."""
+        """Pickle the arguments and the position, so that a spawned worker continues from here.
+
+        The source and `select` have to be picklable.
+        """
         given = {**self._given, "state": self.state_dict()}
         return _made_again, (type(self), given, self._share)
 
     def _reset(self) -> None:
-        """As if nothing had been read."""
+        """Return to the state before the first read."""
         for shard in self._left_out.shards():
             self._left_out.take_back(shard)
         self._retries = Retries(self._retry_for, self._tell_retrying)
@@ -207,11 +209,12 @@ class ShardReader(InputReader):
         bounds = unit_bounds(self.mode, self.batch_size)
         self._joiner = EpisodeJoiner()
         self._window = ShuffleWindow(self._shuffle, bounds, self._rng) if self._shuffle else None
-        whole = self.mode == "episodes"  # its rows are shown by `next`, `episodes` needs them all
+        # `next` converts whole episodes; `episodes` needs all their columns
+        whole = self.mode == "episodes"
         self._cutter = BatchCutter(
             (lambda rows: rows) if whole else self._public, bounds if whole else None
         )
-        self._ledger = Ledger()  # of what was taken: delivered or pending
+        self._ledger = Ledger()  # of the rows taken: delivered or pending
         self._streams: list[str] = []
         self._metadata: Any = None
         self._prefetcher: Prefetcher | None = None
@@ -220,7 +223,7 @@ class ShardReader(InputReader):
         self._failed: BaseException | None = None
         self._empty = SampleBatch()
 
-    # what it reads
+    # the input
 
     def __repr__(self) -> str:
         roots = self._given["roots"]
@@ -234,31 +237,31 @@ class ShardReader(InputReader):
 
     @property
     def schema_id(self) -> str | None:
-        """The schema that is read; None before the first rows came."""
+        """The schema that is read; None before the first rows."""
         return self._metadata.schema_id if self._metadata else self._choice.schema_id
 
     @property
     def spaces(self) -> tuple[Space, Space] | None:
-        """(observation, action); None before the first rows came."""
+        """(observation, action); None before the first rows."""
         return self._metadata.space_pair() if self._metadata else None
 
     @property
     def taken(self) -> Ledger:
-        """The ordinals of a source that are not read again. Thread-safe."""
+        """The ordinals of a source that will not be read again. Thread-safe."""
         return self._ledger
 
     @property
     def ledger(self) -> dict[str, list[list[int]]]:
-        """Stream -> ranges of the ordinals all of whose rows have reached the caller."""
+        """Stream -> ranges of the ordinals whose rows have all reached the caller."""
         ledger: dict[str, list[list[int]]] = self.state_dict()["ledger"]
         return ledger
 
     def caught_up(self) -> bool:
-        """Whether all rows that can be read now were returned: a new scan finds nothing new, and
-        `next` would wait.
+        """Whether all rows that can be read now were returned.
 
-        Excluded and retried shards do not count, nor do rows that wait for others of their batch,
-        shuffle window or episode. The scan runs in the prefetch thread.
+        Then a new scan finds nothing new, and `next` would wait. Excluded and retried shards do not
+        count, nor do rows that wait for others of their batch, shuffle window or episode. The scan
+        runs in the prefetch thread.
         """
         if self._closed or self._failed is not None or not self._start(lambda: 0.0):
             return False
@@ -275,9 +278,12 @@ class ShardReader(InputReader):
             self._loader = ShardLoader(named, self._loader.filter)
 
     def share(self, index: int, count: int) -> None:
-        """Read only the episodes of one of `count` readers, by (stream, episode_ordinal): all parts
-        of an episode come to one of them. What others read stays unread here. All of them decode
-        every shard."""
+        """Read only the episodes of reader `index` out of `count` that share the input.
+
+        All parts of an episode, by (stream, episode_ordinal), go to the same reader. Episodes of
+        other readers stay unread here. Each of these readers decodes every shard. Raises
+        ReaderError for an index out of range, and if this reader has already read.
+        """
         if not 0 <= index < count:
             raise ReaderError(f"share: expected an index below {count}, got {index}")
         if (index, count) == self._share:
@@ -293,7 +299,7 @@ class ShardReader(InputReader):
         return self._public(rows) if self.mode == "episodes" else rows
 
     def episodes(self) -> Iterator[Episode]:
-        """The episodes one by one, until the input ends. Only in mode "episodes"."""
+        """Yield the episodes one by one, until the input ends. Requires mode "episodes"."""
         if self.mode != "episodes":
             raise ReaderError(f"episodes(): expected mode 'episodes', this reader's is {self.mode}")
         while True:
@@ -335,7 +341,7 @@ class ShardReader(InputReader):
             self._finish()
 
     def _take_shard(self, found: LoadedShard) -> None:
-        """Claim what is new in a shard and let its rows flow."""
+        """Take the new rows of a shard, and pass them to the next stage."""
         stream, parts = found.shard.stream, found.parts
         new = ~self._ledger.contains(stream, parts.ordinals)
         self.stats.doubles += int(parts.steps[~new].sum())
@@ -360,16 +366,19 @@ class ShardReader(InputReader):
             self._flow(rows)
 
     def _is_mine(self, stream: str, episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether parts, by their episodes' ordinals (P,), are in this reader's share."""
+        """Whether parts are in this reader's share: bool (P,).
+
+        `episodes`: the ordinals of their episodes, int64 (P,).
+        """
         index, count = self._share
         if count == 1:
             return np.ones(len(episodes), np.bool_)
-        # ordinals of first parts may be regular: the high bits of a product are not
+        # ordinals of first parts may be regular, the high bits of a product are not
         mixed = (episodes.astype(np.uint64) + np.uint64(zlib.crc32(stream.encode()))) * _GOLDEN
         return np.asarray((mixed >> np.uint64(32)) % np.uint64(count) == index, np.bool_)
 
     def _unread(self, shard: ShardFile) -> RangeSet:
-        """The ordinals of a shard's name that are to be read and were not taken."""
+        """The ordinals in a shard's name that are to be read and were not taken."""
         unread = self._ledger.missing(shard.stream, shard.first, shard.last)
         if self._choice.manifest is None:
             return unread
@@ -432,7 +441,7 @@ class ShardReader(InputReader):
         stream = self._streams[int(rows[STREAM_INDEX][0])]
         return episode_of(self._named(rows), stream, self._columns)
 
-    # which shards
+    # choosing shards
 
     def _check_schema(self, found: LoadedShard) -> None:
         known = self._metadata
@@ -453,8 +462,7 @@ class ShardReader(InputReader):
     # positions
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON: the ordinals that were returned whole, and each row still held
-        inside."""
+        """The position, as JSON: the ordinals returned whole, and every row held inside."""
         if self._restored is not None:
             return self._restored.to_json()
         return Position.of(
@@ -468,7 +476,7 @@ class ShardReader(InputReader):
         ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position. Raises ReaderState when this reader cannot."""
+        """Continue from a position. Raises ReaderState if it does not fit this reader."""
         position = Position.from_json(state)
         if position.mode != self.mode:
             raise ReaderState(f"expected a position of mode {self.mode!r}, got {position.mode!r}")
@@ -482,7 +490,7 @@ class ShardReader(InputReader):
         self._restored = position
 
     def _start(self, left: Left) -> bool:
-        """False when the rows of a position cannot be read again in the time that is left."""
+        """Prepare reading. False if a position's rows cannot be read in the time that is left."""
         while self._restored is not None:
             if self._restore(self._restored):
                 self._restored = None
@@ -510,7 +518,7 @@ class ShardReader(InputReader):
         return True
 
     def _may_retry(self, left: Left) -> bool:
-        """Wait until the next try; False when there is no time left for it."""
+        """Wait until the next try; False if it is later than the time that is left."""
         given_up = self._retries.given_up()
         if given_up:
             raise ReaderError(given_up)
@@ -522,8 +530,10 @@ class ShardReader(InputReader):
         return True
 
     def _restore(self, position: Position) -> bool:
-        """Read the pending rows again, into the stages that held them; False if some cannot be read
-        for now."""
+        """Read the pending rows again, into the stages that held them.
+
+        Returns False if some cannot be read now.
+        """
         stages = restore_rows(position, self._source, self._load, self._retries)
         if stages is None:
             return False
@@ -546,9 +556,10 @@ class ShardReader(InputReader):
         return True
 
     def save(self, name: str) -> Path:
-        """Write the position to `readers/{name}.json` under the first root; its path.
+        """Write the position to `readers/{name}.json` under the first root, and return its path.
 
-        A copy for people and for `retain`; a learner keeps its position in its own checkpoint.
+        This copy is for people and for `retain`; a learner stores its position in its own
+        checkpoint.
         """
         if not isinstance(self._source, DirectorySource):
             raise ReaderError("save: expected a reader of directories, this one has no root")
@@ -569,7 +580,7 @@ class ShardReader(InputReader):
 
 
 def read_position(root: Path | str, name: str) -> dict[str, Any]:
-    """The position that `save(name)` wrote. Raises FileNotFoundError, ReaderState."""
+    """Read the position that `save(name)` wrote. Raises FileNotFoundError, ReaderState."""
     path = _position_path(Path(root), name)
     try:
         state: dict[str, Any] = json.loads(path.read_bytes())

@@ -1,8 +1,8 @@
-"""Where shards come from: the truth is a scan; everything else is a hint that a scan may pay.
+"""Where shards come from. Only a scan decides what exists; anything else suggests when to scan.
 
-A `ShardSource` lists shards, reads one, and waits until it may pay to list again. Watch before
-scan: `wait` returns at once when something happened after the last `scan` began, so that no shard
-falls between the two.
+A `ShardSource` lists shards, reads one, and waits until another listing may find something. It
+watches before it scans: `wait` returns at once if something happened after the last `scan` began,
+so no shard is missed between the two.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ POLL_INTERVAL = 2.0  # s
 
 
 class ScanIncomplete(ReaderError):
-    """Some folders could not be listed: `errors` by folder, and what was `found` in the others."""
+    """Some folders could not be listed: `errors` by folder; `found`: the shards of the others."""
 
     def __init__(self, found: list[ShardFile], errors: dict[str, OSError]) -> None:
         listed = "; ".join(f"{folder}: {error}" for folder, error in errors.items())
@@ -65,51 +65,54 @@ class ScanIncomplete(ReaderError):
 
 
 class ShardSource(Protocol):
-    """A place that holds shards. `read` raises FileNotFoundError when one is gone meanwhile, and
-    OSError or MemoryError for what may pass."""
+    """A place that holds shards.
+
+    `read` raises FileNotFoundError if the shard was removed, and OSError or MemoryError for causes
+    that may be temporary.
+    """
 
     def scan(self) -> list[ShardFile]:
-        """Every shard there now, sorted; a stream or a root that is not there yet has none.
+        """All shards that exist now, sorted. A stream or root that does not exist yet has none.
 
-        Raises ScanIncomplete when a part of it cannot be listed for now.
+        Raises ScanIncomplete if a part of it cannot be listed now.
         """
 
     def read(self, shard: ShardFile) -> Content:
-        """The whole content of one shard, unchecked; or the parts of one that is not written."""
+        """The whole content of a shard, not verified; or the parts of a shard not yet written."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds; True when something happened since `scan` was called."""
+        """Wait for `timeout` seconds at most; True if something happened since the last `scan`."""
 
     def wake(self) -> None:
         """Make a `wait` in another thread return at once."""
 
     def close(self) -> None:
-        """Stop watching; `wait` returns at once from now on."""
+        """Stop watching; from now on `wait` returns at once."""
 
 
 @runtime_checkable
 class GrowingSource(ShardSource, Protocol):
-    """A source that can say what is new without listing what is old."""
+    """A source that can list new shards without listing all of them."""
 
     def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
-        """The shards that came since the last call, sorted; a shard may be named again. `thorough`:
-        look even where nothing tells of a change. `afresh`: all that are there.
+        """The shards that came since the last call, sorted; a shard may be listed again.
 
-        Raises ScanIncomplete when a part of it cannot be listed for now.
+        `thorough`: look also where nothing indicates a change. `afresh`: list all shards. Raises
+        ScanIncomplete if a part of it cannot be listed now.
         """
 
 
 class DirectorySource:
     """The shards under one or more local roots.
 
-    A path may also be the `shards/` of a root, a stream's folder or a shard. What is not there yet
-    is waited for with `follow`; `check` refuses it.
+    A path may also be the `shards/` of a root, a stream's folder or a shard. With `follow`, a path
+    that does not exist yet is waited for; `check` raises for it.
 
-    With `follow`, watchdog events name new shards, which are then read at once, and cut the wait
-    short. An event is only a hint: bursts overflow the kernel's queue with no more than a log line,
-    network file systems send none. So every `poll_interval` seconds the folders are asked whether
-    they changed, and listed where they may hold a name that no event told (`RootListing`). Without
-    `follow` nothing is watched.
+    With `follow`, watchdog events name new shards, which are read at once, without waiting for the
+    interval. An event is only a hint: a burst can overflow the kernel's queue, and network file
+    systems send none. So every `poll_interval` seconds the folders are checked for changes, and
+    listed where they may hold a name that no event named (`RootListing`). Without `follow` nothing
+    is watched.
     """
 
     def __init__(
@@ -135,13 +138,13 @@ class DirectorySource:
 
     @property
     def home(self) -> Path:
-        """The first root, also where its `shards/` or something in it was given."""
+        """The first root, also if its `shards/` or something in it was given."""
         return ListedPath.of(self.roots[0]).folder.parent
 
     def check(self) -> None:
-        """Raises ReaderError when there is nothing at one of the paths that may hold shards."""
+        """Raise ReaderError if one of the paths holds nothing that may contain shards."""
         for root in self.roots:
-            with contextlib.suppress(OSError):  # listing it will tell, and be tried again
+            with contextlib.suppress(OSError):  # listing it will report the error, and be retried
                 ListedPath.of(root).check(root)
 
     def scan(self) -> list[ShardFile]:
@@ -164,7 +167,7 @@ class DirectorySource:
         found: list[ShardFile] = []
         for _ in range(len(self._told)):
             path = self._told.popleft()
-            thorough |= not path  # a folder came
+            thorough |= not path  # a new folder
             found += [s for s in (one.told(path) for one in self._listings.values()) if s]
         if thorough or now >= self._swept + self._poll_interval:
             self._swept = now
@@ -175,7 +178,7 @@ class DirectorySource:
         return _complete(found, errors)
 
     def _find_targets(self, errors: dict[str, OSError]) -> None:
-        """What a path stands for may show only when it is there."""
+        """Interpret the roots again: what a path refers to may change when it is created."""
         for root in self.roots:
             target, known = _target(root, errors), self._listings.get(root)
             if target is None:
@@ -216,7 +219,7 @@ class DirectorySource:
         self.close()
 
     def _watch(self, targets: Sequence[ListedPath]) -> None:
-        """Watch what is there by now; a folder that does not exist yet is tried at each scan."""
+        """Watch the folders that exist by now; the others are tried again at each scan."""
         wanted = {target.folder for target in targets} - self._watched if self._follow else set()
         ready = [folder for folder in wanted if os.path.isdir(folder)]
         if not ready or self._closed:
@@ -228,7 +231,7 @@ class DirectorySource:
             handler = _Told(self._told, self._changed)
             try:
                 self._observer.schedule(handler, str(folder), recursive=True, event_filter=_EVENTS)
-            except OSError:  # out of inotify watches, or gone again: polling goes on alone
+            except OSError:  # out of inotify watches, or removed again: polling remains
                 continue
             self._watched.add(folder)
 
@@ -236,7 +239,7 @@ class DirectorySource:
 def _target(root: Path, errors: dict[str, OSError]) -> ListedPath | None:
     try:
         return ListedPath.of(root)
-    except (FileNotFoundError, NotADirectoryError):  # gone while it was looked at
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
         return None
     except OSError as error:
         errors[str(root)] = error
@@ -244,7 +247,7 @@ def _target(root: Path, errors: dict[str, OSError]) -> ListedPath | None:
 
 
 def _complete(found: list[ShardFile], errors: dict[str, OSError]) -> list[ShardFile]:
-    """Sorted, each name once. Raises ScanIncomplete."""
+    """The shards sorted, each once. Raises ScanIncomplete if there were errors."""
     shards = sorted({(s.stream, s.name): s for s in reversed(found)}.values())
     if errors:
         raise ScanIncomplete(shards, errors)
@@ -252,9 +255,9 @@ def _complete(found: list[ShardFile], errors: dict[str, OSError]) -> list[ShardF
 
 
 class MemorySource:
-    """Shards held in memory: the twin of `DirectorySource` for simulation and tests.
+    """Shards in memory: a `DirectorySource` for simulation and tests.
 
-    `put` adds a shard under a stream and the name that proves its content; `remove` takes it away.
+    `put` adds a shard to a stream, under the name that contains its digest; `remove` removes it.
     """
 
     def __init__(self) -> None:
@@ -264,7 +267,7 @@ class MemorySource:
         self._closed = False
 
     def put(self, stream: str, name: str, content: bytes) -> ShardFile:
-        """Raises ValueError unless `name` is the name of a shard."""
+        """Add a shard. Raises ValueError unless `name` is the name of a shard."""
         parsed = ShardName.parse(name)
         if parsed is None:
             raise ValueError(f"expected the name of a shard, got {name!r:.200}")
@@ -305,14 +308,14 @@ class MemorySource:
 _EVENTS: list[type[FileSystemEvent]] = [
     FileCreatedEvent,
     FileMovedEvent,
-    FileClosedEvent,  # what was copied to its place is whole then
+    FileClosedEvent,  # a copied file is complete then
     DirCreatedEvent,
     DirMovedEvent,
 ]
 
 
 class _Told(FileSystemEventHandler):
-    """Notes the path of every new file, "" for a folder, and sets a flag; it does nothing else."""
+    """Collects the path of every new file, "" for a new folder, and sets a flag."""
 
     def __init__(self, told: deque[str], changed: threading.Event) -> None:
         self._told, self._changed = told, changed
@@ -328,7 +331,7 @@ class _Told(FileSystemEventHandler):
 
     def _note(self, event: FileSystemEvent, path: bytes | str) -> None:
         name = "" if event.is_directory else os.fsdecode(path)
-        if os.path.basename(name).startswith("."):  # not yet a shard
+        if os.path.basename(name).startswith("."):  # not a shard yet
             return
         self._told.append(name)
         self._changed.set()
@@ -336,10 +339,10 @@ class _Told(FileSystemEventHandler):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardChoice:
-    """One schema, and of `manifest` alone if there is one.
+    """Selects the shards of one schema or policy, and of `manifest` if it is given.
 
-    Without a `schema_id` and a `policy_id` the shards have to be of one schema; a policy's schema
-    shows only in its rows.
+    Without `schema_id` and `policy_id`, all shards have to be of one schema. A policy's schema can
+    only be found in its rows.
     """
 
     policy_id: str | None = None
@@ -348,7 +351,7 @@ class ShardChoice:
     seen: dict[str, set[str]] = field(default_factory=dict)  # schema -> its streams
 
     def wanted(self, shards: Sequence[ShardFile], taken: Ledger) -> list[ShardFile]:
-        """Of newly found shards, in order, what may hold something that is not in `taken`.
+        """Those of newly found shards, in order, that may hold parts which are not in `taken`.
 
         Raises MixedSchemas.
         """
@@ -367,7 +370,10 @@ class ShardChoice:
 
 
 def refuse_mixture(streams: Mapping[str, set[str]]) -> None:
-    """Raises MixedSchemas, which lists them, for streams by schema unless there is one or none."""
+    """Raise MixedSchemas, with the list, if there are streams of several schemas.
+
+    `streams`: schema id -> streams.
+    """
     if len(streams) > 1:
         listed = "; ".join(f"{key}: {', '.join(sorted(v))}" for key, v in sorted(streams.items()))
         raise MixedSchemas(

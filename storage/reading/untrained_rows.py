@@ -1,4 +1,4 @@
-"""Which rows of the parts that a trainer trained on it did not: a lineage says so by row."""
+"""The rows that a trainer did not train on, of parts with other rows that it did train on."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Runs: TypeAlias = dict[str, list[list[int]]]
 
 
 NOTHING_HELD: Mapping[str, Any] = {"streams": [], "joiner": [], "window": [], "cutter": []}
-"""As much of a position as says that its reader holds no rows."""
+"""The stages of the position of a reader that holds no rows."""
 
 
 class UntrainedRows:
-    """Rows that were read and left out, of parts that may have other rows which were not.
+    """Rows that were read and excluded, of parts that may have other rows that were not.
 
-    What a reader still holds of a part is in its position. `known` are runs of such rows.
+    Rows that a reader still holds are in its position. `known` are runs of untrained rows.
     """
 
     def __init__(self, known: Mapping[str, Sequence[Sequence[int]]] | None = None) -> None:
@@ -40,8 +40,11 @@ class UntrainedRows:
     def behind(
         cls, known: Runs, lineage: Mapping[str, Any], position: Mapping[str, Any]
     ) -> UntrainedRows:
-        """Of weights with this `lineage`, whose rows not trained on are `known`, for a reader that
-        is further: what it holds is still to come, what it has delivered is not."""
+        """The untrained rows for a reader that is further ahead than some weights.
+
+        `lineage` and `known` are what the weights were trained on, and not. Rows that the reader
+        still holds will come, so they do not count as untrained; rows that it has delivered do.
+        """
         found, trained = cls(known), Ledger(lineage)
         for key, rows in _pending(position).items():
             if not _holds(trained, *key):  # its first rows were trained into other weights
@@ -53,11 +56,11 @@ class UntrainedRows:
         self._rows.setdefault((stream, ordinal), RangeSet()).update([(row, row + count - 1)])
 
     def owe(self, position: Mapping[str, Any]) -> None:
-        """What a restored reader held comes first. What does not come, no shard has any more."""
+        """Expect the rows that a restored reader held; those that do not come are in no shard."""
         self._owed = _pending(position)
 
     def read(self, rows: SampleBatch, used: npt.NDArray[np.bool_]) -> None:
-        """Note rows that were read, and which of them are trained on."""
+        """Record rows that were read. `used`: bool (rows,), whether each is trained on."""
         if self._owed:
             for key, number in _identities(rows):
                 if key in self._owed:
@@ -68,7 +71,7 @@ class UntrainedRows:
             self._add(stream, ordinal, row, count)
 
     def train(self, rows: SampleBatch) -> int:
-        """Rows that were noted by `read` are trained on after all; how many of these are new."""
+        """Record that excluded rows are trained on after all. Returns how many were excluded."""
         new = 0
         for stream, ordinal, row, count in _runs_of(rows):
             if (known := self._rows.get((stream, ordinal))) is not None:
@@ -80,9 +83,9 @@ class UntrainedRows:
         return new
 
     def settle(self, lineage: Mapping[str, Any], position: Mapping[str, Any]) -> Runs:
-        """The rows of the lineage's ordinals that were not trained on, as of a reader's position.
+        """The rows of the lineage's ordinals that were not trained on, at a reader's position.
 
-        Forgets parts of which no row was trained on or is still to come.
+        Forgets parts without a row that was trained on or is still to come.
         """
         trained, coming = Ledger(lineage), _pending(position)
         for (stream, ordinal), rows in self._owed.items():
@@ -109,8 +112,11 @@ def rows_in(runs: Mapping[str, Sequence[Sequence[int]]]) -> int:
 def position_without(
     position: Mapping[str, Any], lineage: Mapping[str, Any], untrained: Runs
 ) -> dict[str, Any]:
-    """`position`, of a reader that has read nothing, with all of a lineage behind it but the rows
-    that were not trained on: they come first."""
+    """The position after a lineage, for a reader that has read nothing.
+
+    `position` is that reader's. The rows of the lineage's ordinals that were not trained on come
+    first.
+    """
     ledger = Ledger(lineage)
     pending = Ledger()
     for stream, runs in untrained.items():
@@ -132,7 +138,7 @@ def _pending(position: Mapping[str, Any]) -> dict[tuple[str, int], RangeSet]:
 
 
 def _runs_of(rows: SampleBatch) -> Iterator[tuple[str, int, int, int]]:
-    """(stream, ordinal, first row of the part, count): each row in one run."""
+    """(stream, ordinal, first row of the part, count) of runs that contain each row once."""
     names, codes = np.unique(rows[STREAM].astype(str), return_inverse=True)
     columns = codes.astype(np.int64), rows[ORDINAL], rows[ROW].astype(np.int64)
     order = np.lexsort(columns[::-1])
