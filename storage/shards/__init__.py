@@ -1,6 +1,6 @@
 """The shard format: schema, file names, writing, and the child process that writes.
 
-Imports experience and Arrow; nothing of readers. `writer_main` is separate because only the child
+Imports experience and Arrow, but no readers. `writer_main` is separate because only the child
 process loads it.
 """
 

@@ -1,4 +1,4 @@
-"""Raw buffers <-> Arrow arrays, without a Python object per row in either direction."""
+"""Raw buffers <-> Arrow arrays, without creating a Python object per row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """N strings as Arrow keeps them: `offsets` int64 (N + 1,), `data` uint8, UTF-8."""
+    """N strings in Arrow's layout: `offsets` int64 (N + 1,), `data` uint8, UTF-8."""
 
     offsets: Array
     data: Array
@@ -31,7 +31,7 @@ LeafValues: TypeAlias = Array | Texts
 
 
 class RecordSplitter:
-    """Canonical encodings of one space, behind each other -> values leaf by leaf."""
+    """Splits concatenated canonical encodings of one space into values by leaf."""
 
     def __init__(self, space: Space) -> None:
         self.leaves = leaves(space)
@@ -42,8 +42,8 @@ class RecordSplitter:
     def offsets(self, rows: int, data: bytes, lengths: bytes, what: str) -> Array:
         """Where each of `rows` encodings begins, and the end: int64 (rows + 1,).
 
-        `lengths` are uint32, and only a space with Text needs them. Raises ShardError when they and
-        the data do not fit each other.
+        `lengths`: uint32 (rows,), needed only if the space has Text. Raises ShardError if they do
+        not fit the data.
         """
         if self.itemsize is not None:
             starts = np.arange(rows + 1, dtype=np.int64) * self.itemsize
@@ -59,9 +59,10 @@ class RecordSplitter:
         return starts
 
     def split(self, data: Array, starts: Array) -> list[LeafValues]:
-        """Values of each leaf in canonical order: arrays (N, *shape), or Texts.
+        """The values of each leaf in canonical order: arrays (N, *shape), or Texts.
 
-        `data` uint8; `starts` int64 (N + 1,), positions in it. Raises ShardError for cut records.
+        `data` uint8; `starts` int64 (N + 1,), offsets into it. Raises ShardError for truncated
+        values.
         """
         count = len(starts) - 1
         fixed = self._fixed_part(data, starts)
@@ -88,7 +89,7 @@ class RecordSplitter:
         return data[starts[:-1, None] + np.arange(self._fixed)]
 
     def _text_parts(self, data: Array, starts: Array) -> list[Texts]:
-        """Each Text leaf: a 4-byte length and UTF-8 after what came before it in the record."""
+        """The values of each Text leaf. In a record they follow the fixed-size leaves."""
         at, ends, found = starts[:-1] + self._fixed, starts[1:], []
         for _ in range(self._texts):
             if (at + 4 > ends).any():
@@ -110,14 +111,14 @@ def _empty(leaf: Leaf, shape: tuple[int, ...]) -> Array:
 
 
 def starts_of(sizes: Array) -> Array:
-    """int64 (N + 1,): where things of these sizes begin behind each other, and the end."""
+    """The offsets of consecutive items of these sizes, and the end: int64 (N + 1,)."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
 
 
 def _gather(data: Array, begin: Array, sizes: Array) -> Array:
-    """The pieces data[begin[i] : begin[i] + sizes[i]] behind each other."""
+    """Concatenate the pieces data[begin[i] : begin[i] + sizes[i]]."""
     shift = np.repeat(begin - starts_of(sizes)[:-1], sizes)
     return data[shift + np.arange(len(shift))]
 
@@ -139,7 +140,7 @@ def leaf_array(spec: ColumnSpec, values: LeafValues) -> pa.Array:
 
 
 def leaf_bytes(values: LeafValues) -> Texts:
-    """The values of a leaf as N byte strings: little-endian, C order; UTF-8."""
+    """The values of a leaf as N byte strings: little-endian in C order, or UTF-8."""
     if isinstance(values, Texts):
         return values
     size = values.dtype.itemsize * math.prod(values.shape[1:])
@@ -150,9 +151,9 @@ def leaf_bytes(values: LeafValues) -> Texts:
 def binary_array(
     offsets: Array, data: Array, kind: pa.DataType | None = None, valid: Array | None = None
 ) -> pa.Array:
-    """N byte strings over `data` (uint8), string i at offsets[i]..offsets[i + 1].
+    """N byte strings in `data` (uint8); string i is at offsets[i]..offsets[i + 1].
 
-    `valid`: bool (N,), False where null. Raises ShardError beyond Arrow's 2 GiB.
+    `valid`: bool (N,), False for null. Raises ShardError if they exceed Arrow's 2 GiB.
     """
     base, end = int(offsets[0]), int(offsets[-1])
     if end - base >= 2**31:
@@ -166,7 +167,7 @@ def binary_array(
 
 
 def sparse_binary(rows: int, at: Array, items: Texts, kind: pa.DataType | None = None) -> pa.Array:
-    """`rows` byte strings, null but at the ascending rows `at`, which have `items` in order."""
+    """`rows` byte strings: `items` at the ascending rows `at`, null elsewhere."""
     if not len(at):
         return pa.nulls(rows, kind or pa.binary())
     sizes = np.zeros(rows, np.int64)
@@ -178,14 +179,14 @@ def sparse_binary(rows: int, at: Array, items: Texts, kind: pa.DataType | None =
 
 
 def coded(words: pa.Array, codes: Array) -> pa.Array:
-    """The word of each code (N,), null where it is below 0, as a dictionary array."""
+    """The word of each code (N,), null for a negative code, as a dictionary array."""
     missing = codes < 0
     indices = pa.array(codes.astype(np.int32), mask=missing if missing.any() else None)
     return pa.DictionaryArray.from_arrays(indices, words)
 
 
 class RepeatedText:
-    """A text that is one value per part, stretched over the parts' rows."""
+    """A text column with one value per part, repeated over the parts' rows."""
 
     def __init__(self, values: Sequence[str | None]) -> None:
         index: dict[str, int] = {}
@@ -194,12 +195,12 @@ class RepeatedText:
         self._words = pa.array(list(index), pa.string())
 
     def rows(self, parts: slice, sizes: Array) -> pa.Array:
-        """A dictionary array of what these parts have, over `sizes` rows each."""
+        """A dictionary array of the values of these parts, repeated `sizes` times each."""
         codes = self._codes[parts]
-        used = np.zeros(len(self._words) + 1, np.bool_)  # the last one is for null, which is -1
+        used = np.zeros(len(self._words) + 1, np.bool_)  # the last one is for null, code -1
         used[codes] = True
         places = np.append(np.cumsum(used[:-1]) - 1, -1)
-        words = self._words.filter(pa.array(used[:-1]))  # each row group has its own
+        words = self._words.filter(pa.array(used[:-1]))  # each row group has its own dictionary
         return coded(words, np.repeat(places[codes], sizes))
 
 
@@ -207,7 +208,7 @@ class RepeatedText:
 
 
 def table_specs(schema: pa.Schema) -> Mapping[str, ColumnSpec]:
-    """Column name -> spec, from the footer that a shard's table carries as its metadata."""
+    """Column name -> spec, from the footer in the metadata of a shard's table."""
     text = (schema.metadata or {}).get(f"{PREFIX}columns".encode())
     return {} if text is None else specs_from_json(text)
 
@@ -215,12 +216,13 @@ def table_specs(schema: pa.Schema) -> Mapping[str, ColumnSpec]:
 def decode_column(table: pa.Table, name: str) -> Array:
     """A column of a shard's table as one array whose first axis is the rows.
 
-    Columns of a space come in their dtype and shape (N, *shape), as the footer gives them. Where a
-    row is null: NaN in `action_logp` and `action_dist_inputs` (N, K), zeros in `final_obs`
-    (`present` tells), -1 in `env_t` and `agents`, None in texts, which are an object array.
-    Zero-copy results are read-only.
+    Columns of a space have their dtype and shape (N, *shape), as in the footer. Null rows are NaN
+    in `action_logp` and `action_dist_inputs` (N, K), zeros in `final_obs` (see `present`), -1 in
+    `env_t` and `agents`, and None in texts, which are an object array. Zero-copy results are
+    read-only.
 
-    Raises ShardError for a column that is not there, for action_dist_inputs of different lengths.
+    Raises ShardError for a column that is not there, and for action_dist_inputs of different
+    lengths.
     """
     if name not in table.column_names:
         raise ShardError(f"expected a column of {', '.join(table.column_names)}, got {name!r}")
@@ -228,7 +230,7 @@ def decode_column(table: pa.Table, name: str) -> Array:
 
 
 def decode_values(column: pa.ChunkedArray, spec: ColumnSpec | None) -> Array:
-    """What `decode_column` gives; `spec` is None for what is no column of a space."""
+    """As `decode_column`; `spec` is None for a column that does not belong to a space."""
     if spec is None or spec.encoding in ("scalar", "text"):
         return _plain(column)
     if spec.encoding == "list":
@@ -238,7 +240,7 @@ def decode_values(column: pa.ChunkedArray, spec: ColumnSpec | None) -> Array:
 
 
 def given_values(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
-    """The values (M, *shape) of the rows of a `binary` column that are not null, in order."""
+    """The values (M, *shape) of a `binary` column without its null rows, in order."""
     if spec.dtype == "str":
         found = column.drop_null().cast(pa.string()).to_numpy(zero_copy_only=False)
         texts: Array = found.astype(object)
@@ -298,7 +300,7 @@ def _binary(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
 
 
 def _row_shape(column: pa.ChunkedArray, spec: ColumnSpec, dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """The shape of each row; a size of -1 is taken from the rows, which have to agree."""
+    """The shape of each row; a size of -1 is computed from the rows, which have to agree."""
     if -1 not in spec.shape:
         return spec.shape
     sizes = {int(n) for chunk in column.chunks for n in np.unique(_chunk_sizes(chunk))}
@@ -320,7 +322,7 @@ def _chunk_sizes(chunk: pa.Array) -> Array:
 
 
 def _chunk_bytes(chunk: pa.Array) -> Array:
-    """The bytes of all rows behind each other, as a view; a null row has none."""
+    """The bytes of all rows, concatenated, as a view; a null row has none."""
     if len(chunk) == 0 or chunk.buffers()[2] is None:
         return np.zeros(0, np.uint8)
     offsets = _chunk_offsets(chunk)

@@ -1,11 +1,12 @@
-"""Is a shard's content what its footer, its name and its spaces say? For readers and for `verify`.
+"""Checks whether a shard's content agrees with its footer, its name and its spaces.
 
     check_footer(file.schema_arrow, metadata, stream, name)    # before any page is read
     check_column(column, values, metadata, name)               # each column that is used
     starts = check_runs(ordinals, t, episode_ordinals, agents, metadata)
-    check_alike(table, starts)                                 # what a part has one value of
+    check_alike(table, starts)                                 # columns with one value per part
 
-Every check is of whole columns. What fails raises ShardDamaged, whose text begins with the place.
+Readers and `verify` use them. Every check handles whole columns, and raises ShardDamaged, whose
+text begins with the column or place.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ Bounds: TypeAlias = tuple[Array, Array] | None
 def check_footer(
     schema: pa.Schema, metadata: ShardMetadata, stream: str, first: int, last: int
 ) -> None:
-    """What the footer says fits the place, the name and itself, and the columns its spaces."""
+    """Check the footer against the shard's place, its name and its spaces, and the columns.
+
+    Raises ShardDamaged.
+    """
     if metadata.stream != stream:
         raise ShardDamaged(f"expected stream {stream}, the footer says {metadata.stream}")
     if (metadata.first, metadata.last) != (first, last):
@@ -83,7 +87,7 @@ def _check_fields(schema: pa.Schema, known: _Laws) -> None:
 
 
 class _Laws:
-    """What follows from a pair of spaces: the columns, and what may stand in them."""
+    """What follows from a pair of spaces: the columns, and their allowed values."""
 
     def __init__(self, canonical_json: str) -> None:
         observation, action = spaces_from_canonical_json(canonical_json)
@@ -122,7 +126,10 @@ def _laws(canonical_json: str) -> _Laws:
 def check_column(
     column: pa.ChunkedArray, values: Array | None, metadata: ShardMetadata, name: str
 ) -> None:
-    """One column and what it was decoded to (N, ...); None where only its texts are looked at."""
+    """Check one column. `values`: its decoded rows (N, ...), None if only texts are to be checked.
+
+    Raises ShardDamaged.
+    """
     laws = _laws(metadata.spaces)
     if column.null_count and not laws.nullable.get(name, True):
         raise ShardDamaged(f"{name}: expected a value in every row, got {column.null_count} nulls")
@@ -136,8 +143,11 @@ def check_column(
 
 
 def check_values(values: Array, leaf: Leaf, name: str, *, strict: bool = False) -> None:
-    """Values (N, *shape) are of their space. A float may leave its bounds, as an action that was
-    not clipped does, unless `strict`; it has to be finite."""
+    """Check that values (N, *shape) belong to their space. Raises ShardDamaged.
+
+    Floats have to be finite. Outside their bounds they are allowed unless `strict`: an action that
+    was not clipped may leave its bounds.
+    """
     if not values.size:
         return
     bounds = bounds_of(leaf.space)
@@ -156,14 +166,17 @@ def check_values(values: Array, leaf: Leaf, name: str, *, strict: bool = False) 
 
 
 def bounded_actions(metadata: ShardMetadata) -> list[str]:
-    """The columns of actions that only a policy's unclipped sample may take out of their bounds."""
+    """The columns of actions that may leave their bounds if a policy sampled them unclipped."""
     return list(_laws(metadata.spaces).bounded)
 
 
 def check_choices(
     sources: pa.ChunkedArray, columns: Mapping[str, Array], metadata: ShardMetadata
 ) -> None:
-    """Actions that no policy of ours chose are within their bounds. `sources`: as a dictionary."""
+    """Check that actions which were not sampled on-policy are within their bounds.
+
+    `sources`: the column `source` as a dictionary. Raises ShardDamaged.
+    """
     others = np.concatenate([_differs(chunk, "on_policy") for chunk in sources.chunks])
     for name, leaf in _laws(metadata.spaces).bounded.items():
         if name in columns and others.any():
@@ -176,7 +189,7 @@ def _differs(chunk: pa.DictionaryArray, word: str) -> npt.NDArray[np.bool_]:
 
 
 def all_finite(values: Array) -> bool:
-    """Whether no value is NaN or infinite: any such stays in a sum, which rarely overflows."""
+    """Whether no value is NaN or infinite. A sum shows this fast, and rarely overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
 
@@ -217,7 +230,7 @@ _LEAST = {"part": 0, "env_t": 0, "agents": 1}
 
 
 def _beyond(values: Array) -> int:
-    """How many rows (N, K) hold NaN, as rows do that are null, or infinity."""
+    """The number of rows (N, K) with NaN or plus infinity; rows that are null hold NaN."""
     return int(np.count_nonzero(~(values < np.inf).all(axis=1)))
 
 
@@ -249,7 +262,7 @@ _WORDS = {"ended": pa.array(ENDINGS), "source": pa.array(SOURCES)}
 
 
 def _check_json(texts: pa.Array, name: str, kind: Any) -> None:
-    """All lines of one document in one call; where that fails, one by one, to say which."""
+    """Parse all texts as lines of one document. If that fails, find the text that is wrong."""
     lines = "\n".join(texts.to_pylist())
     try:
         fine = len(msgspec.json.Decoder(kind).decode_lines(lines)) == len(texts)
@@ -263,7 +276,7 @@ def _check_json(texts: pa.Array, name: str, kind: Any) -> None:
 
 
 def is_null(values: Array) -> npt.NDArray[np.bool_]:
-    """Where an object array (N,) holds None."""
+    """Whether each value of an object array (N,) is None: bool (N,)."""
     return np.asarray(values == _NULL, np.bool_)
 
 
@@ -279,10 +292,11 @@ def check_runs(
     agents: Callable[[], Array],
     metadata: ShardMetadata,
 ) -> npt.NDArray[np.int64]:
-    """The first row of each part (P,): a run of one ordinal, agent and steps without a gap.
+    """Return the first row of each part: int64 (P,).
 
-    The parts are those that the footer tells. `agents` gives the agent ids (N,), which are needed
-    only where parts of several agents share an ordinal.
+    A part is a run of rows with one ordinal and agent, and consecutive t. Raises ShardDamaged
+    unless the parts agree with the footer. `agents` returns the agent ids (N,); it is called only
+    if parts of several agents share an ordinal.
     """
     if not len(ordinals) == len(t) == len(episode_ordinals) == metadata.rows > 0:
         raise ShardDamaged(f"expected {metadata.rows} rows, got {len(ordinals)}")
@@ -301,7 +315,7 @@ def check_runs(
         different = np.unique(ordinals[starts])
     else:
         different = ordinals[starts]
-        if (different[1:] <= different[:-1]).any():  # not ascending, as ours are
+        if (different[1:] <= different[:-1]).any():  # not ascending, unlike in our shards
             different = np.unique(different)
         parts = len(different)
     found, expected = _runs(different), np.array(metadata.ranges, np.int64)
@@ -321,11 +335,14 @@ def check_runs(
 
 
 ALIKE = ("eps_id", "part", "agent_id", "policy_id", "training_enabled", "continues", "tags")
-"""What each part has one value of."""
+"""The columns that have one value in each part."""
 
 
 def check_alike(table: pa.Table, starts: npt.NDArray[np.int64]) -> None:
-    """Each of these columns that is there has one value in all rows of a part."""
+    """Check that these columns, if they are there, have one value in all rows of a part.
+
+    `starts`: the first rows of the parts (P,). Raises ShardDamaged.
+    """
     if len(starts) == len(table):
         return
     begins = np.zeros(len(table), np.bool_)
@@ -337,8 +354,8 @@ def check_alike(table: pa.Table, starts: npt.NDArray[np.int64]) -> None:
 
 
 def _changes(column: pa.ChunkedArray) -> Iterator[npt.NDArray[np.intp]]:
-    """The rows whose values differ from those of the rows before, chunk by chunk."""
-    at, before = 0, None  # the value of the row before
+    """The rows whose value differs from that of the previous row, chunk by chunk."""
+    at, before = 0, None  # the value of the previous row
     for chunk in column.chunks:
         if not len(chunk):
             continue
@@ -351,7 +368,7 @@ def _changes(column: pa.ChunkedArray) -> Iterator[npt.NDArray[np.intp]]:
 
 
 def _codes(chunk: pa.Array) -> Array:
-    """Numbers (N,) that differ where the values do."""
+    """Numbers (N,) that are equal where the values are equal."""
     if pa.types.is_string(chunk.type):
         chunk = chunk.dictionary_encode()
     if pa.types.is_dictionary(chunk.type):
@@ -361,7 +378,7 @@ def _codes(chunk: pa.Array) -> Array:
 
 
 def _runs(values: Array) -> Array:
-    """Ascending integers as (first, last) of each run without a gap."""
+    """The runs of consecutive integers in ascending values: (runs, 2) of (first, last)."""
     cuts = np.flatnonzero(np.diff(values) != 1)
     firsts, lasts = np.append(0, cuts + 1), np.append(cuts, len(values) - 1)
     return np.stack((values[firsts], values[lasts]), axis=1)
@@ -370,8 +387,11 @@ def _runs(values: Array) -> Array:
 def check_finals(
     table: pa.Table, starts: npt.NDArray[np.int64], metadata: ShardMetadata
 ) -> tuple[npt.NDArray[np.int64], dict[str, Array]]:
-    """(the rows that have a final observation, ascending (M,); the columns `final_obs[.path]` of
-    these rows). They are last rows of parts."""
+    """Check that final observations are in last rows of parts only. Raises ShardDamaged.
+
+    Returns (the rows that have one, ascending, int64 (M,); column name -> values (M, ...) of these
+    rows, for the columns `final_obs[.path]`). `starts`: the first rows of the parts (P,).
+    """
     names = [name for name in table.column_names if name.partition(".")[0] == "final_obs"]
     lasts = np.append(starts[1:], len(table)) - 1
     stored = lasts[present(table, names[0])[lasts]]
@@ -393,7 +413,10 @@ def _ranges(pairs: Array, most: int = 5) -> str:
 def check_endings(
     starts: npt.NDArray[np.int64], columns: Mapping[str, Array], ended: Array | None
 ) -> None:
-    """Only the last row of a part ends an episode, in one way. `ended`: words (N,) or None."""
+    """Check that only the last row of a part ends an episode, and in one way.
+
+    `starts`: the first rows of the parts (P,); `ended`: words (N,) or None. Raises ShardDamaged.
+    """
     terminated, truncated = columns["terminateds"], columns["truncateds"]
     lasts = np.append(starts[1:], len(terminated)) - 1
     over = terminated | truncated

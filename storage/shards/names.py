@@ -1,15 +1,15 @@
-"""Shard files by name: what a name says, what a written shard is, what can go wrong.
+"""The names of shard files, the description of a written shard, and errors.
 
 A shard is called `{first:012}-{last:012}-{digest16}.parquet`: the ordinals that it covers, and the
-first 16 hex digits of its SHA-256. Needs no Arrow, so that the collector, which only
-hands parts over and gets a `ShardInfo` back, stays light.
+first 16 hex digits of its SHA-256. This module does not need Arrow: a collector only sends parts
+and receives a `ShardInfo`.
 
 Errors:
     StorageError
      +-- ShardError
           +-- ShardDamaged     the bytes on disk are not the bytes that were written
-          +-- ShardWriteError  a shard could not be written; `errno` says why when the system did
-          +-- WriterDied       the writer process is gone; whether the shard exists is unknown
+          +-- ShardWriteError  a shard could not be written; `errno` if the system reported it
+          +-- WriterDied       the writer process has ended; whether the shard exists is unknown
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class ShardError(StorageError):
-    """Something about a shard is wrong; the text names the file."""
+    """An error about a shard; the text names the file."""
 
 
 class ShardDamaged(ShardError):
     """A shard's bytes are not those that were written, or the file is not a Headrace shard.
 
-    `reason` is "damaged" for bytes that differ from what the name proves, else "content".
+    `reason` is "damaged" if the bytes do not match the digest in the name, else "content".
     """
 
     def __init__(self, message: str, reason: Literal["damaged", "content"] = "content") -> None:
@@ -48,7 +48,7 @@ class ShardDamaged(ShardError):
 
 
 class ShardWriteError(ShardError):
-    """A shard was not written, and nothing of it is visible. `errno` is None or the system's."""
+    """A shard was not written, and no part of it is visible. `errno` is None or the system's."""
 
     def __init__(self, message: str, errno: int | None = None) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class WriterDied(ShardError):
 
 
 class ShardInfo(msgspec.Struct, frozen=True):
-    """One shard that is in its place: ordinals `first`..`last`, SHA-256 in hex, counts, bytes."""
+    """A shard in its place: ordinals `first`..`last`, SHA-256 in hex, counts, size in bytes."""
 
     path: Path
     stream: str
@@ -73,7 +73,7 @@ class ShardInfo(msgspec.Struct, frozen=True):
 
 
 class ShardName(msgspec.Struct, frozen=True):
-    """What a shard's file name says."""
+    """The ordinals and the digest in a shard's file name."""
 
     first: int
     last: int
@@ -81,7 +81,7 @@ class ShardName(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, name: str) -> ShardName | None:
-        """The parts of a file name, or None when it is not the name of a shard."""
+        """Parse a file name; None if it is not the name of a shard."""
         match = _SHARD.fullmatch(name)
         return cls(int(match[1]), int(match[2]), match[3]) if match else None
 
@@ -90,10 +90,10 @@ class ShardName(msgspec.Struct, frozen=True):
 
 
 def shard_names(folder: Path) -> list[ShardName]:
-    """The shards in a stream's folder by first ordinal, as their names tell.
+    """The names of the shards in a stream's folder, by first ordinal.
 
-    Only regular files and links to them count: the name of a folder, a pipe, a device or a dangling
-    link proves nothing. Raises OSError.
+    Only regular files and links to them count; a folder, a pipe, a device or a dangling link with
+    such a name is ignored. Raises OSError.
     """
     try:
         with os.scandir(folder) as entries:
@@ -104,22 +104,22 @@ def shard_names(folder: Path) -> list[ShardName]:
 
 
 def _is_regular(entry: os.DirEntry[str]) -> bool:
-    with contextlib.suppress(OSError):  # a link in a circle
+    with contextlib.suppress(OSError):  # links in a circle
         return entry.is_file()
     return False
 
 
 def require_regular(path: Path | str) -> None:
-    """Raise ShardDamaged unless the path is a regular file or a link to one, and UTF-8, as Arrow
-    needs it; OSError.
+    """Raise ShardDamaged unless the path is a regular file or a link to one, and valid UTF-8.
 
-    Call it before opening: opening or reading a pipe or a device may block forever.
+    Arrow requires UTF-8. Raises OSError if the file does not exist or the file system does not
+    answer. Call this before opening: opening or reading a pipe or a device may block forever.
     """
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
         lost = isinstance(error, FileNotFoundError) and os.path.islink(path)
-        if not lost and error.errno != errno.ELOOP:  # it is gone, or cannot be asked for now
+        if not lost and error.errno != errno.ELOOP:  # it does not exist, or cannot be checked now
             raise
         raise ShardDamaged(f"{path}: expected a file, found a link that leads nowhere") from error
     if not stat.S_ISREG(mode):
@@ -131,12 +131,12 @@ def require_regular(path: Path | str) -> None:
 
 
 def is_about_the_file(error: OSError) -> bool:
-    """Whether a failed read is the fault of one file, rather than of this process or machine."""
+    """Whether a failed read is due to the file, and not to the process or the machine."""
     return error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
 def next_ordinals(directory: Path, collector_id: str) -> dict[str, int]:
-    """stream -> the ordinal after the highest that a shard of this collector's holds."""
+    """Stream -> the ordinal after the highest one in a shard of this collector."""
     found: dict[str, int] = {}
     for folder in directory.glob(f"{check_stream(collector_id)}-*"):
         lasts = [name.last for name in shard_names(folder)]
@@ -146,28 +146,28 @@ def next_ordinals(directory: Path, collector_id: str) -> dict[str, int]:
 
 
 def check_stream(stream: str) -> str:
-    """The stream's name, unless it could be anything but one folder: ids are data, never paths."""
+    """Return the stream's name if it is a valid folder name; else raise ShardError."""
     if not _STREAM.fullmatch(stream):
         raise ShardError(f"stream: expected letters, digits, '-' and '_', got {stream!r:.200}")
     return stream
 
 
 def temporary_name(first: int, last: int) -> str:
-    """The dot-file in which this process builds a shard; its number tells whose it is."""
+    """The file name under which this process builds a shard; contains the process id."""
     return f".{first:012}-{last:012}-{os.getpid()}.tmp"
 
 
 def remove_leftovers(directory: Path, owner: str) -> list[Path]:
-    """Remove what killed writers left half-written in the streams `{owner}-*`; say what went.
+    """Remove incomplete files of killed writers from the streams `{owner}-*`; return their paths.
 
-    A dot-file of a process that still lives is left alone: compaction may be at work.
+    Files of a live process stay: it may be a compaction.
     """
     removed = []
     for folder in sorted(directory.glob(f"{check_stream(owner)}-*")):
         for path in sorted(folder.glob(".*.tmp")):
             match = _TEMPORARY.fullmatch(path.name)
             if match and not _another_lives(int(match[1])):
-                with contextlib.suppress(OSError):  # a folder of that name: it is in nobody's way
+                with contextlib.suppress(OSError):  # a folder with that name, which does no harm
                     path.unlink(missing_ok=True)
                     removed.append(path)
     return removed

@@ -1,13 +1,13 @@
-"""Sampled batches as shards: a worker's samples become a log like any other.
+"""Writing sampled batches as shards: a worker's samples become a log like any other.
 
     writer = ParquetOutputWriter("run", {"default": (Box((4,)), Discrete(2))})
     writer.write(worker.sample())
     ShardReader("run", policy_id="default")
 
-A batch becomes a shard a policy. The rows of an episode in one batch are a part; the parts of an
-episode in several batches are joined again on reading, and its agents' by `MultiAgentReader` where
-rows have `env_t` and `agents`. Rewards are stored as the environment gave
-them (`raw_rewards` where the batch has clipped ones), actions as the policy chose them.
+A batch becomes one shard per policy. The rows of an episode in one batch are a part. Reading joins
+the parts of an episode from several batches, and `MultiAgentReader` also joins the tracks of its
+agents, if rows have `env_t` and `agents`. Rewards are stored as the environment returned them
+(`raw_rewards` if the batch contains clipped ones), actions as the policy chose them.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ from storage.spaces.descriptors import Space, canonical_json, schema_id
 __all__ = ["ParquetOutputWriter"]
 
 Array = npt.NDArray[Any]
-# Episodes that nobody ends are forgotten, the oldest first; more rows of one would begin anew.
+# The number of open episodes that are remembered. Later rows of one that was forgotten, the oldest
+# first, start a new episode.
 _MOST_OPEN = 10_000
 
 
 @dataclass
 class _Open:
-    """An episode that may go on: its next part's number, its ordinal, the t that comes next."""
+    """An open episode: the number of its next part, its ordinal, and the next t."""
 
     part: int
     episode_ordinal: int
@@ -70,7 +71,7 @@ class _Open:
 
 
 class _Stream:
-    """The parts of one schema, of all policies that have it."""
+    """The parts of one schema, of all policies with this schema."""
 
     def __init__(self, collector: str, spaces: tuple[Space, Space]) -> None:
         self.canonical = canonical_json(*spaces)
@@ -82,11 +83,11 @@ class _Stream:
 
 
 class ParquetOutputWriter(OutputWriter):
-    """Writes shards under `root`, durable when `write` returns, with the policies' declarations.
+    """Writes shards under `root`, durable when `write` returns, and the policies' declarations.
 
-    `spaces`: policy id -> (observation, action) as descriptors. `clock` gives microseconds since
-    the epoch, the `ts` of rows that bring none. Every writer is a collector with streams of its
-    own, one a schema: agents of one episode are joined by it.
+    `spaces`: policy id -> (observation, action) as descriptors. `clock` returns microseconds since
+    the epoch, the `ts` of rows without one. Every writer has a collector id of its own, with one
+    stream per schema; the tracks of an episode share this id.
     """
 
     def __init__(
@@ -113,8 +114,11 @@ class ParquetOutputWriter(OutputWriter):
         return f"ParquetOutputWriter({str(self.root)!r}, policies {', '.join(self._streams)})"
 
     def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
-        """Write a batch; raises BatchError for a policy or columns that were not declared,
-        ShardWriteError when the disk refuses."""
+        """Write a batch.
+
+        Raises BatchError for a policy or columns that were not declared, and ShardWriteError if the
+        disk is full or fails.
+        """
         if isinstance(batch, MultiAgentBatch):
             for policy_id, rows in batch.policy_batches.items():
                 self._write(policy_id, rows)
@@ -138,12 +142,12 @@ class ParquetOutputWriter(OutputWriter):
             parts = [part for run in runs for part in self._parts(stream, policy_id, run, now)]
             self._writer.write(stream.name, stream.canonical, parts)
         except BaseException:
-            # nothing was written: the same ordinals are for the next try
+            # nothing was written: use the same ordinals for the next attempt
             stream.open, stream.ordinal = OrderedDict(undo), ordinal
             raise
 
     def _parts(self, stream: _Stream, policy_id: str, run: SampleBatch, now: int) -> list[Part]:
-        """The parts of one episode's rows: more than one where t jumps."""
+        """The parts of one episode's rows: several if t has gaps."""
         jumps = np.flatnonzero(np.diff(run[T]) != 1) + 1
         starts = [0, *jumps.tolist(), run.count]
         return [
@@ -203,13 +207,15 @@ class ParquetOutputWriter(OutputWriter):
 
 
 def _ending(rows: SampleBatch) -> Ending | None:
-    """How the episode ended with these rows, by the flags of the last one and by its `cut`: a soft
-    horizon and ends that are not recorded as done end an episode nonetheless."""
+    """How the episode ended with these rows, by the flags of the last row and its `cut`.
+
+    A `cut` above 1 ends an episode although neither flag is set, as at a soft horizon.
+    """
     last = rows.slice(rows.count - 1, None)
     if last[TERMINATEDS][0]:
         return "terminated"
     cut = int(last["cut"][0]) if "cut" in rows else 0
-    # the numbers beyond 1 say that no row of this episode follows
+    # the numbers above 1 mean that no row of this episode follows
     return "truncated" if last[TRUNCATEDS][0] or cut > 1 else None
 
 
@@ -240,7 +246,7 @@ def _sources(rows: SampleBatch) -> bytes:
 
 
 def _dist_inputs(rows: SampleBatch) -> tuple[bytes, bytes]:
-    """(values, lengths); null where a row's are NaN: another chose its action."""
+    """(values, lengths); null for rows with NaN, whose action another policy chose."""
     if ACTION_DIST_INPUTS not in rows:
         return b"", b""
     values = np.ascontiguousarray(rows[ACTION_DIST_INPUTS], "<f4")
@@ -252,7 +258,7 @@ def _dist_inputs(rows: SampleBatch) -> tuple[bytes, bytes]:
 
 
 def _infos(rows: SampleBatch) -> dict[int, str]:
-    """The infos that are JSON; what else an environment says in them is for callbacks."""
+    """The infos that JSON can hold; other values in them are for callbacks only."""
     found: dict[int, str] = {}
     for row, info in enumerate(rows["infos"]) if "infos" in rows else ():
         plain = {k: v for k, v in info.items() if isinstance(v, (str, int, float, bool))}
@@ -262,5 +268,5 @@ def _infos(rows: SampleBatch) -> dict[int, str]:
 
 
 def _finite(info: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: they become null."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in info.items()}

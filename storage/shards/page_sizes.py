@@ -1,7 +1,7 @@
-"""What reading a shard would take, told before any page is decoded.
+"""The memory that reading a shard takes, computed before any page is decoded.
 
-A file of 442 kB can decode to 810 MB. The bound is on what the footer says, and the headers of the
-pages, which Arrow goes by, have to say the same.
+A file of 442 kB can decode to 810 MB. The limit applies to the sizes in the footer; Arrow uses
+those in the headers of the pages, so both have to agree.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import pyarrow as pa
 from storage.shards.names import ShardDamaged
 
 MOST_GROUP_BYTES = 256_000_000
-"""Of a decoded row group; the writer makes them of 8 MB, or of one row."""
+"""The largest size of a decoded row group; the writer creates groups of 8 MB, or of one row."""
 
 MOST_SHARD_BYTES, MOST_EXPANSION = 512_000_000, 100
-"""Of a decoded shard: so many bytes, or so many times the file."""
+"""The largest size of a decoded shard: the larger of this many bytes and this multiple of the
+file's size."""
 
 _PLAIN, _RLE, _CODED = 0, 3, (2, 8)  # Parquet's numbers of encodings
 _KNOWN = (_PLAIN, _RLE, *_CODED)
@@ -28,11 +29,11 @@ _KNOWN = (_PLAIN, _RLE, *_CODED)
 def check_size(
     content: bytes | memoryview, footer: Any, schema: pa.Schema, names: Sequence[str]
 ) -> None:
-    """What reading columns of a file would take is within bounds: by the footer, whose sizes have
-    to be those that the headers of the pages tell. `schema` is how Arrow reads the file.
+    """Check that the memory for reading columns of a file is within limits. Raises ShardDamaged.
 
-    A value of fixed size counts as it is decoded. Texts and bytes that come by a dictionary count
-    as if each were all of it, but for columns that are read as dictionaries.
+    The sizes in the footer have to agree with the headers of the pages. `schema` is how Arrow reads
+    the file. A value of fixed size counts with its decoded size. In a column with a dictionary,
+    every text counts as if it were the whole dictionary, unless the column is read as a dictionary.
     """
     total, places = 0, _places(schema, footer)
     columns = [(index, name, width) for name in names for index, width in places[name]]
@@ -54,11 +55,14 @@ def check_size(
 
 
 Places: TypeAlias = dict[str, list[tuple[int, int]]]
-_last: tuple[pa.Schema, Any, Places] | None = None  # shards of one stream are alike
+_last: tuple[pa.Schema, Any, Places] | None = None  # shards of one stream have the same columns
 
 
 def _places(schema: pa.Schema, footer: Any) -> Places:
-    """Name -> (index, decoded bytes a row; 0: those of the pages count) of its column chunks."""
+    """Column name -> (index, decoded bytes per row) of its column chunks.
+
+    0 bytes per row stand for the size of the pages.
+    """
     global _last
     known = _last
     if known is not None and footer.schema.equals(known[1]) and schema.equals(known[0]):
@@ -81,8 +85,10 @@ def _width(kind: pa.DataType) -> int:
 
 
 def check_pages(content: bytes | memoryview, chunk: Any, name: str, width: int) -> int:
-    """The bytes of a column chunk's pages, which are as many as the footer says; with texts and
-    bytes (`width` 0), what its dictionary can make of them."""
+    """The bytes of a column chunk's pages. Raises ShardDamaged unless the footer agrees.
+
+    For texts and bytes (`width` 0), plus the most that its dictionary can expand to.
+    """
     has_dictionary = chunk.dictionary_page_offset is not None
     at = chunk.dictionary_page_offset if has_dictionary else chunk.data_page_offset
     end, size, values, dictionary = at + chunk.total_compressed_size, 0, 0, 0
@@ -106,7 +112,7 @@ _DATA, _DICTIONARY = 0, 2
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
-    """What a page's header says; sizes in bytes."""
+    """The content of a page's header; sizes in bytes."""
 
     kind: int
     header: int
@@ -130,7 +136,7 @@ _USUAL = re.compile(
 
 
 def read_page_header(content: bytes | memoryview, at: int) -> Page:
-    """Parquet's PageHeader, a struct in Thrift's compact protocol, at a place in a file."""
+    """Parse Parquet's PageHeader, a struct in Thrift's compact protocol, at an offset of a file."""
     usual = _USUAL.match(content, at)
     if usual is None:
         return _any_page_header(content, at)
@@ -141,7 +147,7 @@ def read_page_header(content: bytes | memoryview, at: int) -> Page:
 
 
 def _int(varint: bytes) -> int:
-    """A number of a header, none of which is below 0."""
+    """A number of a header. None of them is negative."""
     value = 0
     for byte in reversed(varint):
         value = value << 7 | byte & 127
@@ -149,8 +155,9 @@ def _int(varint: bytes) -> int:
 
 
 def _any_page_header(content: bytes | memoryview, at: int) -> Page:
-    """Also with statistics of the page."""
-    found: dict[int, int] = {}  # 100 times the field of the struct around it, and its own
+    """Parse a page header in any form, as with statistics of the page. Raises ShardDamaged."""
+    # 100 times the enclosing struct's field number, plus the own one -> value
+    found: dict[int, int] = {}
     begin, number = at, 0
     outer: list[int] = []
     try:
@@ -195,7 +202,7 @@ def _any_page_header(content: bytes | memoryview, at: int) -> Page:
 
 
 def _varint(content: bytes | memoryview, at: int) -> tuple[int, int]:
-    """(value, the place behind it)."""
+    """(value, the offset after it)."""
     value = shift = 0
     while True:
         byte = content[at]

@@ -1,7 +1,7 @@
-"""Many parts as one block of columns: how experience travels to the shard writer.
+"""Many parts as one block of columns, the form in which experience is sent to the shard writer.
 
-Per-step buffers of the parts are joined column by column; what is one value per part stays a list.
-A block becomes a list of byte frames and back without an object per step.
+Per-step buffers of the parts are joined column by column; columns with one value per part stay
+lists. A block is converted to a list of byte frames and back without creating an object per step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from storage.shards.names import ShardError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartScalars:
-    """One value per part, in the order of the parts, and the infos by row of the block."""
+    """The columns with one value per part, in the order of the parts, and the infos by row."""
 
     schema_id: str
     episode_id: list[str]
@@ -42,7 +42,7 @@ class PartScalars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartBlock:
-    """Parts of one schema, N steps in all: `scalars` per part, little-endian buffers per step.
+    """Parts of one schema with N steps in all: `scalars` per part, little-endian buffers per step.
 
     The buffers are those of `storage.experience.episode.Part`, joined. `obs_lengths`,
     `actions_lengths` and `dist_lengths` are empty or hold N uint32; `env_t` is empty or holds N
@@ -67,9 +67,9 @@ class PartBlock:
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> PartBlock:
-        """The block of one or more parts that share a schema and have their ordinals.
+        """The block of one or more parts with the same schema, which have their ordinals.
 
-        Raises ShardError for none, for mixed schemas, for a missing ordinal.
+        Raises ShardError for no parts, several schemas, or a missing ordinal.
         """
         scalars, pieces = _scalars(parts), _pieces(parts)
         return cls(scalars=scalars, **{name: b"".join(pieces[name]) for name in _BUFFERS})
@@ -88,17 +88,17 @@ class PartBlock:
 
     @property
     def nbytes(self) -> int:
-        """Raw size, as `Part.nbytes` counts it."""
+        """Raw size in bytes, computed as `Part.nbytes`."""
         values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
         return values + len(self.env_t) + 49 * self.rows
 
     def to_frames(self) -> list[bytes]:
-        """The scalars as msgpack, then the buffers in their order."""
+        """The scalars as msgpack, followed by the buffers in their order."""
         return [_encode(self.scalars), *(getattr(self, name) for name in _BUFFERS)]
 
     @classmethod
     def from_frames(cls, frames: Sequence[bytes]) -> PartBlock:
-        """The block of what `to_frames` gave. Raises ShardError for anything else."""
+        """The block of the result of `to_frames`. Raises ShardError for anything else."""
         if len(frames) != 1 + len(_BUFFERS):
             raise ShardError(f"block: expected {1 + len(_BUFFERS)} frames, got {len(frames)}")
         try:
@@ -110,16 +110,16 @@ class PartBlock:
 
 @dataclass(frozen=True, slots=True)
 class UnwrittenParts:
-    """What a shard would be made of, for a reader that does not wait for it."""
+    """The content of a shard that is not written yet, for a reader that does not wait for it."""
 
     canonical_json: str  # the spaces
     block: PartBlock
 
 
 def frames_of(parts: Sequence[Part]) -> list[list[bytes]]:
-    """The frames of the parts' block, each in pieces: nothing of their size is held twice.
+    """The frames of the parts' block, each as a list of pieces, so that nothing large is copied.
 
-    Raises ShardError as `PartBlock.of` does.
+    Raises the errors of `PartBlock.of`.
     """
     scalars, pieces = _scalars(parts), _pieces(parts)
     return [[_encode(scalars)], *(pieces[name] for name in _BUFFERS)]
@@ -166,7 +166,7 @@ def _scalars(parts: Sequence[Part]) -> PartScalars:
 
 
 def _pieces(parts: Sequence[Part]) -> dict[str, list[bytes]]:
-    """Each part's share of each buffer."""
+    """Buffer name -> the pieces of the parts."""
     pieces = {name: [getattr(p, name) for p in parts] for name in _ALIKE}
     for name in ("obs_lengths", "actions_lengths", "dist_lengths"):
         pieces[name] = _lengths(parts, name)
@@ -176,7 +176,7 @@ def _pieces(parts: Sequence[Part]) -> dict[str, list[bytes]]:
 
 
 def _lengths(parts: Sequence[Part], name: str) -> list[bytes]:
-    """One uint32 per step, zeros for a part that has none; empty when no part has any."""
+    """One uint32 per step, zeros for a part without lengths; no bytes if no part has any."""
     found = [getattr(p, name) for p in parts]
     if not any(found):
         return []

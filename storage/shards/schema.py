@@ -1,15 +1,15 @@
-"""The columns of a shard: spaces <-> Arrow fields, and the footer that explains them.
+"""The columns of a shard: spaces <-> Arrow fields, and the footer that describes them.
 
 How a leaf of a space is stored (`ColumnSpec.encoding`):
 
-* `scalar`  a number: a plain column of its dtype (float16, which few tools read: `binary`)
-* `list`    a vector or a matrix of 2-byte or wider numbers, at most 1,024: a FixedSizeList,
+* `scalar`  a number: a plain column of its dtype (float16, which few tools read: `binary`) * `list`
+a vector or matrix of up to 1,024 numbers of 2 bytes or more: a FixedSizeList,
             flattened in C order, non-null at both levels
-* `binary`  all else: little-endian bytes in C order; the footer gives dtype and shape
-* `text`    a string
+* `binary`  everything else: little-endian bytes in C order; dtype and shape are in the footer *
+`text`    a string
 
-Leaves of a Dict or a Tuple have dotted names, and fastparquet cannot resolve a *list* column whose
-name holds a dot, so that a vector inside a Dict or a Tuple is `binary` too.
+Leaves of a Dict or a Tuple have dotted names. fastparquet cannot read a *list* column with a dot in
+its name, so a vector inside a Dict or a Tuple is `binary` as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Encoding: TypeAlias = Literal["scalar", "list", "binary", "text"]
 class ColumnSpec:
     """How the values of one column of a space are stored: rows of `dtype` and `shape`.
 
-    `dtype` is numpy's name, or "str". A size of -1 in `shape` may differ from row to row.
+    `dtype` is numpy's name, or "str". A size of -1 in `shape` may vary between rows.
     """
 
     name: str
@@ -99,7 +99,7 @@ def _encoding(leaf: Leaf) -> Encoding:
 
 
 def columns_for(observation: Space, action: Space) -> pa.Schema:
-    """The Arrow schema of every shard of this pair of spaces, in column order, no metadata."""
+    """The Arrow schema of every shard of this pair of spaces, in column order, without metadata."""
     text, integer, real = pa.string(), pa.int64(), pa.float64()
 
     def always(*pairs: tuple[str, pa.DataType]) -> list[pa.Field]:
@@ -131,13 +131,13 @@ def columns_for(observation: Space, action: Space) -> pa.Schema:
 
 
 CODED = ("eps_id", "agent_id", "ended", "policy_id", "source", "continues", "tags")
-"""Texts that repeat few values."""
+"""Text columns with few distinct values."""
 
 
 def coded_schema(schema: pa.Schema) -> pa.Schema:
-    """A shard's schema with dictionaries in place of the texts that repeat: the way to write it.
+    """A shard's schema with dictionaries for the text columns that repeat, used for writing.
 
-    The file says nothing of it. Written as plain texts, each row's text would be hashed again.
+    The file stores plain texts. Writing these directly would hash every row's text again.
     """
     for name in CODED:
         at = schema.get_field_index(name)
@@ -147,7 +147,7 @@ def coded_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def arrow_footer(schema: pa.Schema) -> dict[bytes, bytes]:
-    """The footer's pairs: the schema's own, and the schema for Arrow, as Arrow's writer does it.
+    """The footer's key-value pairs, and the schema in Arrow's form, as Arrow's own writer adds it.
 
     Parquet itself has no lists of a fixed size.
     """
@@ -155,7 +155,7 @@ def arrow_footer(schema: pa.Schema) -> dict[bytes, bytes]:
 
 
 def column_specs(observation: Space, action: Space) -> dict[str, ColumnSpec]:
-    """Column name -> spec, for the columns whose dtype and shape the footer has to tell."""
+    """Column name -> spec, for the columns whose dtype and shape are in the footer."""
     specs = [
         *leaf_specs(observation, "obs"),
         *leaf_specs(action, "actions"),
@@ -166,7 +166,7 @@ def column_specs(observation: Space, action: Space) -> dict[str, ColumnSpec]:
 
 
 def schema_hash(schema: pa.Schema) -> str:
-    """SHA-256 in hex over names, types and nullability: equal for files of equal columns."""
+    """SHA-256 in hex of names, types and nullability: equal for files with equal columns."""
     described = [[f.name, str(f.type), f.nullable] for f in schema]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
@@ -176,10 +176,10 @@ def schema_hash(schema: pa.Schema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardMetadata:
-    """What the footer of a shard says about it.
+    """The content of a shard's footer.
 
-    `ranges` are the ordinals inside, as inclusive (first, last) in ascending order: compaction and
-    erasure leave holes.
+    `ranges` are the ordinals in the shard, as inclusive (first, last) in ascending order.
+    Compaction and erasure leave gaps.
     """
 
     format_version: int
@@ -221,9 +221,10 @@ class ShardMetadata:
 
     @classmethod
     def from_footer(cls, footer: Mapping[bytes, bytes] | None, where: str) -> ShardMetadata:
-        """The metadata of a footer's key-value pairs; keys that it does not know are ignored.
+        """Parse a footer's key-value pairs; unknown keys are ignored.
 
-        Raises ShardDamaged when the pairs are not ours, or of a newer format version.
+        `where`: the place, for messages. Raises ShardDamaged if it is not the footer of a shard, or
+        has a newer format version.
         """
         version = (footer or {}).get(f"{PREFIX}format_version".encode())
         if footer is None or version is None:
@@ -262,7 +263,7 @@ class ShardMetadata:
         )
 
 
-@lru_cache(maxsize=64)  # shards of one stream say the same
+@lru_cache(maxsize=64)  # shards of one stream have the same
 def specs_from_json(text: str | bytes) -> Mapping[str, ColumnSpec]:
     """Column name -> spec, from the footer's `headrace.columns`."""
     specs: list[dict[str, Any]] = json.loads(text)
@@ -274,7 +275,7 @@ def specs_from_json(text: str | bytes) -> Mapping[str, ColumnSpec]:
 def metadata_for(
     stream: str, canonical_json: str, ranges: tuple[tuple[int, int], ...], *, rows: int, parts: int
 ) -> tuple[ShardMetadata, pa.Schema]:
-    """The footer and the schema of a shard that is about to be written."""
+    """The footer and the schema of a shard to be written. Raises SpaceError for invalid spaces."""
     try:
         known = _known(canonical_json)
     except (KeyError, TypeError, ValueError) as error:
@@ -304,7 +305,7 @@ class _Known:
     hash: str
 
 
-@lru_cache(maxsize=64)  # parts that are read as they come would work it out for each
+@lru_cache(maxsize=64)  # else computed anew for all parts that are read before their shard
 def _known(canonical_json: str) -> _Known:
     observation, action = spaces_from_canonical_json(canonical_json)
     schema = columns_for(observation, action)

@@ -1,8 +1,8 @@
 """Shards: immutable Parquet files of parts, one row per step.
 
-A shard is built in memory, written to a dot-file beside its place, synced, read back and compared,
-renamed to a name that holds its digest, and the directory synced: under a final name there is only
-ever a whole shard.
+A shard is built in memory and written to a file whose name begins with a dot. This file is synced,
+read back and compared, and renamed to a name that contains its digest; then the directory is
+synced. So a file with a shard's name is always complete.
 
 Example:
     >>> info = ShardWriter(root / "shards").write(stream, canonical_json, parts)
@@ -63,20 +63,20 @@ __all__ = [
 ]
 
 DICTIONARY = [*CODED, "t", "ordinal", "episode_ordinal"]
-"""Columns that repeat few values; dictionaries for all columns would cost 2.8 times the time.
+"""Columns with few distinct values. Dictionaries for all columns would take 2.8 times as long.
 
-The three that count take less space so, and less time to compress: a shard is a tenth smaller.
-"""
+The three counting columns become smaller and faster to compress: shards are a tenth smaller."""
 
 SAMPLE_BYTES, WORTH_COMPRESSING = 262_144, 0.95
-"""Of a column of long values: bytes that are tried, and the share that compression has to leave."""
+"""How many bytes of a column of long values are compressed as a trial, and the largest compressed
+share at which the column is compressed."""
 
 _PIECE_BYTES = 1_000_000
-"""Read back at a time, into memory that is there: the pages of a new block take longer to get than
-what is read takes to copy."""
+"""Bytes that are read back at a time, into a buffer that is reused: allocating new pages takes
+longer than copying the bytes."""
 
 STATISTICS = ["t", "ts", "ordinal", "episode_ordinal"]
-"""What readers skip row groups by: order, time and identity."""
+"""Readers select row groups by the statistics of these columns: order, time and identity."""
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -85,9 +85,9 @@ STATISTICS = ["t", "ts", "ordinal", "episode_ordinal"]
 class ShardWriter:
     """Writes blocks of parts as shards under `directory` (the `shards/` folder of a root).
 
-    `row_group_bytes`: raw bytes of a row group. `make` false: `directory` is never made. `fsync`
-    is called with the descriptor of the file and then of the directory; tests put a slow or failing
-    one in its place.
+    `row_group_bytes`: raw bytes of a row group. With `make=False` a missing `directory` is an
+    error. `fsync` is called with the descriptor of the file and then of the directory; tests
+    replace it by a slow or failing one.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class ShardWriter:
     def write(
         self, stream: str, canonical_json: str, block: PartBlock | Sequence[Part]
     ) -> ShardInfo:
-        """Write one shard; when this returns it is whole, in its place and durable.
+        """Write one shard; on return it is complete, in its place and durable.
 
-        The same parts give the same bytes, hence the same name: writing them again is harmless.
-        Raises ShardWriteError (disk full, I/O) and leaves nothing; ShardError for a block whose
-        buffers do not fit its schema.
+        `canonical_json`: the stream's spaces. The same parts give the same bytes and name, so
+        writing them again is harmless. Raises ShardWriteError (disk full, I/O), leaving no file
+        behind, and ShardError for a block whose buffers do not fit its schema.
         """
         if not isinstance(block, PartBlock):
             block = PartBlock.of(block)
@@ -144,10 +144,10 @@ class ShardWriter:
         return _info(folder / str(name), digest, metadata, data.size)
 
     def adopt(self, stream: str, first: int, last: int) -> ShardInfo | None:
-        """The shard of exactly these ordinals that a killed writer left behind, now durable.
+        """Make durable, and return, the shard of exactly these ordinals left by a killed writer.
 
-        The writer died after its rename and may not have synced the folder, so this does. Raises
-        ShardWriteError.
+        Returns None if there is none. The writer may have been killed between renaming the file and
+        syncing the folder. Raises ShardWriteError.
         """
         found = find_shard(self.directory, stream, first, last)
         if found is None:
@@ -168,7 +168,7 @@ class ShardWriter:
         with pq.ParquetWriter(
             sink,
             columns.schema,
-            store_schema=False,  # it would tell of our dictionaries
+            store_schema=False,  # it would contain our dictionaries
             compression=codecs,
             compression_level=level and {n: level for n in codecs if codecs[n] != "NONE"},
             use_dictionary=DICTIONARY,
@@ -199,12 +199,12 @@ class ShardWriter:
         try:
             self._sync_folder(folder)
         except BaseException:
-            # A second sync that succeeds would not tell whether this name is durable.
+            # If a second sync succeeds, it is still unknown whether this name is durable.
             (folder / name).unlink(missing_ok=True)
             raise
 
     def _make_folder(self, folder: Path) -> None:
-        """Make sure that a stream's folder is there and durable, once for each."""
+        """Create a stream's folder, durably, unless this writer did so before."""
         if folder not in self._durable or not folder.is_dir():
             make_directory(folder, parents=self._make)
             self._durable.add(folder)
@@ -218,9 +218,9 @@ class ShardWriter:
 
 
 def _codecs(table: pa.Table, codec: pa.Codec) -> dict[str, str]:
-    """The codec of each column, by its path in Parquet, given the first rows.
+    """Choose the codec of each column, by its path in Parquet, from the first rows.
 
-    Long values that it makes no smaller, noise such as a camera's, are stored as they are.
+    Long values that hardly compress, such as camera images with noise, are stored uncompressed.
     """
     codecs = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -235,7 +235,7 @@ def _codecs(table: pa.Table, codec: pa.Codec) -> dict[str, str]:
 
 
 def _check_copy(path: Path, data: pa.Buffer, metadata: ShardMetadata) -> None:
-    """Read the file back: the same bytes, and a footer that says what was meant."""
+    """Read the file back: its bytes have to be the same, and its footer the intended one."""
     piece, at = bytearray(_PIECE_BYTES), 0
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
@@ -250,7 +250,7 @@ def _check_copy(path: Path, data: pa.Buffer, metadata: ShardMetadata) -> None:
 
 
 def _ranges(ordinals: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending inclusive ranges of the ordinals."""
+    """The ordinals as ascending inclusive ranges."""
     values = np.unique(np.array(ordinals, np.int64))
     cuts = np.flatnonzero(np.diff(values) > 1)
     firsts = values[np.concatenate([[0], cuts + 1])]
@@ -281,14 +281,14 @@ def read_shard(
     verify: Literal["digest", "pages"] | None = None,
     read_dictionary: Sequence[str] = (),
 ) -> pa.Table:
-    """A shard's rows as an Arrow table; its schema's metadata is the footer.
+    """Read a shard's rows as an Arrow table; its schema's metadata is the footer.
 
     `verify="digest"` hashes the whole file first and finds every changed byte; "pages" checks the
     checksums of the pages that are read; None trusts the file. `read_dictionary` names text columns
-    to hand over as dictionaries.
+    to return as dictionaries.
 
     Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
-    as the system gives it.
+    from the system.
     """
     require_regular(path)
     if verify == "digest":
@@ -315,14 +315,14 @@ def read_shard(
 
 
 def shard_metadata(path: Path) -> ShardMetadata:
-    """What the footer says. Raises ShardDamaged when it is not ours; OSError."""
+    """Read a shard's footer. Raises ShardDamaged if it is not a shard's, and OSError."""
     require_regular(path)
     with _damage_named(path), pq.ParquetFile(path) as file:
         return _metadata(file, path)
 
 
 def rows_of_policy(path: Path, policy_id: str) -> tuple[int, int]:
-    """(rows of a policy, all rows). Raises ShardDamaged when it is not ours; OSError."""
+    """Return (rows of a policy, all rows). Raises ShardDamaged if it is no shard, and OSError."""
     require_regular(path)
     with _damage_named(path), pq.ParquetFile(path) as file:
         rows = _metadata(file, path).rows
@@ -331,10 +331,10 @@ def rows_of_policy(path: Path, policy_id: str) -> tuple[int, int]:
 
 
 def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo | None:
-    """The whole, valid shard of exactly these ordinals, or None: what a restart may adopt.
+    """Find the intact shard of exactly these ordinals, which a restart can adopt; None without one.
 
     `directory` is the `shards/` folder. Damaged or unreadable files of that range are skipped.
-    Raises OSError when the cause is not the file itself.
+    Raises OSError if the cause is not the file itself.
     """
     folder = directory / check_stream(stream)
     for path in sorted(folder.glob(f"{first:012}-{last:012}-*.parquet")):
@@ -356,12 +356,12 @@ def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo
 
 
 def to_pandas(path: Path | str) -> pd.DataFrame:
-    """A shard as a DataFrame: arrays and numbers in place of bytes. Needs pandas.
+    """Read a shard as a DataFrame: arrays and numbers instead of bytes. Needs pandas.
 
-    Vectors and images come as one array per row; an absent `final_obs` or `action_dist_inputs` as
-    None.
+    Vectors and images are one array per row. An absent `final_obs` or `action_dist_inputs` is None.
+    Raises the errors of `read_shard`.
     """
-    import pandas as pd  # noqa: PLC0415  an optional extra, and only for people
+    import pandas as pd  # noqa: PLC0415  an optional extra, rarely needed
 
     table = read_shard(Path(path), verify="digest")
     specs = table_specs(table.schema)
@@ -380,7 +380,7 @@ def to_pandas(path: Path | str) -> pd.DataFrame:
 
 @contextlib.contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """What Arrow cannot make sense of is damage; what the system says (it sets errno) is not."""
+    """Turn Arrow's errors into ShardDamaged; errors of the system, which have an errno, pass."""
     try:
         yield
     except OSError as error:
@@ -392,7 +392,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def _check_digest(path: Path, data: bytes) -> str:
-    """The file's SHA-256, which has to be the one in its name."""
+    """The file's SHA-256. Raises ShardDamaged if it does not match the file's name."""
     name = ShardName.parse(path.name)
     if name is None:
         raise ShardDamaged(f"{path}: expected a shard's name, which holds its digest")

@@ -40,9 +40,9 @@ _TERMINATED = ENDINGS.index("terminated")
 
 
 class BlockColumns:
-    """The columns of a block, checked against its schema; `table` gives rows begin..end of them.
+    """The columns of a block, checked against its schema; `table` returns ranges of their rows.
 
-    Raises ShardError when buffers, lengths and step counts do not fit each other.
+    Raises ShardError if buffers, lengths and step counts do not fit each other.
     """
 
     def __init__(self, block: PartBlock, metadata: ShardMetadata, schema: pa.Schema) -> None:
@@ -84,12 +84,12 @@ class BlockColumns:
             "episode_ordinal": np.array(scalars.episode_ordinal, np.int64),
             "training_enabled": np.array(scalars.training_enabled, np.bool_),
         }
-        # t runs on from each part's t0: shift the row number by t0 minus the part's first row
+        # t counts from each part's t0: add t0 minus the part's first row to the row number
         self._shifts = np.array(scalars.t0, np.int64) - self._starts[:-1]
 
     @property
     def bytes_per_row(self) -> float:
-        """Raw size of an average row: its buffers, and about 160 bytes of everything else."""
+        """Raw bytes of an average row: its buffers, and about 160 bytes for everything else."""
         block = self._block
         values = len(block.obs) + len(block.actions) + len(block.dist_inputs)
         return 160 + (values + len(self._infos.data)) / self.rows
@@ -118,7 +118,7 @@ class BlockColumns:
         )
 
     def _parts(self, begin: int, end: int) -> tuple[slice, npt.NDArray[np.int64]]:
-        """The parts that have rows of `begin`..`end`, and how many each of them has there."""
+        """The parts with rows in `begin`..`end`, and how many rows each of them has there."""
         first = int(np.searchsorted(self._starts, begin, "right")) - 1
         last = int(np.searchsorted(self._starts, end, "left"))
         edges = self._starts[first : last + 1].clip(begin, end)
@@ -138,7 +138,7 @@ class BlockColumns:
         }
 
     def _endings(self, begin: int, end: int) -> dict[str, pa.Array]:
-        """ended, terminateds, truncateds, agents, final_obs: what only parts' last rows have."""
+        """ended, terminateds, truncateds, agents, final_obs: columns set in last rows of parts."""
         rows = end - begin
         parts = slice(*np.searchsorted(self._last_rows, (begin, end)).tolist())
         at = self._last_rows[parts] - begin
@@ -187,7 +187,7 @@ class BlockColumns:
 
 
 class _Values:
-    """The observations or the actions of a block: raw encodings, split leaf by leaf on demand."""
+    """The observations or the actions of a block: raw encodings, split into leaves on demand."""
 
     def __init__(
         self, what: str, specs: tuple[ColumnSpec, ...], space: Any, rows: int, block: PartBlock
@@ -209,7 +209,7 @@ class _Values:
 def _final_columns(
     block: PartBlock, splitter: RecordSplitter, specs: tuple[ColumnSpec, ...]
 ) -> dict[str, Texts]:
-    """The final observations that are there, leaf by leaf, as byte strings."""
+    """Column name -> the final observations that exist, as byte strings."""
     found = [data for data in block.scalars.final_obs if data is not None]
     joined = b"".join(found)
     lengths = np.array([len(data) for data in found], "<u4")

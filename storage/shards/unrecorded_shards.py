@@ -1,8 +1,8 @@
-"""What shards hold that a journal does not know of: the parts of a life after its backup.
+"""Finding shards that a journal has no record of, after it was restored from a backup.
 
-A journal that came from a backup finds shards which it has no record of. `later_shards` reads which
-steps are in them, so that the journal gives none of those a second time. A shard is read for that
-once in the life of a restore; nothing of its observations is decoded.
+Steps that the journal received after the backup may already be in shards. `later_shards` reads
+which steps these are, so that the restored journal does not write them a second time. Each shard is
+read once per restore; observations are not decoded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _COLUMNS = ("eps_id", "agent_id", "part", "t", "ordinal", "ended", "received_ts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPart:
-    """A part as a shard holds it. `received`: when its steps came, int64 (steps,) microseconds."""
+    """A part in a shard.
+
+    `received`: when its steps came, int64 (steps,), microseconds since the epoch.
+    """
 
     episode_id: str
     agent_id: str
@@ -44,12 +47,12 @@ class FoundPart:
     steps: int
     received: bytes
     ended: str | None
-    is_track: bool = False  # its episode has several agents
+    is_track: bool = False  # whether its episode has several agents
 
 
 @dataclass(frozen=True, slots=True)
 class FoundShard:
-    """A whole shard, and the parts in it, by ordinal."""
+    """An intact shard and its parts, by ordinal."""
 
     info: ShardInfo
     parts: tuple[FoundPart, ...]
@@ -58,13 +61,15 @@ class FoundShard:
 def later_shards(
     directory: Path, known: Mapping[str, int], since: int
 ) -> tuple[list[FoundShard], dict[str, int]]:
-    """The shards that a journal does not know of, and the next ordinal of their streams.
+    """Find the shards that a journal has no record of, and the next ordinals of their streams.
 
-    `directory` is the `shards/` folder, `known` the journal's streams with their next ordinals. A
-    stream that is not known belongs to somebody who wrote here after the backup, when anything in
-    it was received at `since` (microseconds since the epoch) or later; older ones are left out. A
-    shard that is damaged or cannot be read is passed over with a warning, its ordinals are counted.
-    Raises OSError for trouble that no shard is to blame for.
+    `directory` is the `shards/` folder; `known` are the journal's streams with their next ordinals.
+    A stream that is not known is included if anything in it was received at `since` (microseconds
+    since the epoch) or later: a collector wrote it after the backup. A shard that is damaged or
+    cannot be read is skipped with a warning, and its ordinals count. Raises OSError for errors that
+    no single shard causes.
+
+    Returns (shards, stream -> next ordinal).
     """
     found: list[FoundShard] = []
     ends: dict[str, int] = {}
@@ -81,7 +86,7 @@ def later_shards(
 
 
 def _folders(directory: Path, known: Mapping[str, int], since: int) -> Iterator[Path]:
-    """The streams to look at; all those of a collector of which one is new."""
+    """The known streams, and all streams of collectors that have written after the backup."""
     folders = sorted(path for path in directory.glob("*-*") if path.is_dir())
     strangers = [folder for folder in folders if folder.name not in known]
     owners = {_owner(folder) for folder in strangers if _received_since(folder, since)}
@@ -97,7 +102,7 @@ def _owner(folder: Path) -> str:
 def _received_since(folder: Path, since: int) -> bool:
     """Whether a shard of the stream holds a step that was received at `since` or later.
 
-    The file's own time says nothing: a wall clock may have been set back before it was written.
+    The modification time of a file cannot be used: a clock may have been set back before.
     """
     for name in reversed(shard_names(folder)):
         path = folder / str(name)
@@ -124,13 +129,13 @@ def _read(directory: Path, stream: str, name: ShardName) -> FoundShard | None:
 
 
 def _pass_over(error: Exception) -> None:
-    """Raises what is not about the one file."""
+    """Raise the error unless only this file is affected."""
     if isinstance(error, OSError) and not is_about_the_file(error):
         raise error
 
 
 def _parts(table: pa.Table) -> Iterator[FoundPart]:
-    """The parts of a shard's rows; a part's rows stand behind each other."""
+    """The parts in a shard's rows. The rows of a part are consecutive."""
     ordinal, part, t, received = (
         table[name].to_numpy() for name in ("ordinal", "part", "t", "received_ts")
     )

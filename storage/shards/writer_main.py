@@ -31,14 +31,14 @@ def write_shards(
     compression: Literal["zstd", "lz4"],
     row_group_bytes: int,
 ) -> None:
-    """Serve write requests from stdin until it ends. Answers go to stdout, and nothing else does.
+    """Serve write requests from stdin until it ends. Only answers are written to stdout.
 
-    The parent made `directory`: where it is gone, no other is made in its place.
-    Ctrl-C reaches the whole foreground group; the parent decides when this process ends.
+    The parent has created `directory`; if it is gone, it is not created again. SIGINT is ignored,
+    because Ctrl-C reaches all processes of the terminal: the parent decides when this process ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not land between the answers
+    os.dup2(2, 1)  # output of libraries must not be mixed with the answers
     if owner is not None:
         remove_leftovers(directory, owner)
     writer = ShardWriter(
@@ -49,7 +49,7 @@ def write_shards(
 
 
 def serve(writer: ShardWriter, requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Answer each request until the input ends, or the parent is gone."""
+    """Answer requests until the input ends or the parent is gone."""
     try:
         while _serve_next(writer, requests, replies):
             continue
@@ -58,7 +58,10 @@ def serve(writer: ShardWriter, requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 def _serve_next(writer: ShardWriter, requests: IO[bytes], replies: IO[bytes]) -> bool:
-    """Answer one request; False at the end. Who waits for one holds no parts of the last."""
+    """Answer one request; False at the end.
+
+    A function of its own, so that the parts of one request are freed before waiting for the next.
+    """
     frames = read_message(requests)
     if frames is None:
         return False

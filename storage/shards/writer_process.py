@@ -1,12 +1,12 @@
 """The shard writer as a child process, seen from its parent.
 
-Parquet encoding would hold up the process that acknowledges; so parts go to a child, started as
-`python -m storage write-shards`, as raw column buffers over a pipe, and a `ShardInfo` comes back.
-Nothing here imports Arrow.
+Encoding Parquet would delay the process that acknowledges events. So a child, started as `python -m
+storage write-shards`, receives parts as raw column buffers over a pipe, and returns a `ShardInfo`.
+This module does not import Arrow.
 
-A message is `magic, count, sizes[count]`, then the frames. The child lives no longer than its
-parent: the kernel kills it when the parent's thread that started it ends, and it leaves by itself
-when its input ends.
+A message is `magic, count, sizes[count]`, followed by the frames. The child does not outlive its
+parent: the kernel kills it when the parent's thread that started it ends, and it exits when its
+input ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _HEAD = struct.Struct("<4sI")
 _MAGIC = b"HRS1"
 _MAX_FRAMES = 64
 _BLOCK = 262_144
-"""Bytes of small pieces that go to the pipe together; some 50 us to put together."""
+"""Small pieces are joined to blocks of this many bytes before they are written to the pipe; joining
+one takes about 50 us."""
 
 
 class WriteRequest(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class WriteRequest(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The child's one frame: a shard, or what went wrong (`errno` when the system said so)."""
+    """The child's one frame: a shard, or an error (`errno` if the system reported it)."""
 
     info: ShardInfo | None = None
     error: str = ""
@@ -64,12 +65,12 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """A reply as msgpack; the shard's path as the system's bytes."""
+    """A reply as msgpack; the shard's path as bytes in the file system's encoding."""
     return msgspec.msgpack.encode(reply, enc_hook=os.fsencode)
 
 
 def decode_reply(data: bytes) -> Reply:
-    """The reply of `encode_reply`. Raises msgspec.MsgspecError for anything else."""
+    """The reply that `encode_reply` encoded. Raises msgspec.MsgspecError for anything else."""
     return _reply_decoder.decode(data)
 
 
@@ -81,7 +82,7 @@ _reply_decoder = msgspec.msgpack.Decoder(Reply, dec_hook=_path)
 
 
 def write_message(pipe: IO[bytes], frames: Sequence[Sequence[bytes]]) -> None:
-    """Send frames, each in its pieces, as one message. Raises OSError when the other is gone."""
+    """Send frames, each in pieces, as one message. Raises OSError if the other side has ended."""
     sizes = [sum(map(len, pieces)) for pieces in frames]
     pipe.write(_HEAD.pack(_MAGIC, len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes))
     for block in _blocks(chain.from_iterable(frames)):
@@ -90,7 +91,7 @@ def write_message(pipe: IO[bytes], frames: Sequence[Sequence[bytes]]) -> None:
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces behind each other, about _BLOCK bytes at a time: a write each would be dear."""
+    """Join the pieces to blocks of about _BLOCK bytes, because every write costs time."""
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -106,9 +107,9 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_message(pipe: IO[bytes]) -> list[bytes] | None:
-    """The frames of the next message; None when the other side closed between two messages.
+    """Read the frames of the next message; None if the other side closed between two messages.
 
-    Raises EOFError when it ended inside one, ShardError for what is no message.
+    Raises EOFError if it ended within one, and ShardError for anything that is not a message.
     """
     head = pipe.read(_HEAD.size)
     if not head:
@@ -129,18 +130,18 @@ def _whole(data: bytes, size: int) -> bytes:
 class WriterProcess:
     """Writes shards in a child process; used by one thread at a time.
 
-    The child starts with `start()` (about 0.3 s until it is ready, which nobody waits for), or with
-    the first `write`. After WriterDied the next `write` starts another one. Keep the thread that
-    calls `start` or `write` alive: the child dies with it.
+    The child starts with `start()`, which does not wait until it is ready (about 0.3 s later), or
+    with the first `write`. After WriterDied the next `write` starts another child. The child dies
+    with the thread that called `start` or `write`.
 
-    `directory` is made when it is not there. It and the folders `beside` it, which is where the
-    parts come from, have to stay in their places: FolderMoved, and nobody may believe a shard that
-    was written meanwhile. `owner`: the collector id; what its killed predecessors left half-written
-    is removed at start.
+    `directory` is created if necessary. It and the folders `beside` it, from which the parts come,
+    must not be moved: otherwise `write` raises FolderMoved, and a shard that was written meanwhile
+    must not be relied on. `owner`: the collector id; incomplete files of killed writers for it are
+    removed at start.
     """
 
-    # -P: a folder called `storage` where the user happens to stand is not this package, which is
-    # headrace.storage where Headrace is installed.
+    # -P: a folder named `storage` in the working directory must not be imported instead of this
+    # package, which is headrace.storage if Headrace is installed.
     program: ClassVar[tuple[str, ...]] = ("-P", "-m", _STORAGE)
 
     def __init__(
@@ -163,11 +164,11 @@ class WriterProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, None when there is none."""
+        """The child's process id, None if there is none."""
         return self._child.pid if self._child else None
 
     def start(self) -> None:
-        """Start the child unless it runs; returns at once. Raises WriterDied if it cannot."""
+        """Start the child unless it runs; return at once. Raises WriterDied if it cannot start."""
         if self._child is not None:
             return
         self._asked = False
@@ -178,7 +179,7 @@ class WriterProcess:
                 command + self._options,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pipesize=1 << 20,  # fewer turns between the two on a block of megabytes
+                pipesize=1 << 20,  # fewer switches between the processes for a block of megabytes
                 env=own_environment(),
             )
         except OSError as error:
@@ -189,12 +190,12 @@ class WriterProcess:
     ) -> ShardInfo:
         """Write one shard and wait for it. The parts have their ordinals.
 
-        Raises FolderMoved when that is not in its place, WriterDied when the child is gone before
-        it answered (the shard may exist or not: `storage.shards.shard.find_shard`, then write
-        again), ShardWriteError when it could not write, ShardError for parts that do not fit their
-        schema.
+        Raises FolderMoved if a folder is not in its place, ShardWriteError if the shard could not
+        be written, and ShardError for parts that do not fit their schema. Raises WriterDied if the
+        child ended before it answered: the shard may exist or not, so look for it with
+        `storage.shards.shard.find_shard`, then write again.
         """
-        self.check()  # rarely is a shard left where it does not belong; after it none is believed
+        self.check()  # before and after: a shard written elsewhere must not be relied on
         if isinstance(parts, PartBlock):
             frames = [[frame] for frame in parts.to_frames()]
         else:
@@ -209,7 +210,7 @@ class WriterProcess:
         return reply.info
 
     def check(self) -> None:
-        """Raises FolderMoved unless the folders are where they were; OSError when it is unknown."""
+        """Raise FolderMoved unless the folders are in their places; OSError if that is unknown."""
         self._anchor.require()
 
     def _exchange(self, frames: Sequence[Sequence[bytes]]) -> Reply:
@@ -228,7 +229,7 @@ class WriterProcess:
         raise WriterDied(f"the shard writer {self._end()}")
 
     def _end(self) -> str:
-        """Make sure that the child is gone, so that two never write at once; say how it went."""
+        """End the child, so that two never write at once; return how it ended, for a message."""
         child, self._child = self._child, None
         if child is None:
             return "was not running"
@@ -241,14 +242,16 @@ class WriterProcess:
         return f"died by signal {-code}" if code < 0 else f"ended with status {code}"
 
     def kill(self) -> None:
-        """End the child at once, from any thread; a `write` that waits raises WriterDied."""
+        """Kill the child at once, from any thread; a waiting `write` raises WriterDied."""
         child = self._child
         if child is not None:
             child.kill()
 
     def close(self) -> None:
-        """Let the child finish and leave, for good; one that was never asked is killed, which may
-        still load its modules. No error when it is gone already."""
+        """Let the child finish and exit. Closing twice is no error.
+
+        A child that was never asked to write is killed, as it may still be loading its modules.
+        """
         child, self._child = self._child, None
         if child is not None:
             if not self._asked:
