@@ -1,21 +1,21 @@
 """`verify`: is every acknowledged step in the shards or the journal, exactly once?
 
-    trained = Trained.of(root)               # before the account: it then knows all of it
-    report = verify(root, account, trained)  # account: what the journal says, or None
+    trained = Trained.of(root)               # before the account, which then covers all of it
+    report = verify(root, account, trained)  # account: the contents of the journal, or None
     for finding in report.findings: ...
 
-What it checks:
-* every shard: SHA-256 against its name and its record, page checksums, rows against footer and
-  record, the ordinals inside against footer and name, each part's `t` without a gap;
-* every stream: ordinals dense from 0, none in two files, no record without its file, no file
-  without its record;
-* the sum: steps acknowledged == rows in shards + steps in the journal;
-* weights: digests of all versions, that something is live once something was, and that the
-  ordinals that the live one and a canary were trained on are in shards or in the journal;
-* quarantine: that what was set aside is as it was then;
-* with a second reader: that it finds the same rows and values in every whole shard.
+It checks: * every shard: SHA-256 against its name and its record, page checksums, rows against
+footer and
+  record, the ordinals inside against footer and name, each part's `t` for gaps;
+* every stream: the ordinals run from 0 without gaps, none is in two files, every record has its
+  file, and every file its record;
+* the sum: steps acknowledged == rows in shards + steps in the journal; * weights: the digests of
+all versions; that there is a live version if there was one before; that
+  the ordinals which the live version and a canary were trained on are in shards or the journal;
+* quarantine: that its files have not changed since they were moved there; * with a second reader:
+that it finds the same rows and values in every intact shard.
 
-Nothing is changed, unless `quarantine` moves damaged shards out of the readers' way.
+Nothing is changed, except that `quarantine` moves damaged shards to where readers do not look.
 """
 
 from __future__ import annotations
@@ -52,42 +52,43 @@ __all__ = [
 ]
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
-"""Told what is done, how far, of how much."""
+"""Called with (what is being done, how many are done, how many there are or None)."""
 
 Kind: TypeAlias = Literal[
-    "damaged",  # bytes or content of a shard, set aside or not, are not what was written
+    "damaged",  # bytes or content of a shard, also in quarantine, are not those that were written
     "missing",  # a recorded shard is not there
     "doubled",  # the same ordinals in two files
-    "unrecorded",  # a shard that the journal does not know
-    "stray",  # a Parquet file that is no shard: other tools would read it
+    "unrecorded",  # a shard that is not in the journal
+    "stray",  # a Parquet file that is not a shard, but that other tools would read
     "hole",  # ordinals that are in no shard
-    "count",  # acknowledged steps do not add up
+    "count",  # the acknowledged steps do not add up
     "journal",  # the journal itself is damaged
-    "weights",  # a version is damaged, or what is live does not resolve
-    "differs",  # a second reader finds other values in a shard than ours
-    "unreadable",  # a second reader cannot read a shard that ours reads
-    "crashed",  # the process of a second reader ended in a shard
+    "weights",  # a version is damaged, or the live pointer does not lead to a version
+    "differs",  # a second reader finds other values in a shard
+    "unreadable",  # a second reader cannot read a shard that our reader reads
+    "crashed",  # the process of a second reader died while it read a shard
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalAccount:
-    """What a journal says. Counts are steps; `accepted` is over the journal's whole life."""
+    """The contents of a journal. Counts are steps; `accepted` counts since its creation."""
 
     collector_id: str
     accepted: int
     records: tuple[ShardRecord, ...]
-    plans: Mapping[Plan, int]  # not recorded yet -> steps that the journal holds for it
+    plans: Mapping[Plan, int]  # not recorded yet -> steps in the journal for it
     next_ordinals: Mapping[str, int]  # of every stream that the journal ever had
     waiting_steps: int  # in closed parts that have no plan yet
     open_steps: int  # in episodes that have not ended
     open_episodes: Mapping[str, int]  # policy -> episodes that have not ended
     damage: tuple[str, ...] = ()
-    waiting_ordinals: Mapping[str, int] = field(default_factory=dict)  # where those parts' end
-    live: bool = False  # of a running collector at one moment: what it wrote since is left out
+    # where the ordinals of those parts end
+    waiting_ordinals: Mapping[str, int] = field(default_factory=dict)
+    live: bool = False  # a snapshot of a running collector, which may have written more since
 
     def is_behind(self, stream: str, first: int) -> bool:
-        """Whether a shard of this collector's stream was planned after the account."""
+        """Whether a shard of this collector's stream was planned after the account was taken."""
         ours = stream.startswith(f"{self.collector_id}-")
         return ours and first >= self.next_ordinals.get(stream, 0)
 
@@ -102,7 +103,7 @@ class JournalAccount:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it has to be; `where` is a path under the root, or a stream."""
+    """Something that is wrong; `where` is a path under the root, or a stream."""
 
     kind: Kind
     where: str
@@ -111,7 +112,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamReport:
-    """What was found of one stream. `known`: the journal at hand is the one that made it."""
+    """The counts of one stream. `known`: the given journal is the one that made it."""
 
     stream: str
     shards: int
@@ -122,7 +123,7 @@ class StreamReport:
 
 @dataclass(kw_only=True)
 class SecondReading:
-    """What a second reader was given: whole shards, and the rows that ours finds in them."""
+    """How many intact shards, and rows in them, a second reader has read."""
 
     reader: str  # its name and version
     shards: int = 0
@@ -131,8 +132,11 @@ class SecondReading:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """`acknowledged` is None without a journal; it is in_shards + in_journal + in_quarantine when
-    all is well. `earlier` counts rows of streams that an earlier journal made."""
+    """The result of `verify`. Counts are steps.
+
+    `acknowledged` is None without a journal; without findings it equals in_shards + in_journal +
+    in_quarantine. `earlier` counts rows of streams that an earlier journal made.
+    """
 
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
@@ -156,9 +160,9 @@ class VerifyReport:
 
 @dataclass
 class Trained:
-    """What live versions, and canaries, were trained on, and what is wrong with what is live.
+    """What live versions and canaries were trained on, and what is wrong with the live pointers.
 
-    Taken before a collector's account: what was trained on by then, the account knows.
+    Taken before a collector's account, so that the account covers everything trained on.
     """
 
     lineages: list[tuple[str, int, Mapping[str, RangeSet]]] = field(default_factory=list)
@@ -167,7 +171,7 @@ class Trained:
 
     @classmethod
     def of(cls, root: Path) -> Trained:
-        """All policies of a root."""
+        """Read the weights of all policies of a root."""
         found = cls()
         for folder in sorted((root / "weights").glob("*")):
             found._note(root, folder.name)
@@ -190,14 +194,15 @@ class Trained:
                 elif version is not None:
                     self.lineages.append((where, version, store.lineage(version)))
         except DeclarationError:
-            return  # no policy's folder: check_weights notes it
+            return  # not a policy's folder: check_weights notes it
         except (StorageError, ValueError, OSError) as error:
             self._find(where, str(error))
 
     def _ask_for_live(self, where: str, store: WeightFolder) -> None:
-        """A version that followed another one, or is a copy of it, tells that one was live.
+        """Report a missing live.json if an earlier version must have been live.
 
-        A first version may wait to be made live.
+        A version with a parent, or a copy, shows that one was live. A first version may not be live
+        yet.
         """
         versions = store.versions()
         if not versions:
@@ -218,7 +223,7 @@ _MENDED = "a collector, a trainer, publish, rollback and resume write it anew"
 
 
 def _standing(store: WeightFolder, live: Live) -> Iterator[str]:
-    """Of a policy's weights: a pin, a restore, and every collector that serves another version."""
+    """Notes on a policy's weights: a pin, a restore, collectors that serve another version."""
     if live.pinned is not None:
         yield f"version {live.version} is pinned by {live.pinned.by}: {live.pinned.why}"
     if (text := store.restored) is not None:
@@ -237,7 +242,7 @@ def _standing(store: WeightFolder, live: Live) -> Iterator[str]:
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:
-    """A `Progress` that tells nobody."""
+    """A `Progress` that does nothing."""
 
 
 def verify(
@@ -249,11 +254,11 @@ def verify(
     second: SecondReader | None = None,
     on_progress: Progress = no_progress,
 ) -> VerifyReport:
-    """Check all that is at rest under `root`; what a collector writes meanwhile is left out.
+    """Check everything stored under `root`, except what a running collector writes meanwhile.
 
     `trained` was taken before the account. `quarantine` moves damaged shards to
-    `quarantine/{stream}/`; `second` reads the whole ones too. Raises OSError for trouble that is no
-    finding, such as a folder that may not be listed.
+    `quarantine/{stream}/`; `second` reads the intact ones again. Raises OSError for errors that are
+    not findings, such as a folder that may not be listed.
     """
     audit = _Audit(root, account, trained, second)
     paths = list(entries(root / "shards"))
@@ -271,8 +276,8 @@ def verify(
 
 @dataclass
 class _Stream:
-    covered: RangeSet = field(default_factory=RangeSet)  # by whole shards
-    claimed: RangeSet = field(default_factory=RangeSet)  # by names, damaged shards too
+    covered: RangeSet = field(default_factory=RangeSet)  # by intact shards
+    claimed: RangeSet = field(default_factory=RangeSet)  # by names, including damaged shards
     names: dict[str, tuple[str, int]] = field(default_factory=dict)  # file -> (digest, rows)
     shards: int = 0
     parts: int = 0
@@ -280,7 +285,7 @@ class _Stream:
 
 
 class _Audit:
-    """Collects findings; one method a question."""
+    """Collects findings; one method per check."""
 
     def __init__(
         self,
@@ -305,7 +310,7 @@ class _Audit:
     # shards, one by one
 
     def look_at(self, path: Path) -> None:
-        """One entry of a stream's folder, or what lies where no shard does."""
+        """Check one entry of a stream's folder, or anything that is not where shards are."""
         name = ShardName.parse(path.name)
         if path.parent.parent != self.root / "shards" or (name is None and path.is_dir()):
             self._look_astray(path)
@@ -333,7 +338,10 @@ class _Audit:
                 self._read_again(path, rows)
 
     def _look_astray(self, path: Path) -> None:
-        """What lies in no stream's folder: `shards/**/*.parquet` finds it, our readers do not."""
+        """Check an entry outside of the streams' folders.
+
+        Other tools, which read `shards/**/*.parquet`, would find it; our readers do not.
+        """
         if path.is_dir():
             self._find("stray", path, "a link to a folder, in which other tools would read")
         elif path.suffix == SUFFIX:
@@ -342,7 +350,7 @@ class _Audit:
             self.notes.append(f"{self._place(path)}: not a file of ours")
 
     def _look_at_newer(self, path: Path, name: ShardName) -> None:
-        """By itself: the account cannot say what has to be in it."""
+        """Check a shard by itself: it is not in the account."""
         try:
             _, metadata = check_shard(path, name)
         except (ShardDamaged, OSError) as error:
@@ -352,7 +360,7 @@ class _Audit:
             self._read_again(path, metadata.rows)
 
     def _read_again(self, path: Path, rows: int) -> None:
-        """What a second reader finds in a whole shard."""
+        """Compare an intact shard with what a second reader finds."""
         if self._second is None or self.second_reading is None:
             return
         self.second_reading.shards += 1
@@ -361,12 +369,12 @@ class _Audit:
             self._find(wrong.kind, path, wrong.text)
 
     def _is_newer(self, stream: str, name: ShardName) -> bool:
-        """Whether a running collector wrote a shard after it gave its account."""
+        """Whether a running collector wrote a shard after its account was taken."""
         account = self.account
         return account is not None and account.live and account.is_behind(stream, name.first)
 
     def _take(self, path: Path, name: ShardName, stream: _Stream) -> int:
-        """Count a whole shard; its rows."""
+        """Count an intact shard, and return its rows."""
         digest, metadata = check_shard(path, name)
         inside = RangeSet(metadata.ranges)
         twice = inside.intersection(stream.covered)
@@ -382,7 +390,7 @@ class _Audit:
     # shards against the journal
 
     def compare_records(self) -> None:
-        """Every record has its file, and every file its record or its plan."""
+        """Check that every record has its file, and every file its record or its plan."""
         if self.account is None:
             return
         recorded: set[tuple[str, str]] = set()
@@ -417,7 +425,7 @@ class _Audit:
             self._find("damaged", path, f"recorded with {record.rows} rows, found {rows}")
 
     def _look_aside(self, path: Path, record: ShardRecord) -> None:
-        """A damaged shard keeps its rows' place in the sum as long as it is what was set aside."""
+        """Check a shard in quarantine: its rows count in the sum if it has not changed since."""
         try:
             why = changed_since(path)
         except OSError as error:
@@ -429,7 +437,7 @@ class _Audit:
             self.notes.append(f"{self._place(path)}: {record.rows} rows are set aside")
 
     def find_holes(self) -> None:
-        """Ordinals are dense from 0; only plans without a file yet may be open."""
+        """Check that ordinals run from 0 without gaps, except for plans without a file."""
         ends = dict(self.account.next_ordinals) if self.account else {}
         for name in sorted({*self.streams, *ends}):
             claimed = self.streams.get(name, _Stream()).claimed
@@ -446,12 +454,12 @@ class _Audit:
                 for record in (self.account.records if self.account else ())
                 if record.stream == name
             )
-            missing = missing.difference(recorded)  # named as a missing shard already
+            missing = missing.difference(recorded)  # reported as a missing shard already
             if missing:
                 self._find("hole", name, f"ordinals {as_text(missing)} are in no shard")
 
     def add_up(self) -> None:
-        """acknowledged == rows in shards + steps in the journal."""
+        """Check that acknowledged == rows in shards + steps in the journal (+ in quarantine)."""
         if self.account is None:
             self.notes.append("no journal here: shards are checked by themselves alone")
             return
@@ -484,7 +492,7 @@ class _Audit:
     # weights
 
     def check_weights(self) -> None:
-        """All versions are whole."""
+        """Check that all versions are intact."""
         for folder in sorted((self.root / "weights").glob("*")):
             try:
                 store = WeightFolder(self.root, folder.name)
@@ -507,8 +515,11 @@ class _Audit:
                 self._find("weights", where, str(error))
 
     def check_lineage(self) -> None:
-        """All that the live versions were trained on is in whole shards, in the journal, or is
-        another root's. A trainer in the collector's process reads parts before their shard."""
+        """Check that everything live versions were trained on is in intact shards or the journal.
+
+        A trainer in the collector's process reads parts before their shard is written. Ordinals of
+        other roots' collectors are only noted.
+        """
         ours = self._collectors()
         for where, version, lineage in self.lineages:
             for stream, ordinals in lineage.items():
@@ -535,10 +546,10 @@ class _Audit:
         counted = [] if known is None else [*known.next_ordinals, f"{known.collector_id}-"]
         return {stream.rpartition("-")[0] for stream in (*self.streams, *aside, *counted)}
 
-    # what comes out
+    # results
 
     def quarantine(self) -> Iterator[str]:
-        """Move damaged shards out of the readers' way."""
+        """Move damaged shards to where readers do not look, and yield their new paths."""
         for path in self.damaged:
             target = self.root / "quarantine" / path.parent.name / path.name
             make_directory(target.parent)

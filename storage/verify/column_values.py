@@ -1,4 +1,4 @@
-"""The values of one column as both readers give them, to be compared byte for byte."""
+"""The values of one column as both readers return them, for a comparison byte for byte."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Array = npt.NDArray[Any]
 __all__ = ["ColumnValues", "of_items", "of_numbers"]
 
 _SHOWN = 60
-"""Characters of a value in a message."""
+"""The longest text of a value in a message, in characters."""
 
 
 @dataclass(frozen=True)
 class ColumnValues:
-    """N values behind each other: `data` uint8; a null has no bytes.
+    """N values, concatenated in `data` (uint8); a null has no bytes.
 
     `dtype` is numpy's name of the numbers inside, "str" or "bytes".
     """
@@ -33,7 +33,7 @@ class ColumnValues:
         return len(self.valid)
 
     def frames(self) -> list[bytes]:
-        """Three frames of a message, the arrays."""
+        """The three arrays as bytes, the frames of a message."""
         return [
             self.valid.astype(np.uint8).tobytes(),
             self.sizes.astype("<i8").tobytes(),
@@ -42,7 +42,7 @@ class ColumnValues:
 
     @classmethod
     def from_frames(cls, dtype: str, frames: Sequence[bytes]) -> ColumnValues:
-        """What `frames` made."""
+        """The values that `frames` encoded."""
         valid, sizes, data = frames
         return cls(
             dtype,
@@ -52,9 +52,9 @@ class ColumnValues:
         )
 
     def differing(self, other: ColumnValues) -> Array:
-        """The rows whose values differ, ascending; both have as many rows.
+        """The rows whose values differ, ascending; both columns have the same number of rows.
 
-        Where some are null or of another size on one side alone, only those.
+        If rows differ in being null or in size, only those are returned.
         """
         shapes = (self.valid != other.valid) | (self.sizes != other.sizes)
         if shapes.any():
@@ -64,7 +64,7 @@ class ColumnValues:
         return np.unique(np.searchsorted(ends, bytes_, side="right"))
 
     def shown(self, row: int) -> str:
-        """One value as text, cut after a few characters."""
+        """One value as text, truncated for a message."""
         if not self.valid[row]:
             return "null"
         end = int(self.sizes[: row + 1].sum())
@@ -82,9 +82,9 @@ class ColumnValues:
 def of_numbers(
     values: Array, valid: Array | None = None, *, nan_is_null: bool = False
 ) -> ColumnValues:
-    """Rows of numbers (N, ...); those of `valid` false are null.
+    """The values of rows of numbers (N, ...). `valid`: bool (N,), False for null.
 
-    `nan_is_null`, because of plain numbers not every reader tells the two apart.
+    With `nan_is_null` NaN counts as null: not every reader distinguishes the two in plain numbers.
     """
     there = np.ones(len(values), np.bool_) if valid is None else valid
     if nan_is_null and values.dtype.kind == "f":
@@ -97,7 +97,7 @@ def of_numbers(
 
 
 def of_items(dtype: str, items: Sequence[bytes | None]) -> ColumnValues:
-    """Byte strings, None for null."""
+    """The values of byte strings, None for null."""
     valid = np.fromiter((item is not None for item in items), np.bool_, len(items))
     sizes = np.fromiter((len(item or b"") for item in items), np.int64, len(items))
     data = np.frombuffer(b"".join(item or b"" for item in items), np.uint8)

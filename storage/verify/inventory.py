@@ -1,8 +1,9 @@
-"""`ls`: what lies in the shards under a root, told by footers and statistics alone.
+"""`ls`: what the shards under a root contain, from their footers and statistics only.
 
-No row is read, and nothing is verified (that is `verify`): a folder of thousands of shards is
-listed in a second, while a collector writes to it. Arrow takes longer for a footer than all the
-rest: of one as our writer makes it, the few values that are needed are picked out of its bytes.
+No row is read, and nothing is verified (that is `verify`): a folder with thousands of shards is
+listed in a second, while a collector writes to it. Parsing footers with Arrow would take longer
+than all the rest, so the few values needed are searched in the bytes of footers as our writer makes
+them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ __all__ = ["Inventory", "StreamListing", "list_streams"]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamListing:
-    """One stream: what its footers say. Times are microseconds since the epoch, None without rows.
+    """One stream, by its footers. Times are microseconds since the epoch, None without rows.
 
-    `policies` are those declared today with the stream's spaces; `unreadable` counts files that
-    have no footer of ours, and what is no file.
+    `policies` are those declared now with the stream's spaces; `unreadable` counts files without
+    the footer of a shard, and entries that are not files.
     """
 
     stream: str
@@ -53,9 +54,9 @@ class StreamListing:
 class Inventory:
     """Every stream under a root, by name.
 
-    `being_written` counts the steps of closed parts that are in none of these shards yet; None
-    without an account of the journal. With the rows and the account's `open_steps` these are all
-    steps that were accepted.
+    `being_written` counts the steps of closed parts that are not in any of these shards yet; None
+    without an account of the journal. These, the rows, and the account's `open_steps` are all steps
+    that were accepted.
     """
 
     streams: tuple[StreamListing, ...]
@@ -67,10 +68,10 @@ def list_streams(
     declarations: Mapping[str, PolicyDeclaration],
     account: JournalAccount | None = None,
 ) -> Inventory:
-    """The streams under `root`. A shard that vanishes meanwhile is passed over.
+    """List the streams under `root`. A shard that is removed meanwhile is skipped.
 
-    With an `account`, taken before, of a collector that runs: shards that it planned later are
-    left out, because their steps are counted as being written.
+    `account` is that of a running collector, taken before. Shards that it planned later are
+    excluded, because their steps are counted as being written.
     """
     folders = sorted(path for path in (root / "shards").glob("*") if path.is_dir())
     names = {folder.name: _names(folder, account) for folder in folders}
@@ -124,7 +125,7 @@ def _listing(
 
 
 _TAIL = 65_536
-"""Bytes that hold most footers."""
+"""The number of bytes, from the end of a file, that contain most footers."""
 
 _PAIR = re.compile(rb"\x18[\x00-\x7f](headrace\.\w+)\x18([\x80-\xff]*)([\x00-\x7f])")
 _TS = re.compile(  # in Parquet's ColumnMetaData, in Thrift's compact protocol
@@ -152,7 +153,7 @@ def _summary(path: str) -> tuple[ShardMetadata, int, list[int]]:
 
 
 def _pairs(footer: bytes, path: str) -> ShardMetadata | None:
-    """What our pairs in a footer say, None if they are not as our writer makes them."""
+    """Parse our pairs in a footer; None unless they have the form that our writer makes."""
     pairs = {}
     for match in _PAIR.finditer(footer):
         size = _varint(match[2] + match[3])
@@ -171,7 +172,7 @@ def _varint(data: bytes) -> int:
 
 
 def _by_arrow(path: str, nbytes: int) -> tuple[ShardMetadata, int, list[int]]:
-    """The same of any footer."""
+    """`_summary` for any footer."""
     with pq.ParquetFile(path) as file:
         metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, path)
         column = file.metadata.schema.names.index("ts")

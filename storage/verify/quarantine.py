@@ -1,7 +1,7 @@
-"""What lies in `quarantine/{stream}/`: damaged shards, and beside each what it was when it came.
+"""The damaged shards in `quarantine/{stream}/`, and the digest of each when it was moved there.
 
-`{name}.sha256` holds a line as `sha256sum` writes and checks it: a file that is damaged already has
-no other proof that nothing more of it was lost since.
+`{name}.sha256` contains a line in the format of `sha256sum`. Without it, further damage to a
+damaged file could not be detected.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ SUFFIX = ".sha256"
 
 
 def note_digest(path: Path, target: Path) -> None:
-    """Note what `path` is before it becomes `target`. Of what cannot be read nothing is noted."""
-    if not path.is_file():  # a pipe of that name would be waited for
+    """Record the digest of `path` before it is moved to `target`, unless it cannot be read."""
+    if not path.is_file():  # opening a pipe would block
         return
     with contextlib.suppress(OSError):
         line = f"{_digest(path)}  {target.name}\n"
@@ -25,9 +25,9 @@ def note_digest(path: Path, target: Path) -> None:
 
 
 def changed_since(path: Path) -> str:
-    """How a file is not what was set aside, "" when it is. Raises OSError.
+    """How a file has changed since it was moved to quarantine, "" if it has not. Raises OSError.
 
-    Without a note (a person set the file aside) only one that holds nothing is told.
+    Without a recorded digest (a person moved the file), only an empty file is reported.
     """
     try:
         noted = _note(path).read_text(errors="replace").partition(" ")[0]

@@ -1,11 +1,11 @@
-"""A second, independent reader of shards, held against ours: fastparquet, in a process of its own.
+"""A second, independent reader of shards to compare ours with: fastparquet, in its own process.
 
     with SecondReader() as second:
         for wrong in second.compare(path):
             wrong.kind, wrong.text
 
-It can crash where others raise, as on damaged pages, and is started anew for the next shard. Both
-readers hold one shard at a time, the second one a row group of it.
+It can crash where other readers raise, as on damaged pages, and is restarted for the next shard.
+Our reader holds one shard in memory at a time, the second one a row group of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from storage.verify.column_values import ColumnValues, of_items, of_numbers
 __all__ = ["Disagreement", "SecondReader", "Told"]
 
 SHARD_SECONDS = 300.0
-"""How long the second reader may take for one shard."""
+"""The longest time that the second reader may take for one shard, in seconds."""
 
 _STORAGE = __name__.removesuffix(".verify.second_reader")
 
@@ -45,7 +45,7 @@ DisagreementKind: TypeAlias = Literal["differs", "unreadable", "crashed"]
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first frame of an answer: a column of a row group, the end, or an error.
 
-    `first` is the row that the row group begins with, at the end the number of all.
+    `first` is the first row of the row group, or the number of all rows at the end.
     """
 
     column: str = ""
@@ -60,19 +60,20 @@ _decode_told = msgspec.msgpack.Decoder(Told).decode
 
 @dataclass(frozen=True)
 class Disagreement:
-    """What is wrong with one shard: other values, no values, or the end of the reader."""
+    """What is wrong with one shard: other values, no values, or a crash of the second reader."""
 
     kind: DisagreementKind
     text: str
 
 
 class SecondReader:
-    """Reads shards in a child process and compares what it finds with what our reader decodes.
+    """Reads shards in a child process and compares the values with those of our reader.
 
-    `seconds` bounds each shard. Raises ModuleNotFoundError where fastparquet is not installed.
+    `seconds` limits the time for each shard. Raises ModuleNotFoundError if fastparquet is not
+    installed.
     """
 
-    # -P: a folder called `storage` where the user happens to stand is not this package
+    # -P: a folder named `storage` in the working directory must not be imported instead
     program: ClassVar[tuple[str, ...]] = ("-P", "-m", _STORAGE, "read-shards")
 
     def __init__(self, seconds: float = SHARD_SECONDS) -> None:
@@ -83,9 +84,9 @@ class SecondReader:
         self._child: subprocess.Popen[bytes] | None = None
 
     def compare(self, path: Path) -> list[Disagreement]:
-        """In what the two disagree about one shard, which ours takes: at most one for a column.
+        """The disagreements about a shard that our reader accepts: at most one for each column.
 
-        Raises what `storage.shards.shard.read_shard` raises, and OSError when no process can be
+        Raises the errors of `storage.shards.shard.read_shard`, and OSError if no process can be
         started.
         """
         table = read_shard(path)
@@ -101,7 +102,7 @@ class SecondReader:
         try:
             return _compared(table, _answers(child, path), self.name)
         except (OSError, EOFError, ShardError, msgspec.MsgspecError) as error:
-            child.kill()  # where it did not end by itself, it does not keep to the protocol
+            child.kill()  # it is still running, but broke the protocol
             status = self._end(child)
             told = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
             if late.is_set():
@@ -109,7 +110,7 @@ class SecondReader:
             return [Disagreement("crashed", f"{self.name} {told} ({error})")]
         finally:
             timer.cancel()
-            if late.is_set() and self._child is child:  # it was killed just after its answer
+            if late.is_set() and self._child is child:  # it was killed right after its answer
                 self._end(child)
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -128,7 +129,7 @@ class SecondReader:
         return child.wait()
 
     def close(self) -> None:
-        """Let the process leave."""
+        """End the process."""
         if self._child is not None:
             self._end(self._child)
 
@@ -145,7 +146,7 @@ class SecondReader:
 
 
 def _answers(child: subprocess.Popen[bytes], path: Path) -> Iterator[tuple[Told, list[bytes]]]:
-    """What the process says of a shard, up to its end. Raises EOFError when it is gone before."""
+    """The process's answers about a shard, to the last one. Raises EOFError if it dies before."""
     if child.stdin is None or child.stdout is None:
         raise EOFError("it has no pipes")
     write_message(child.stdin, [[os.fsencode(path)]])
@@ -186,13 +187,13 @@ def _compared(
 
 
 def _difference(table: pa.Table, told: Told, theirs: ColumnValues) -> str:
-    """How a column of a row group differs from what we decode, "" when it does not."""
+    """How a column of a row group differs from our reader's, "" if it does not."""
     if told.column not in table.column_names:
         return "no such column here, one"
     part = table.slice(told.first, len(theirs))
     try:
         ours = _values(part, told.column)
-    except Exception as error:  # whatever it is, it is what a second reader is held against
+    except Exception as error:  # an error of our reader is a difference, too
         return f"cannot be decoded here ({type(error).__name__}: {error}), can be"
     if len(ours) != len(theirs):
         return f"{len(ours)} rows from row {told.first} here, {len(theirs)}"

@@ -1,7 +1,7 @@
-"""The second reader seen from inside: read a shard with fastparquet, hand over its values.
+"""The second reader, seen from inside: read a shard with fastparquet, send its values.
 
-Nothing here uses Arrow or our own decoding; of a column of a space it takes dtype and shape from
-the footer, as anybody's program would.
+This module uses neither Arrow nor our decoding. It takes dtype and shape of a column of a space
+from the footer, as any other program would.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from storage.verify.second_reader import Told
 def read_shards() -> None:
     """Serve requests from stdin until it ends: a request is a path, the answer its columns.
 
-    Ctrl-C reaches the whole foreground group; the parent decides when this process ends.
+    SIGINT is ignored, because Ctrl-C reaches all processes of the terminal: the parent decides when
+    this process ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not land between the answers
+    os.dup2(2, 1)  # output of libraries must not be mixed with the answers
     with replies:
         while (frames := read_message(sys.stdin.buffer)) is not None:
             _answer(os.fsdecode(frames[0]), replies)
@@ -42,7 +43,7 @@ def _answer(path: str, replies: IO[bytes]) -> None:
             _send(replies, told, [] if values is None else values.frames())
     except BrokenPipeError:
         raise
-    except Exception as error:  # whatever fastparquet raises for what it cannot read
+    except Exception as error:  # any error that fastparquet raises for an unreadable shard
         _send(replies, Told(error=f"{type(error).__name__}: {error}"), [])
 
 
@@ -51,7 +52,7 @@ def _send(replies: IO[bytes], told: Told, frames: list[bytes]) -> None:
 
 
 def _read(path: str) -> Iterator[tuple[Told, ColumnValues | None]]:
-    """The columns of each row group, one after the other, and then the end."""
+    """The columns of each row group in turn, and finally the end."""
     file = fastparquet.ParquetFile(path)
     specs = {spec["name"]: spec for spec in json.loads(file.key_value_metadata["headrace.columns"])}
     first = 0
@@ -70,14 +71,14 @@ def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnVal
         return of_items(spec["dtype"], _items(column))
     if column.dtype == object or isinstance(column.dtype, (pd.StringDtype, pd.CategoricalDtype)):
         return of_items("str", _items(column))
-    if pd.api.types.is_extension_array_dtype(column.dtype):  # whole numbers with nulls
+    if pd.api.types.is_extension_array_dtype(column.dtype):  # integers with nulls
         numbers = column.fillna(0).array.to_numpy(np.dtype(column.dtype.type))
         return of_numbers(numbers, column.notna().to_numpy())
     return of_numbers(column.to_numpy(), nan_is_null=True)
 
 
 def _exact(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """The numbers in the dtype of the footer, if they are the same numbers in it."""
+    """The numbers in the footer's dtype if the conversion does not change them."""
     cast = values.astype(dtype)
     return cast if np.array_equal(cast, values, equal_nan=values.dtype.kind == "f") else values
 

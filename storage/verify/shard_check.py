@@ -1,4 +1,4 @@
-"""One shard as `verify` looks at it, and what else may lie under `shards/`."""
+"""How `verify` checks one shard, and lists everything under `shards/`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ["as_text", "check_shard", "entries", "reason"]
 
 
 LONGEST = 4095
-"""Bytes of the longest path that Linux takes (PATH_MAX without its end): none beyond it can be
-opened by its path, by us or by other tools."""
+"""The longest path that Linux accepts, in bytes (PATH_MAX without its terminator): neither our
+readers nor other tools can open a longer one."""
 
 
 def entries(folder: Path) -> Iterator[Path]:
-    """All that lies under `shards/`, folders by what is in them; sorted.
+    """All entries under `shards/`, sorted. Folders are represented by their entries.
 
-    A stream may be a link to a folder elsewhere. Any other link to a folder is itself an entry, and
-    so is a folder that has the name of a shard.
+    A stream may be a link to a folder elsewhere. Any other link to a folder is an entry itself, and
+    so is a folder with the name of a shard.
     """
-    levels = [_sorted(folder)]  # not a recursion: folders may be deeper than Python's stack
+    levels = [_sorted(folder)]  # no recursion: folders may be nested deeper than Python's stack
     while levels:
         entry = next(levels[-1], None)
         if entry is None:
@@ -59,7 +59,7 @@ def _sorted(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             there = [entry for entry in found if len(os.fsencode(entry.path)) <= LONGEST]
-    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
         there = []
     return iter(sorted(there, key=lambda entry: entry.name))
 
@@ -70,7 +70,7 @@ def reason(path: Path, error: Exception) -> str:
 
 
 def check_shard(path: Path, name: ShardName) -> tuple[str, ShardMetadata]:
-    """(SHA-256, footer) of a shard that is whole. Raises ShardDamaged, OSError."""
+    """Check one shard; return (SHA-256, footer). Raises ShardDamaged, OSError."""
     require_regular(path)
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -78,14 +78,14 @@ def check_shard(path: Path, name: ShardName) -> tuple[str, ShardMetadata]:
         raise ShardDamaged(f"its name says digest {name.digest16}, its bytes {digest[:16]}")
     try:
         return digest, _check_content(content, path, name)
-    except (ShardDamaged, MemoryError):  # Arrow's lack of memory is one, too
+    except (ShardDamaged, MemoryError):  # includes Arrow's own error for this
         raise
-    except Exception as error:  # whatever its right bytes cannot be decoded for
+    except Exception as error:  # any error of decoding bytes with the right digest
         raise ShardDamaged(f"it cannot be decoded: {error!r:.300}") from error
 
 
 def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata:
-    """What a reader checks of the columns that it uses, of all columns."""
+    """Check all columns as a reader checks those that it uses."""
     with pq.ParquetFile(
         pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(CODED)
     ) as file:
@@ -93,7 +93,8 @@ def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata
         metadata = ShardMetadata.from_footer(schema.metadata, str(path))
         check_footer(schema, metadata, path.parent.name, name.first, name.last)
         check_size(content, file.metadata, schema, schema.names)
-        table = file.read(use_threads=False)  # ending Arrow's threads has ended the process
+        # ending Arrow's threads has crashed the process before
+        table = file.read(use_threads=False)
     columns: dict[str, npt.NDArray[Any]] = {}
     for column in table.column_names:
         if column not in CODED and column != "infos" and not column.startswith("final_obs"):
@@ -114,7 +115,7 @@ def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata
 
 
 def as_text(ranges: RangeSet | tuple[tuple[int, int], ...], most: int = 5) -> str:
-    """`0-3, 7, 9-12`, cut after a few."""
+    """Ranges as text, such as `0-3, 7, 9-12`; "..." after the first `most`."""
     pairs = ranges.ranges() if isinstance(ranges, RangeSet) else list(ranges)
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs[:most]]
     return ", ".join([*texts, "..."] if len(pairs) > most else texts) or "none"
