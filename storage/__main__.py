@@ -11,7 +11,7 @@ from storage.system.startup import leave_out, loading, use_one_blas_thread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status."""
+    """Run one subcommand, and return the exit status."""
     options = _parser().parse_args(arguments)
     if options.parent is not None:
         die_with_parent(options.parent)
@@ -22,9 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         read_shards()
         return 0
-    leave_out("pandas")  # Arrow would load it, where it is installed: more than all the rest
+    # Arrow would load it if it is installed, which takes longer than everything else
+    leave_out("pandas")
     with loading():
-        # lazy: --help needs no Arrow, and the lines above should not wait for it
+        # here, as --help needs no Arrow, and so that the lines above run first
         from storage.shards.writer_main import write_shards  # noqa: PLC0415
 
     write_shards(

@@ -1,8 +1,8 @@
-"""The value <-> bytes codec of a space: canonical bytes, validation, columns.
+"""The codec of a space: values <-> canonical bytes, with validation, also for whole columns.
 
 The canonical encoding of a value is the concatenation of its fixed-size leaves (little-endian, C
-order, Dict keys sorted, Tuple items in order), then of its Text leaves, each as a 4-byte length and
-UTF-8. A space without Text has values of one size, so that T values are one buffer.
+order, Dict keys sorted, Tuple items in order), followed by its Text leaves, each as a 4-byte length
+and UTF-8. All values of a space without Text have the same size, so T values are one buffer.
 
 Example:
     >>> codec = Codec(Box(shape=(2,), low=-1.0, high=1.0))
@@ -45,7 +45,8 @@ from storage.spaces.leaves import (
 __all__ = ["Codec", "Leaf", "leaves"]
 
 LONG_LIST = 1_000
-"""Shorter lists are made arrays before their shape is looked at: the text can say more."""
+"""Lists up to this length become arrays before their shape is checked, so that the error can show
+them."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxdict = _SHORT.maxtuple = 8
@@ -56,7 +57,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a fixed-size leaf lies in the canonical encoding, and what may stand there."""
+    """The place of a fixed-size leaf in the canonical encoding, and its allowed values."""
 
     leaf: Leaf
     offset: int
@@ -104,11 +105,12 @@ class Codec:
     def encode(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
         """The canonical bytes of one value (array, number, nested list, dict, tuple, string).
 
-        Integers may stand for floats; floats never stand for integers. Where a space has names, a
-        string is a name and an integer a code; where names are other numbers than their codes, an
-        integer could be either and is refused. `check_range=False` is for what a policy chose: it
-        takes any code, and lets finite Box values leave their bounds, as the unclipped sample of a
-        Gaussian policy does. Raises SpaceError.
+        Integers are accepted for floats, but not floats for integers. In a space with names, a
+        string is a name and an integer a code. If names are numbers other than their codes,
+        integers are ambiguous and raise SpaceError. `check_range=False` is for actions that a
+        policy chose: any code is accepted, and finite Box values may be outside their bounds, as in
+        the unclipped sample of a Gaussian policy. `where`: the place of the value, for messages.
+        Raises SpaceError.
         """
         single = self._single
         if single is not None:
@@ -128,9 +130,10 @@ class Codec:
         return b"".join(fixed + texts)
 
     def from_wire(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
-        """Like `encode`, for decoded JSON or msgpack: also `{"dtype","shape","data"}` at a leaf.
+        """Encode a value of decoded JSON or msgpack; a leaf may also be `{"dtype","shape","data"}`.
 
-        A whole value may also come as raw bytes: its canonical encoding.
+        A whole value may also be raw bytes: its canonical encoding. Arguments and errors as for
+        `encode`.
         """
         if isinstance(value, (bytes, bytearray, memoryview)):
             data = bytes(value)
@@ -139,7 +142,7 @@ class Codec:
         return self.encode(value, where, check_range=check_range)
 
     def decode(self, data: bytes) -> Any:
-        """The value of canonical bytes: arrays, ints, dicts, tuples, strings as the space says."""
+        """The value of canonical bytes: array, int, dict, tuple or string, as the space says."""
         single = self._single
         if single is not None and len(data) == single.size > 0:
             leaf = single.leaf
@@ -150,7 +153,7 @@ class Codec:
         return _assemble(self.space, iter([columns[leaf.path] for leaf in self.leaves]), 0)
 
     def named(self, value: Any) -> Any:
-        """A value as `decode` answers it, with names in the place of their codes."""
+        """A value as `decode` returns it, with names instead of their codes."""
         return _named(self.space, value) if self.has_names else value
 
     def check(self, data: bytes, where: str = "$", *, check_range: bool = True) -> None:
@@ -192,10 +195,10 @@ class Codec:
     def columns(
         self, data: bytes | bytearray | memoryview, count: int, lengths: Sequence[int] | None = None
     ) -> dict[str, Any]:
-        """Columns of `count` encoded values: path -> array `(count, *shape)`, or list of str.
+        """Decode `count` values to columns: path -> array `(count, *shape)`, or list of str.
 
-        Fixed-size spaces of one leaf come as a read-only view. `lengths`: bytes of each value,
-        needed when the space holds Text.
+        For a fixed-size space with one leaf the array is a read-only view. `lengths`: the size of
+        each value in bytes, required if the space has Text. Raises SpaceError if sizes do not fit.
         """
         if self.itemsize is None:
             if lengths is None or len(lengths) != count or sum(lengths) != len(data):
@@ -217,7 +220,8 @@ class Codec:
     def encode_columns(self, columns: Mapping[str, Any], count: int) -> list[bytes]:
         """The canonical encoding of each of `count` values given as columns (see `columns`).
 
-        Types, shapes and texts are checked, the range of numbers is not: see `find_invalid`.
+        Types, shapes and texts are checked, but not the range of numbers: see `find_invalid`.
+        Raises SpaceError.
         """
         rows = np.empty((count, self._fixed), np.uint8)
         _require_columns(self.leaves, columns, count)
@@ -294,7 +298,7 @@ def _slot_values(slot: _Slot, rows: Array, count: int) -> Array:
 
 
 def _valid_rows(slot: _Slot, rows: Array, count: int, check_range: bool) -> Array | None:
-    """Which of `count` rows hold a valid value of the slot, bool (count,); None if all do."""
+    """Whether each of `count` rows has a valid value of the slot: bool (count,); None if all do."""
     if slot.size == 0:
         return None
     if slot.leaf.dtype.kind == "b":
@@ -350,7 +354,7 @@ def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes
 
 
 def _shown(value: Any) -> str:
-    """The beginning of a value, however long it is, for an error's text."""
+    """The beginning of a value, for an error's text."""
     return _SHORT.repr(value)[:200]
 
 
@@ -370,9 +374,9 @@ def _as_array(value: Any, leaf: Leaf, where: str) -> Array:
 
 
 def _from_parts(value: dict[str, Any], leaf: Leaf, where: str) -> Array:
-    """An array of the wire form `{"dtype", "shape", "data"}`.
+    """An array from the wire form `{"dtype", "shape", "data"}`.
 
-    `data` is raw little-endian bytes, or their base64 where the message is JSON.
+    `data` is raw little-endian bytes, or their base64 in a JSON message.
     """
     if set(value) != {"dtype", "shape", "data"}:
         raise SpaceError(
@@ -404,7 +408,7 @@ _ALLOWED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 def _cast(array: Array, leaf: Leaf, where: str) -> Array:
-    """To the leaf's dtype if nothing but float precision can be lost."""
+    """Convert to the leaf's dtype; raise SpaceError if more than float precision would be lost."""
     target = leaf.dtype
     allowed = _ALLOWED_KINDS[target.kind] + ("b" if isinstance(leaf.space, MultiBinary) else "")
     if array.dtype.kind not in allowed:
@@ -445,7 +449,10 @@ def _require_columns(found: Sequence[Leaf], columns: Mapping[str, Any], count: i
 
 
 def _walk(space: Space, value: Any, where: str) -> Iterator[tuple[Leaf, Any, str]]:
-    """(leaf, its value, its place) in canonical order; refuses missing and extra keys."""
+    """Yield (leaf, its value, its place) in canonical order.
+
+    Raises SpaceError for missing and extra keys or items.
+    """
     if isinstance(space, Dict):
         names = [name for name, _ in space.spaces]
         if not isinstance(value, Mapping) or set(value) != set(names):

@@ -1,9 +1,9 @@
-"""Space descriptors: what an observation or an action may be, with numpy alone.
+"""Space descriptors: the allowed values of an observation or an action, with numpy alone.
 
-A descriptor is a frozen value with a strict, versioned JSON form. Nothing here executes what it
-reads: there is no pickle, and unknown kinds, unknown keys and unknown versions are refused.
+A descriptor is a frozen value with a strict, versioned JSON form. Reading one never executes
+anything: there is no pickle, and unknown kinds, keys and versions are refused.
 
-`storage.spaces.codec` turns values of a space into bytes and back.
+`storage.spaces.codec` converts values of a space to bytes and back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 FORMAT_VERSION = 1
-MAX_ELEMENTS = 2**24  # of one array; a descriptor from outside must not ask for all memory
-OTHER = "other"  # the name, in short forms, for whatever is none of the names
+MAX_ELEMENTS = 2**24  # of one array; limits the memory that a descriptor from outside can request
+OTHER = "other"  # the name that stands for all unknown names in short forms
 MAX_NAME = 1_000  # characters
 REFUSED = ("Graph", "Sequence", "OneOf")
 BOX_DTYPES = [
@@ -44,14 +44,14 @@ Json: TypeAlias = Any
 
 
 class SpaceError(ValueError):
-    """A value or a descriptor does not fit; the text says what was expected, what came, where."""
+    """A value or descriptor does not fit; the text says what was expected, what came, and where."""
 
 
 # --- the descriptors -------------------------------------------------------------------------
 
 
 def bound_to_json(bound: Array) -> Json:
-    """A number when every element is the same, else a flat list; infinities become strings."""
+    """A number if all elements are equal, else a flat list; infinities become strings."""
     flat = bound.reshape(-1)
     if flat.size == 0:
         return 0
@@ -71,7 +71,7 @@ def _bound_from_json(bound: Json, dtype: np.dtype[Any], shape: tuple[int, ...]) 
             raise SpaceError(f"box bound: expected values of {dtype}, got {number!r:.80}")
     try:
         numbers = [float(x) for x in listed] if dtype.kind == "f" else listed
-        with np.errstate(over="ignore"):  # what a narrow float cannot hold is no bound
+        with np.errstate(over="ignore"):  # a value out of a narrow float's range means no bound
             array = np.array(numbers, dtype)
     except OverflowError as error:
         raise SpaceError(f"box bound: expected values of {dtype}, got {bound!r:.80}") from error
@@ -89,7 +89,7 @@ def _is_bound(number: Json, kind: str) -> bool:
 
 
 def _whole(what: str, names: str, given: Any) -> tuple[int, ...]:
-    """These numbers, of a program that makes a space: a shape, sizes, lengths."""
+    """Convert numbers (a shape, sizes, lengths) to ints. Raises SpaceError for anything else."""
     try:
         return tuple(operator.index(n) for n in given)
     except TypeError:
@@ -164,7 +164,7 @@ class Box:
 
 
 def _shown_bound(bound: Array) -> str:
-    """A number when every element is the same, else the first few elements."""
+    """A number if all elements are equal, else the first few elements."""
     numbers = bound.reshape(-1)
     if numbers.size and (numbers == numbers[0]).all():
         return f"{numbers[0]:g}"
@@ -193,11 +193,11 @@ def widest(dtype: np.dtype[Any], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One of `n` integers, from `start` on. Stored as int64.
+    """One of `n` integers, beginning with `start`. Stored as int64.
 
-    With `names`, one for each integer from 0 on, callers pass and get names; shards and networks
-    have the integers, called codes. An unknown string is an error, or counts as the name `other` if
-    that is declared.
+    With `names`, one for each integer from 0, callers pass and receive names; shards and networks
+    contain the integers, called codes. An unknown string is an error, or counts as the name `other`
+    if that is declared.
     """
 
     n: int
@@ -207,9 +207,10 @@ class Discrete:
 
     @classmethod
     def of(cls, names: Iterable[str], *, other: str | None = None) -> Discrete:
-        """The space of some names, coded in their order; `other` is added if it is not among them.
+        """The space of names, coded in their order; `other` is appended if it is not among them.
 
-        Raises SpaceError for no names, for one that is empty or not a string, and for duplicates.
+        Raises SpaceError if there are no names, if one is empty or not a string, and for
+        duplicates.
         """
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise SpaceError(f"discrete: expected names, got {names!r:.80}")
@@ -304,7 +305,7 @@ def _is_utf8(text: str) -> bool:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Several discrete choices, element i one of `nvec[i]` integers from `start[i]` on (int64)."""
+    """Several discrete choices: element i is one of `nvec[i]` integers from `start[i]` (int64)."""
 
     nvec: tuple[int, ...]
     start: tuple[int, ...] = ()
@@ -371,7 +372,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Dict:
-    """Named spaces; the names are kept sorted."""
+    """Named spaces, sorted by name."""
 
     spaces: tuple[tuple[str, Space], ...]
 
@@ -521,7 +522,7 @@ def _sizes(value: Json) -> tuple[int, ...]:
 
 
 def canonical_json(observation: Space, action: Space) -> str:
-    """The one text that stands for a pair of spaces: what `schema_id` hashes."""
+    """The unique text of a pair of spaces, which `schema_id` hashes."""
     document = {
         "version": FORMAT_VERSION,
         "observation": observation.to_json(),
@@ -546,7 +547,7 @@ def spaces_from_canonical_json(text: str) -> tuple[Space, Space]:
 
 
 def schema_id(observation: Space, action: Space) -> str:
-    """The first 12 hex digits of the SHA-256 of `canonical_json`: names a schema everywhere."""
+    """The first 12 hex digits of the SHA-256 of `canonical_json`, which identify a schema."""
     return hashlib.sha256(canonical_json(observation, action).encode()).hexdigest()[:12]
 
 

@@ -1,7 +1,8 @@
 """gymnasium spaces <-> the descriptors of storage.spaces.descriptors.
 
-What a descriptor cannot say is refused, not approximated. The one exception: gymnasium has no Text
-that allows every character, so that a Text without a charset becomes one of printable ASCII.
+Spaces that a descriptor cannot express are refused, not approximated. There is one exception:
+gymnasium has no Text that allows every character, so a Text without a charset becomes one of
+printable ASCII.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["NamedDiscrete", "from_gym", "to_gym"]
 
 
 class NamedDiscrete(gym.spaces.Discrete):
-    """A Discrete that remembers the names of its codes; to gymnasium they are integers."""
+    """A Discrete that stores the names of its codes; for gymnasium its values are integers."""
 
     def __init__(self, space: Discrete) -> None:
         super().__init__(space.n)
@@ -39,8 +40,9 @@ class NamedDiscrete(gym.spaces.Discrete):
 def from_gym(space: gym.Space[Any], where: str = "$") -> Space:
     """The descriptor of a gymnasium space.
 
-    Raises SpaceError for Graph, Sequence, OneOf, for a MultiDiscrete that is no vector, for Dict
-    keys that are no strings without '.', and for spaces that gymnasium itself does not define.
+    Raises SpaceError for Graph, Sequence, OneOf, for a MultiDiscrete with more than one dimension,
+    for Dict keys that are not strings or contain '.', and for spaces that gymnasium itself does not
+    define.
     """
     spaces = gym.spaces
     if isinstance(space, spaces.Dict):
@@ -84,7 +86,7 @@ def _check_names(space: gym.spaces.Dict, where: str) -> None:
 
 
 def to_gym(space: Space) -> gym.Space[Any]:
-    """The gymnasium space of a descriptor; `from_gym` gives the descriptor back."""
+    """The gymnasium space of a descriptor; `from_gym` converts it back."""
     spaces = gym.spaces
     if isinstance(space, Dict):
         return spaces.Dict({name: to_gym(inner) for name, inner in space.spaces})

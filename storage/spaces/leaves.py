@@ -1,10 +1,9 @@
 """The leaves of a space: each one array or string, its dtype, shape, bounds and description.
 
-For the values that hot paths see (small arrays, short lists of numbers, integers) there are short
-cuts, since numpy's fixed cost is several times that of `struct` and the interpreter's own
-comparisons. A short cut answers None (or False) for whatever it is not sure of, and the general
-path then decides and words the error: it may never accept what that path refuses, nor give other
-bytes.
+Values in hot paths (small arrays, short lists of numbers, integers) have fast paths, because
+numpy's fixed cost is several times that of `struct` and Python's comparisons. A fast path returns
+None (or False) for values that it cannot decide. The general path then decides, and words the
+error. A fast path must never accept a value that the general path refuses, nor return other bytes.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class Leaf:
         return (len(self.space.nvec),) if isinstance(self.space, MultiDiscrete) else ()
 
     def column(self, prefix: str) -> str:
-        """The column name: `obs` for a space that is one leaf, else `obs.<path>`."""
+        """The column name: `obs` for a space with a single leaf, else `obs.<path>`."""
         return f"{prefix}.{self.path}" if self.path else prefix
 
 
 def leaves(space: Space, path: str = "") -> tuple[Leaf, ...]:
-    """The leaves in canonical order, fixed-size and Text alike."""
+    """The leaves in canonical order, both fixed-size and Text."""
     if isinstance(space, Dict):
         named: Sequence[tuple[str, Space]] = space.spaces
     elif isinstance(space, Tuple):
@@ -74,9 +73,9 @@ def leaves(space: Space, path: str = "") -> tuple[Leaf, ...]:
 
 
 def bounds_of(space: Any) -> tuple[Array, Array] | None:
-    """Inclusive bounds whose comparison also refuses NaN and infinity; None if all is allowed.
+    """Inclusive bounds, whose comparison also rejects NaN and infinity; None if all is allowed.
 
-    One bound for all elements is an array without axes, with which numpy compares fastest.
+    If all elements have the same bound, it is an array without axes, which numpy compares fastest.
     """
     if isinstance(space, Box):
         if space.dtype.kind == "f":
@@ -118,7 +117,7 @@ def describe(space: Any) -> str:
     return f"{finite}{space.dtype} of shape {space.shape} in [{low}, {high}]"
 
 
-MAX_ITEMS = 32  # beyond about this many numbers numpy's loops win
+MAX_ITEMS = 32  # with more numbers numpy's loops are faster
 
 _CODES = {
     "uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "uint32": "I", "int32": "i",
@@ -128,17 +127,17 @@ _FLOAT64 = np.dtype("float64")
 
 
 class Quick(Protocol):
-    """The short cut of one leaf."""
+    """The fast path of one leaf."""
 
     def encode(self, value: Any, check_range: bool) -> bytes | None:
-        """The canonical bytes of a valid value; None when in doubt."""
+        """The canonical bytes of a valid value; None if that cannot be decided here."""
 
     def is_valid(self, data: bytes, check_range: bool) -> bool:
-        """Whether canonical bytes are surely valid."""
+        """Whether canonical bytes are valid; False also if that cannot be decided here."""
 
 
 class QuickInteger:
-    """A Discrete leaf: one int64 of first..last."""
+    """A Discrete leaf: one int64 in first..last."""
 
     def __init__(self, first: int, last: int) -> None:
         self._first, self._last = first, last
@@ -159,7 +158,7 @@ class QuickInteger:
 
 
 class QuickName(QuickInteger):
-    """A Discrete leaf with names: a name, or its code."""
+    """A Discrete leaf with names: a name or its code."""
 
     def __init__(self, space: Discrete) -> None:
         super().__init__(0, space.n - 1)
@@ -175,12 +174,12 @@ class QuickName(QuickInteger):
         return super().encode(value, check_range)
 
     def is_unsure(self, value: Any) -> bool:
-        """Whether it is an integer that could be meant as a name or as a code."""
+        """Whether a value is an integer that could mean a name or a code."""
         return self._numbers and isinstance(value, (int, np.integer))
 
 
 class QuickNumbers:
-    """A leaf of 1 to MAX_ITEMS numbers of one dtype, with inclusive bounds (None: all)."""
+    """A leaf of 1 to MAX_ITEMS numbers of one dtype, with inclusive bounds (None: all allowed)."""
 
     def __init__(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], bounds: tuple[Array, Array] | None
@@ -225,7 +224,8 @@ class QuickNumbers:
         if len(data) != self._nbytes:
             return False
         if self._only_finite or (self._is_float and not check_range):
-            return math.isfinite(sum(self._unpack(data)))  # NaN and infinity stay in a sum
+            # a sum with NaN or infinity is not finite
+            return math.isfinite(sum(self._unpack(data)))
         if self._lows is None:
             return True
         numbers = self._unpack(data)
@@ -240,7 +240,7 @@ def _is_whole(dtype: np.dtype[Any], bounds: tuple[Array, Array]) -> bool:
 def quick_numbers(
     dtype: np.dtype[Any], shape: tuple[int, ...], bounds: tuple[Array, Array] | None
 ) -> QuickNumbers | None:
-    """The short cut for an array leaf, None when it has none."""
+    """The fast path of an array leaf, None if it has none."""
     if dtype.name not in _CODES or not 1 <= math.prod(shape) <= MAX_ITEMS:
         return None
     return QuickNumbers(dtype, shape, bounds)
