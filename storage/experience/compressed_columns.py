@@ -1,8 +1,8 @@
-"""Columns in compressed blocks, row by row still: what `SampleBatch.compress` makes of a column.
+"""Columns compressed in blocks but still accessible by row: used by `SampleBatch.compress`.
 
-A packed column is an object array of `PackedRow`: a block and a place in it. Rows can be sliced,
-shuffled and joined like any others; unpacking opens each block once. A block is the raw buffer of
-its rows, compressed: nothing is pickled.
+A packed column is an object array of `PackedRow`: a block and an index in it. Rows can be sliced,
+shuffled and joined like any others; unpacking decompresses each block once. A block is the
+compressed buffer of its rows: nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Block:
     data: bytes
 
     def rows(self) -> Array:
-        """A writable array of its own."""
+        """The rows as a new, writable array."""
         size = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
         raw = _decompress(self.codec, self.data, size)
         return np.frombuffer(bytearray(raw), self.dtype).reshape(self.shape)
@@ -55,9 +55,9 @@ def is_packed(column: Array) -> bool:
 
 
 def pack(column: Array, codec: Codec, *, bulk: bool) -> Array:
-    """The column as packed rows: one block in all if `bulk`, else one a row.
+    """The column as packed rows, object (N,): one block for all rows if `bulk`, else one per row.
 
-    Rows of their own cost more space and are freed one by one.
+    Blocks of single rows need more memory in total, but can be freed one by one.
     """
     pieces = [column] if bulk else [column[i : i + 1] for i in range(len(column))]
     packed = np.empty(len(column), object)
@@ -72,7 +72,7 @@ def pack(column: Array, codec: Codec, *, bulk: bool) -> Array:
 
 
 def unpack(column: Array) -> Array:
-    """The rows of a packed column, in its order, as one array."""
+    """The rows of a packed column (N,), in its order, as one array (N, ...)."""
     first = column[0].block
     rows = np.empty((len(column), *first.shape[1:]), first.dtype)
     by_block: dict[int, tuple[_Block, list[int], list[int]]] = {}

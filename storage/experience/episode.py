@@ -1,11 +1,11 @@
-"""Steps, episodes and parts: what experience is, and the laws that it keeps.
+"""Steps, episodes and parts: what experience consists of, and its invariants.
 
 An episode has T steps and a final observation that may be absent. How it ended is one word of
-`ENDINGS`. A *part* is a run of closed steps of one episode, normally all of it: the unit that is
-sealed, stored and counted. A part holds raw column buffers, so that it travels from the collector
-to a shard without a Python object per step.
+`ENDINGS`. A *part* is a run of closed steps of one episode, usually the whole episode. Parts are
+what is sealed, stored and counted. A part consists of raw column buffers, so that it gets from the
+collector to a shard without a Python object per step.
 
-Pure: no clock, no file, no thread.
+Pure: uses no clock, file or thread.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Source: TypeAlias = Literal["on_policy", "logged", "replayed"]
 
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 SOURCES: tuple[Source, ...] = get_args(Source)
-"""Who chose an action; a part stores the index into this tuple."""
+"""How an action was chosen; a part stores the index into this tuple."""
 
 LOGP_TOLERANCE = 1e-6
-"""What a log-probability may exceed 0 by: a softmax in float32 may say more than certain."""
+"""By how much a log-probability may exceed 0: rounding of a softmax in float32."""
 
 DEFAULT_AGENT = "agent0"
 ALL_AGENTS = "__all__"
-"""The key of a dict by agent that speaks for all of them."""
+"""The key for all agents in a dict by agent."""
 DEFAULT_POLICY = "default"
 UNKNOWN_VERSION = -1
 
@@ -40,14 +40,15 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class EpisodeError(ValueError):
-    """A part or an episode breaks a law; the text says which, and for which episode."""
+    """A part or an episode violates an invariant; the text says which, and in which episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedAction:
-    """An action that an environment's own program chose, with its log-probability if known.
+    """An action that the environment's own program chose.
 
-    `logp` is the log-probability (or log-density), `version` the policy version that it chose with.
+    `logp` is its log-probability (or log-density), None if unknown; `version` is the policy version
+    that chose it.
     """
 
     action: Any
@@ -58,13 +59,14 @@ class LoggedAction:
 class Part(Struct, frozen=True, kw_only=True, gc=False):
     """A sealed run of T steps of one episode, as little-endian column buffers.
 
-    In a multi-agent episode each agent's run is a *track*, with parts of its own: the tracks of one
-    `episode_id` differ in `agent_id`, and `env_t` joins their steps (-1 = unknown). An agent that
-    leaves early has no `agents`; those that end with the episode have their number.
+    In a multi-agent episode each agent's run is a *track* with its own parts. The tracks of one
+    `episode_id` differ in `agent_id`, and `env_t` aligns their steps (-1 = unknown). `agents`, the
+    number of tracks, is set only in tracks that end with the episode, not for an agent that leaves
+    earlier.
 
-    `obs` and `actions` hold T canonical encodings (storage.spaces.codec) behind each other; when
-    the space holds Text, `obs_lengths` / `actions_lengths` give each one's size in bytes (uint32),
-    else they are empty. Unknown `action_logp` is NaN here and null at rest.
+    `obs` and `actions` hold T canonical encodings (storage.spaces.codec), concatenated. If the
+    space has Text, `obs_lengths` / `actions_lengths` hold the size of each in bytes (uint32 (T,));
+    otherwise they are empty. Unknown `action_logp` is NaN here and null in shards.
     """
 
     episode_id: str
@@ -84,10 +86,10 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
     env_t: bytes = b""  # int64 (T,), the environment's step; empty = a single-agent episode
     obs_lengths: bytes = b""
     actions_lengths: bytes = b""
-    dist_inputs: bytes = b""  # float32, rows behind each other
+    dist_inputs: bytes = b""  # float32, rows concatenated
     dist_lengths: bytes = b""  # uint32 (T,) bytes per row, 0 = null; empty: null everywhere
     infos: Mapping[int, str] = msgspec.field(default_factory=dict)  # row in the part -> JSON object
-    final_obs: bytes | None = None  # canonical encoding; absent for a lost client, a bandit step
+    final_obs: bytes | None = None  # canonical encoding; None if it is unknown
     ended: Ending | None = None  # only on an episode's last part
     policy_id: str = DEFAULT_POLICY
     agent_id: str = DEFAULT_AGENT
@@ -96,12 +98,13 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
     tags: str = "{}"  # JSON object of strings
     ordinal: int = -1  # assigned when the part's shard is planned
     episode_ordinal: int = -1  # the ordinal of the episode's first part
-    agents: int = -1  # how many tracks with steps the whole episode had; only with an ending
+    # how many tracks with steps the whole episode had; -1 unless known at the ending
+    agents: int = -1
 
     def __post_init__(self) -> None:
         steps, eight = self.steps, 8 * self.steps
         plain = self.env_t == b"" and self.agents == -1
-        if not (  # each part passes here twice: most in one look
+        if not (  # every part is checked twice: most are decided by this one condition
             plain
             and steps >= 1
             and len(self.source) == steps
@@ -126,7 +129,7 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
             raise EpisodeError(f"episode {self.episode_id}: unknown ending {self.ended!r}")
 
     def _check_track(self) -> None:
-        """The laws of what a track of a multi-agent episode says beyond an episode."""
+        """Check the fields that only tracks of multi-agent episodes have."""
         if self.env_t and len(self.env_t) != self.steps * 8:
             raise EpisodeError(
                 f"episode {self.episode_id}: env_t: expected {self.steps * 8} bytes for "
@@ -148,7 +151,7 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Raw size, as part and shard limits count it."""
+        """Raw size in bytes, as the limits of parts and shards count it."""
         values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
         return values + len(self.env_t) + 49 * self.steps
 
@@ -169,7 +172,7 @@ _STEP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of an episode as a person reads it: decoded values."""
+    """One step of an episode for display, with decoded values."""
 
     t: int
     obs: Any
@@ -185,11 +188,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A whole episode, or the run of it that was read: decoded columns over T steps.
+    """A whole episode, or the part of it that was read: decoded columns of T steps.
 
     `columns` maps a column name (`obs`, `obs.<path>`, `actions`, `rewards`, `action_logp`, ...) to
     an array whose first axis is T. `final_obs` maps an observation's leaf path to its array, or is
-    None. `complete` says whether all parts, from t = 0 to the ending, are here.
+    None. `complete`: whether all parts, from t = 0 to the ending, are included.
     """
 
     episode_id: str
@@ -237,7 +240,7 @@ class Episode:
 
 
 def encode_tags(tags: Mapping[str, str] | None, episode_id: str) -> str:
-    """Tags as a JSON object with sorted keys; only a few short strings are tags.
+    """Tags as a JSON object with sorted keys.
 
     Raises EpisodeError for anything but at most 32 strings of at most 256 characters.
     """

@@ -1,4 +1,4 @@
-"""What a learner reads from: `InputReader`, and how its reading ends or fails.
+"""`InputReader`, the source of a learner's batches, its errors, and `OutputWriter`.
 
     StorageError
     └── ReaderError
@@ -6,7 +6,7 @@
         ├── MixedSchemas    shards of several schemas, and none was chosen
         └── ReaderState     a saved position does not fit this reader
 
-Needs numpy alone, so that an implementer outside `storage` does not pay for Arrow.
+Needs only numpy, so that implementations outside `storage` do not have to load Arrow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReaderError(StorageError):
 
 
 class EndOfInput(ReaderError):
-    """There is nothing left to read, and nothing will come."""
+    """There is nothing left to read, and nothing more will come."""
 
 
 class MixedSchemas(ReaderError):
@@ -43,7 +43,7 @@ class MixedSchemas(ReaderError):
 
 
 class ReaderState(ReaderError):
-    """A saved position was made by another kind of reader, or is damaged."""
+    """A saved position belongs to another kind of reader, or is damaged."""
 
 
 class InputReader(ABC):
@@ -53,19 +53,21 @@ class InputReader(ABC):
     def next(self, timeout: float | None = None) -> SampleBatch:
         """The next batch.
 
-        A reader that follows a growing input blocks; after `timeout` seconds it returns an empty
-        batch. Raises EndOfInput when the input has an end and it is reached.
+        With a growing input, waits for it; after `timeout` seconds returns an empty batch. Raises
+        EndOfInput at the end of a finite input.
         """
 
-    def want(self, columns: Sequence[str]) -> None:  # noqa: B027  most bring what they have
-        """Name the columns that the caller needs, before the first `next`. A reader adds them
-        unless its own arguments choose columns."""
+    def want(self, columns: Sequence[str]) -> None:  # noqa: B027  most readers return fixed columns
+        """Name the columns that the caller needs, before the first `next`.
+
+        A reader adds them unless its own arguments choose columns.
+        """
 
     def share(self, index: int, count: int) -> None:
-        """Be reader number `index` of `count` that share one input: together they return each row
-        once.
+        """Return only the rows of reader `index` out of `count` that share one input.
 
-        To be called before the first batch. Raises ReaderError where an input cannot be shared.
+        Together the readers return each row once. Call this before the first batch. Raises
+        ReaderError if the input cannot be shared.
         """
         if count != 1:
             raise ReaderError(
@@ -96,11 +98,11 @@ class InputReader(ABC):
 
 
 class OutputWriter(ABC):
-    """Where sample batches go."""
+    """A destination of sample batches."""
 
     @abstractmethod
     def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
-        """Write one batch, of one policy or of several. The writer documents when it is durable."""
+        """Write one batch, of one policy or several. Each writer documents when it is durable."""
 
     def close(self) -> None:  # noqa: B027  most writers in memory have nothing to release
-        """Finish; closing twice is fine."""
+        """Finish writing; closing twice is fine."""

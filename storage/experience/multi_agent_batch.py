@@ -1,13 +1,13 @@
-"""The batches of several policies, and how many steps of the environment they stand for.
+"""The batches of several policies, and the environment steps that they belong to.
 
-both = MultiAgentBatch({"seller": sellers, "buyer": buyers}, env_steps=200)
-both.env_steps(), both.agent_steps()        # 200, 350
-for piece in both.timeslices(50): ...       # 50 steps of the environment each
+    both = MultiAgentBatch({"seller": sellers, "buyer": buyers}, env_steps=200)
+    both.env_steps(), both.agent_steps()        # 200, 350
+    for piece in both.timeslices(50): ...       # 50 steps of the environment each
 
-A step of the environment is one (episode, t), whichever of its agents act in it. Rows of episodes
-with several agents have `env_t` for it, whether they came through a collector or from a worker: `t`
-is then each agent's own dense number, which learners go by, and the episode is known by what
-collected it and `eps_id`, because agents of one episode may lie in the streams of their policies.
+An environment step is one (episode, t), with all agents that act in it. Rows of episodes with
+several agents have it in `env_t`, whether they come from a collector or from a worker; their `t` is
+then each agent's own consecutive number, which learners use. Such episodes are identified by
+collector and `eps_id`, because agents of one episode may be in the streams of different policies.
 
 Pure, like `storage.experience.sample_batch`.
 """
@@ -96,23 +96,23 @@ class MultiAgentBatch:
     def wrap_as_needed(
         policy_batches: Mapping[str, SampleBatch], env_steps: int
     ) -> SampleBatch | MultiAgentBatch:
-        """A lone default policy's batch itself, else a MultiAgentBatch."""
+        """The default policy's batch if there is no other, else a MultiAgentBatch."""
         if set(policy_batches) == {DEFAULT_POLICY}:
             return policy_batches[DEFAULT_POLICY]
         return MultiAgentBatch(policy_batches, env_steps)
 
     @staticmethod
     def of(batch: SampleBatch | MultiAgentBatch) -> MultiAgentBatch:
-        """The batch itself, or that of a lone default policy: `wrap_as_needed` undone."""
+        """The batch itself, or a batch of the default policy wrapped: undoes `wrap_as_needed`."""
         if isinstance(batch, MultiAgentBatch):
             return batch
         return MultiAgentBatch({DEFAULT_POLICY: batch}, batch.env_steps())
 
     @staticmethod
     def concat_samples(batches: Sequence[SampleBatch | MultiAgentBatch]) -> MultiAgentBatch:
-        """The rows of each policy behind each other; environment steps add up.
+        """Concatenate each policy's rows, and add up the environment steps.
 
-        Raises BatchError when a policy's columns differ.
+        Raises BatchError if a policy's columns differ.
         """
         grouped: dict[str, list[SampleBatch]] = {}
         wrapped = [MultiAgentBatch.of(batch) for batch in batches]
@@ -125,10 +125,11 @@ class MultiAgentBatch:
     # parts
 
     def timeslices(self, size: int) -> Iterator[MultiAgentBatch]:
-        """Batches of `size` environment steps, the last one may be short.
+        """Batches of `size` environment steps; the last one may be shorter.
 
         All agents' rows of one environment step stay together. Episodes come in the order of their
-        first rows, their steps in the order of t. Raises BatchError for columns without identity.
+        first rows, their steps in the order of t. Raises BatchError if columns that identify the
+        steps are missing.
         """
         if size < 1:
             raise BatchError(f"timeslices: expected a size of 1 or more, got {size}")
@@ -139,7 +140,7 @@ class MultiAgentBatch:
             yield self._where(masks, steps)
 
     def split_by_episode(self) -> list[MultiAgentBatch]:
-        """One batch an episode, all its agents together, in the order of their first rows."""
+        """One batch per episode, with all its agents, in the order of their first rows."""
         episodes, steps = self._identities()
         return [
             self._where({name: e == number for name, e in episodes.items()}, steps)
@@ -147,7 +148,7 @@ class MultiAgentBatch:
         ]
 
     def _where(self, masks: Mapping[str, Any], steps: Mapping[str, IntArray]) -> MultiAgentBatch:
-        """The masked rows in the order of their steps; a policy without any is left out."""
+        """The masked rows in the order of their steps; a policy without any is omitted."""
         pieces, seen = {}, []
         for name, mask in masks.items():
             rows = np.flatnonzero(mask)
@@ -158,7 +159,7 @@ class MultiAgentBatch:
         return MultiAgentBatch(pieces, len(np.unique(np.concatenate(seen))))
 
     def _identities(self) -> tuple[dict[str, IntArray], dict[str, IntArray]]:
-        """By policy, for each row: the number of its episode, and of its environment step."""
+        """By policy, for each row (N,): the number of its episode, and of its environment step."""
         filled = {name: batch for name, batch in self.policy_batches.items() if batch.count}
         if not filled:
             return {}, {}
@@ -184,7 +185,7 @@ class MultiAgentBatch:
     # columns
 
     def copy(self, *, shallow: bool = False) -> MultiAgentBatch:
-        """A batch with its own, writable arrays; `shallow`: of its own columns, shared arrays."""
+        """A copy with its own, writable arrays; with `shallow`, one that shares the arrays."""
         copies = {name: b.copy(shallow=shallow) for name, b in self.policy_batches.items()}
         return MultiAgentBatch(copies, self.count)
 
@@ -196,7 +197,7 @@ class MultiAgentBatch:
             batch.compress(bulk=bulk, columns=columns, codec=codec)
 
     def decompress_if_needed(self, columns: Sequence[str] | None = None) -> MultiAgentBatch:
-        """Undo `compress` in place; answers this batch."""
+        """Undo `compress` in place; returns this batch."""
         for batch in self.policy_batches.values():
             batch.decompress_if_needed(columns)
         return self
@@ -206,11 +207,11 @@ class MultiAgentBatch:
         return {k: b.to_torch(device, dtype=dtype) for k, b in self.policy_batches.items()}
 
     def to_arrow(self) -> dict[str, Any]:
-        """`SampleBatch.to_arrow` by policy id: policies differ in their columns."""
+        """`SampleBatch.to_arrow` by policy id, as policies may have different columns."""
         return {k: b.to_arrow() for k, b in self.policy_batches.items()}
 
     def to_pandas(self) -> dict[str, Any]:
-        """`SampleBatch.to_pandas` by policy id: policies differ in their columns."""
+        """`SampleBatch.to_pandas` by policy id, as policies may have different columns."""
         return {k: b.to_pandas() for k, b in self.policy_batches.items()}
 
 
@@ -219,7 +220,7 @@ def _total(numbers: Mapping[str, IntArray]) -> int:
 
 
 def _identity(policy_id: str, batch: SampleBatch, joint: bool) -> list[str]:
-    """The columns that say which environment step a row is of."""
+    """The columns that identify a row's environment step. Raises BatchError if one is missing."""
     stream = [STREAM] if STREAM in batch else []
     if joint:
         names = [*stream, EPS_ID, ENV_T]
@@ -232,4 +233,4 @@ def _identity(policy_id: str, batch: SampleBatch, joint: bool) -> list[str]:
 
 
 Batch: TypeAlias = SampleBatch | MultiAgentBatch
-"""What a worker samples and learns from: of one policy, or of several."""
+"""What a worker samples and learns from: a batch of one policy, or of several."""

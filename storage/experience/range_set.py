@@ -1,7 +1,7 @@
-"""`RangeSet`: a set of integers kept as coalesced inclusive ranges.
+"""`RangeSet`: a set of integers stored as inclusive ranges.
 
-State that counts by ordinals or row numbers (what was read, deleted, trained on) grows with the
-number of holes, not with the number of members.
+The size of state that consists of ordinals or row numbers (read, deleted, trained on) grows with
+the number of gaps, not with the number of members.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RangeSet:
             self.add_range(number, number)
 
     def add_range(self, first: int, last: int) -> None:
-        """Add first..last, both inclusive. Raises ValueError when last < first."""
+        """Add first..last, both inclusive. Raises ValueError if last < first."""
         _require_range(first, last)
         i, j = self._span(first - 1, last + 1)
         if i < j:
@@ -64,7 +64,7 @@ class RangeSet:
         self._lasts[i:j] = [last]
 
     def discard_range(self, first: int, last: int) -> None:
-        """Remove first..last, as far as they are members."""
+        """Remove the members among first..last. Raises ValueError if last < first."""
         _require_range(first, last)
         i, j = self._span(first, last)
         if i == j:
@@ -91,7 +91,7 @@ class RangeSet:
         return i < len(self._firsts) and self._firsts[i] <= number
 
     def __len__(self) -> int:
-        """How many integers are members."""
+        """The number of members."""
         return self._count
 
     def __bool__(self) -> bool:
@@ -126,22 +126,22 @@ class RangeSet:
         return i < len(self._firsts) and self._firsts[i] <= first
 
     def missing(self, first: int, last: int) -> RangeSet:
-        """The numbers of first..last that are not members; empty when last < first."""
+        """The numbers of first..last that are not members; empty if last < first."""
         return RangeSet([(first, last)] if first <= last else []).difference(self)
 
     @property
     def pieces(self) -> int:
-        """How many ranges there are."""
+        """The number of ranges."""
         return len(self._firsts)
 
     @property
     def first(self) -> int | None:
-        """The smallest member."""
+        """The smallest member; None if the set is empty."""
         return self._firsts[0] if self._firsts else None
 
     @property
     def last(self) -> int | None:
-        """The largest member."""
+        """The largest member; None if the set is empty."""
         return self._lasts[-1] if self._lasts else None
 
     # new sets
@@ -177,9 +177,9 @@ class RangeSet:
 
     @classmethod
     def from_json(cls, document: Any) -> RangeSet:
-        """The set of a `to_json` form. Raises ValueError unless ascending, disjoint pairs of int64.
+        """Parse the result of `to_json`. Raises ValueError unless pairs are ascending and disjoint.
 
-        Adjacent pairs are accepted and coalesced.
+        Adjacent pairs are accepted and merged.
         """
         if not isinstance(document, list):
             raise ValueError(f"ranges: expected a list of [first, last], got {document!r:.80}")
@@ -194,7 +194,7 @@ class RangeSet:
     # inside
 
     def _span(self, first: int, last: int) -> tuple[int, int]:
-        """Indices i, j so that ranges i..j-1 are those that overlap first..last."""
+        """Indices i, j such that ranges i..j-1 are those that overlap first..last."""
         i = bisect_left(self._lasts, first)
         return i, max(i, bisect_right(self._firsts, last))
 

@@ -1,14 +1,14 @@
-"""Sample batches: steps as columns, the one currency between readers and learners.
+"""Sample batches: steps as columns, the data structure between readers and learners.
 
-A `SampleBatch` maps column names to arrays of one length. Slices are views, gathers are copies. A
-space of several leaves has one column a leaf, named `obs.<path>`.
+A `SampleBatch` maps column names to arrays of one length. Slices are views; selecting by index
+copies. A space of several leaves has one column per leaf, named `obs.<path>`.
 
 No operation changes a dtype implicitly: rewards and timestamps are float64 and int64 as on disk,
 and columns of different dtypes are not joined. `with_floats` converts explicitly.
 
 `storage.experience.multi_agent_batch` holds the batches of several policies.
 
-Pure: no clock, no file, no thread; torch, pyarrow and pandas only inside `to_...`.
+Pure: uses no clock, file or thread; loads torch, pyarrow and pandas only in `to_...`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TERMINATEDS = "terminateds"
 TRUNCATEDS = "truncateds"
 NEXT_OBS = "new_obs"
 HAS_NEXT_OBS = "has_new_obs"
-"""False where a row stays out of TD and GAE targets: not terminated, and no next observation."""
+"""False if a row cannot be used for TD and GAE targets: not terminated, and no next observation."""
 EPS_ID = "eps_id"
 T = "t"
 AGENT_ID = "agent_id"
@@ -46,9 +46,10 @@ ORDINAL = "ordinal"
 EPISODE_ORDINAL = "episode_ordinal"
 
 SEQ_LENS = "seq_lens"
-"""Steps in a row of a padded batch, where a row is a sequence."""
+"""The number of steps in each row of a padded batch, whose rows are sequences."""
 N_STEPS = "n_steps"
-"""How many rewards a row's n-step return sums: gamma to that power discounts its bootstrap."""
+"""How many rewards a row's n-step return sums: its bootstrap is discounted by gamma to that
+power."""
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -80,7 +81,7 @@ class SampleBatch(MutableMapping[str, Array]):
 
     @classmethod
     def _trusted(cls, columns: dict[str, Array], count: int) -> SampleBatch:
-        """A batch of columns that are known to be arrays of `count` rows."""
+        """A batch of columns that are known to be arrays with `count` rows."""
         batch = cls.__new__(cls)
         batch._columns, batch._count = columns, count
         return batch
@@ -116,7 +117,7 @@ class SampleBatch(MutableMapping[str, Array]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """The number of rows, as learners count; `len(list(batch))` counts columns."""
+        """The number of rows, not of columns as in a dict; `len(list(batch))` counts columns."""
         return self.count
 
     def __bool__(self) -> bool:
@@ -151,17 +152,17 @@ class SampleBatch(MutableMapping[str, Array]):
         return sum(_nbytes(column) for column in self._columns.values())
 
     def agent_steps(self) -> int:
-        """Steps in the batch: its rows, or what the sequences of a padded batch hold."""
+        """The number of steps: the rows, or the steps in all sequences of a padded batch."""
         return int(self[SEQ_LENS].sum()) if SEQ_LENS in self else self.count
 
     def env_steps(self) -> int:
-        """The same: one agent acts in each."""
+        """The same as `agent_steps`: the batch has one agent."""
         return self.agent_steps()
 
     # rows
 
     def slice(self, start: int | None, stop: int | None, step: int | None = None) -> SampleBatch:
-        """The rows `start:stop:step`, read as Python reads a slice, as views."""
+        """The rows `start:stop:step`, as in a Python slice; columns are views."""
         rows = slice(start, stop, step)
         columns = {name: column[rows] for name, column in self._columns.items()}
         return self._trusted(columns, len(range(*rows.indices(self.count))))
@@ -174,11 +175,11 @@ class SampleBatch(MutableMapping[str, Array]):
                 raise BatchError(f"mask: expected shape ({self.count},), got {rows.shape}")
             rows = np.flatnonzero(rows)
         rows = rows.astype(np.intp, copy=False)
-        # on rows of a few numbers, `take` is ten times as fast as an index
+        # for rows of a few numbers `take` is ten times as fast as indexing
         return self._trusted({k: v.take(rows, axis=0) for k, v in self._columns.items()}, len(rows))
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One dict per row: for display, too slow for a hot path."""
+        """Yield one dict per row: for display, too slow for a hot path."""
         for i in range(self.count):
             yield {name: column[i] for name, column in self._columns.items()}
 
@@ -190,9 +191,9 @@ class SampleBatch(MutableMapping[str, Array]):
     def minibatches(
         self, size: int | None, rng: np.random.Generator | None = None
     ) -> Iterator[SampleBatch]:
-        """Batches of `size` rows, the last one may be short; shuffled once when `rng` is given.
+        """Batches of `size` rows, the last one may be shorter; shuffled once if `rng` is given.
 
-        `size` None or 0 is the whole batch.
+        `size` None or 0 means the whole batch. Raises BatchError for a negative size.
         """
         if size is not None and size < 0:
             raise BatchError(f"minibatch size: expected 0 or more, got {size}")
@@ -206,11 +207,11 @@ class SampleBatch(MutableMapping[str, Array]):
         return [self[name] for name in names]
 
     def select(self, names: Sequence[str]) -> SampleBatch:
-        """A batch of the named columns alone; the arrays are shared."""
+        """A batch with only the named columns; the arrays are shared."""
         return self._trusted({name: self[name] for name in names}, self.count)
 
     def leaves(self, prefix: str) -> dict[str, Array]:
-        """The columns of a space, by leaf path: `{"": column}` for a space that is one leaf."""
+        """The columns of a space, by leaf path: `{"": column}` for a space with a single leaf."""
         dotted = f"{prefix}."
         found = {k[len(dotted) :]: v for k, v in self._columns.items() if k.startswith(dotted)}
         if prefix in self._columns:
@@ -218,13 +219,13 @@ class SampleBatch(MutableMapping[str, Array]):
         return found
 
     def copy(self, *, shallow: bool = False) -> SampleBatch:
-        """A batch with its own, writable arrays; `shallow`: of its own columns, shared arrays."""
+        """A copy with its own, writable arrays; with `shallow`, one that shares the arrays."""
         if shallow:
             return self._trusted(dict(self._columns), self.count)
         return self._trusted({k: v.copy() for k, v in self._columns.items()}, self.count)
 
     def with_floats(self, dtype: npt.DTypeLike) -> SampleBatch:
-        """A batch whose floating columns have that dtype; the others are shared."""
+        """A batch whose floating columns have this dtype; the other arrays are shared."""
         columns = {
             name: column.astype(dtype, copy=False) if column.dtype.kind == "f" else column
             for name, column in self._columns.items()
@@ -234,11 +235,11 @@ class SampleBatch(MutableMapping[str, Array]):
     # episodes
 
     def split_by_episode(self) -> list[SampleBatch]:
-        """One batch an episode and agent, rows by t, in the order of their first rows.
+        """One batch per episode and agent, rows by t, in the order of their first rows.
 
-        An episode is known by (stream, episode_ordinal) where these columns exist, else by eps_id:
-        an id may be used again in later years. Rows that interleave are put together. Raises
-        BatchError for a padded batch and for one without these columns.
+        An episode is identified by (stream, episode_ordinal) if these columns exist, else by
+        eps_id: an id may be used again later. Interleaved rows are separated. Raises BatchError for
+        a padded batch and for one without these columns.
         """
         self._require_steps("split_by_episode")
         if not self.count:
@@ -276,12 +277,12 @@ class SampleBatch(MutableMapping[str, Array]):
     # sequences
 
     def right_zero_pad(self, max_seq_len: int) -> SampleBatch:
-        """A batch with one row a sequence: columns (B, max_seq_len, ...), and `seq_lens` (B,).
+        """A batch with one row per sequence: columns (B, max_seq_len, ...), `seq_lens` int64 (B,).
 
-        A sequence is at most `max_seq_len` rows of one episode and agent with consecutive t; zeros
-        (of strings: empty ones) fill the rest. Rows interleave as they may: sequences come in the
-        order of `split_by_episode`. `unpad` gives the rows back. Raises BatchError for a batch
-        without t, of sequences already, or with compressed columns.
+        A sequence is at most `max_seq_len` rows of one episode and agent with consecutive t, padded
+        with zeros (empty strings for texts). Rows may interleave: sequences come in the order of
+        `split_by_episode`. `unpad` returns the rows. Raises BatchError for a batch without t, one
+        that is padded already, or one with compressed columns.
         """
         if max_seq_len < 1:
             raise BatchError(f"max_seq_len: expected 1 or more, got {max_seq_len}")
@@ -301,10 +302,11 @@ class SampleBatch(MutableMapping[str, Array]):
 
             r_t := r_t + gamma r_t+1 + ... + gamma^(m-1) r_t+m-1
 
-        over m = `n_steps` rows: n of them, fewer where the fragment of the episode ends. `new_obs`,
-        `has_new_obs`, `terminateds` and `truncateds` are those of the last of them, so that the
-        target is `rewards + gamma ** n_steps * V(new_obs)` unless terminated (Sutton & Barto 2018,
-        eq. 7.1). `rewards` become float64.
+        The sum has m = `n_steps` rows: n, or fewer at the end of the episode's fragment. `new_obs`,
+        `has_new_obs`, `terminateds` and `truncateds` are those of the last of these rows, so that
+        the target is `rewards + gamma ** n_steps * V(new_obs)` unless terminated (Sutton & Barto
+        2018, eq. 7.1). `rewards` become float64. Raises BatchError for n < 1 or gamma outside [0,
+        1].
         """
         if n < 1 or not 0.0 <= gamma <= 1.0:
             raise BatchError(f"n_step: expected n >= 1 and gamma in [0, 1], got {n} and {gamma}")
@@ -318,7 +320,7 @@ class SampleBatch(MutableMapping[str, Array]):
         return self._trusted(columns, self.count)
 
     def _in_time(self, what: str) -> SampleBatch:
-        """The rows of each episode behind each other, ordered by t."""
+        """The rows sorted by episode and t."""
         self._require_steps(what)
         if T not in self:
             raise BatchError(f"{what}: expected steps with a column {T!r}, got {sorted(self)}")
@@ -336,7 +338,7 @@ class SampleBatch(MutableMapping[str, Array]):
             )
 
     def _fragment_ends(self) -> Array:
-        """(N,) where a fragment ends: another episode or agent, a missing t, a terminal row."""
+        """(N,) bool, where a fragment ends: the next row does not follow, or this is terminal."""
         ends = fragment_ends(self[T], self._episode_labels()) if self.count else np.zeros(0, bool)
         for name in (TERMINATEDS, TRUNCATEDS):
             if name in self:
@@ -354,10 +356,10 @@ class SampleBatch(MutableMapping[str, Array]):
     ) -> None:
         """Compress columns in place, by default those of `obs` and `new_obs`.
 
-        `bulk` compresses a column as one block, else each row is a block of its own; either way
-        rows can be sliced, shuffled and joined as they are, and `decompress_if_needed` gives the
-        arrays back. "zstd" and "lz4" need pyarrow, "zlib" nothing. Raises BatchError for a named
-        column that holds no numbers.
+        With `bulk` a column is one block, else each row is a block of its own. Either way rows can
+        be sliced, shuffled and joined, and `decompress_if_needed` restores the arrays. "zstd" and
+        "lz4" need pyarrow, "zlib" does not. Raises BatchError for a named column that is not
+        numeric.
         """
         for name in self._of(columns):
             column = self._columns[name]
@@ -370,7 +372,7 @@ class SampleBatch(MutableMapping[str, Array]):
             self._columns[name] = pack(column, codec, bulk=bulk)
 
     def decompress_if_needed(self, columns: Sequence[str] | None = None) -> SampleBatch:
-        """Undo `compress` in place, of all columns or the named ones; answers this batch."""
+        """Undo `compress` in place, for all columns or the named ones; returns this batch."""
         for name in list(self) if columns is None else self._of(columns):
             column = self._columns[name]
             if is_packed(column):
@@ -381,17 +383,17 @@ class SampleBatch(MutableMapping[str, Array]):
         if columns is None:
             return [name for name in self if name.partition(".")[0] in (OBS, NEXT_OBS)]
         for name in columns:
-            self[name]  # a missing one is named
+            self[name]  # raises KeyError if it is missing
         return list(columns)
 
-    # the way out
+    # conversions
 
     def to_torch(self, device: Any = None, *, dtype: Any = None) -> dict[str, Any]:
-        """The numeric columns as torch tensors; columns of strings are left out.
+        """The numeric columns as torch tensors; columns of strings are omitted.
 
-        `dtype` (for example torch.float32) is what floating columns become; None keeps theirs.
-        Arrays that are read-only are copied. Needs the [train] extra. Raises BatchError for a
-        compressed column.
+        `dtype` (for example torch.float32) is the dtype of floating columns; None keeps theirs.
+        Read-only arrays are copied. Needs the [train] extra. Raises BatchError for a compressed
+        column.
         """
         import torch  # noqa: PLC0415  an optional extra
 
@@ -423,14 +425,14 @@ class SampleBatch(MutableMapping[str, Array]):
     def to_pandas(self) -> Any:
         """The batch as a pandas.DataFrame of N rows, index 0..N-1.
 
-        Columns (N,) keep their dtype, texts are objects. A column of more dimensions is objects: a
-        row's cell is an array of the row's shape, a view. Needs pandas. Raises BatchError for a
-        compressed column.
+        Columns (N,) keep their dtype; texts become objects. A column with more dimensions becomes
+        objects as well: each cell is an array with the shape of a row, a view. Needs pandas. Raises
+        BatchError for a compressed column.
         """
         return pandas_frame(self._unpacked())
 
     def _unpacked(self) -> dict[str, Array]:
-        """The columns. Raises BatchError for a compressed one."""
+        """The columns. Raises BatchError if one is compressed."""
         for name, column in self._columns.items():
             if is_packed(column):
                 raise BatchError(f"column {name!r}: compressed; decompress_if_needed comes first")
@@ -438,16 +440,16 @@ class SampleBatch(MutableMapping[str, Array]):
 
 
 _TORCH_DTYPES: dict[str, Any] = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
-"""What torch cannot compute with becomes the next wider signed integer."""
+"""dtypes in which torch cannot compute -> the next wider signed integer."""
 
 _AFTER = (NEXT_OBS, HAS_NEXT_OBS, TERMINATEDS, TRUNCATEDS)
-"""Columns, by the first part of their names, that say what came after a row's last step."""
+"""Columns, by the first part of their names, about what came after a row's last step."""
 
 
 def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
-    """The rows of all batches behind each other; empty batches do not count.
+    """Concatenate the rows of all batches; empty batches are ignored.
 
-    Raises BatchError when the columns' names, shapes or dtypes differ: float32 and float64 are not
+    Raises BatchError if the columns' names, shapes or dtypes differ: float32 and float64 are not
     joined implicitly.
     """
     filled = [batch for batch in batches if batch.count]
@@ -472,7 +474,7 @@ def _as_column(name: str, column: npt.ArrayLike) -> Array:
 def _join(name: str, columns: Sequence[Array]) -> Array:
     dtype, shape = columns[0].dtype, columns[0].shape[1:]
     if all(c.dtype == dtype and c.shape[1:] == shape and not is_packed(c) for c in columns):
-        return np.concatenate(columns)  # at once what thousands of pieces need no names for
+        return np.concatenate(columns)  # the fast path, as thousands of pieces may be joined
     kinds = {_kind(column) for column in columns}
     shapes = {shape for _, shape in kinds}
     if len(shapes) > 1:
@@ -484,7 +486,7 @@ def _join(name: str, columns: Sequence[Array]) -> Array:
 
 
 def _kind(column: Array) -> tuple[str, tuple[int, ...]]:
-    """(dtype, shape of a row), of what a compressed column holds too."""
+    """(dtype, shape of a row), also of a compressed column."""
     if is_packed(column):
         block = column[0].block
         return f"compressed {block.dtype}", block.shape[1:]

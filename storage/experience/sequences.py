@@ -1,6 +1,6 @@
-"""Runs of rows in time: fragments of episodes, padded sequences, n-step returns, as plain arrays.
+"""Runs of rows in time: fragments of episodes, padded sequences, n-step returns, on plain arrays.
 
-What `SampleBatch` offers as methods is computed here. Pure: arrays in, arrays out.
+`SampleBatch` offers these computations as methods. Pure: arrays in, arrays out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def fragment_ends(t: npt.ArrayLike, *keys: npt.NDArray[Any]) -> BoolArray:
-    """(N,) where a run of consecutive `t` with the same keys (N,) ends; the last row always does.
+    """Where runs of consecutive `t` with equal keys end: bool (N,); True for the last row.
 
-    A row that was left out in the middle therefore ends a fragment before it.
+    `t` and each of `keys` are (N,). A row that is missing in the middle therefore ends a fragment.
     """
     times = np.asarray(t)
     if not len(times):
@@ -32,7 +32,7 @@ def fragment_ends(t: npt.ArrayLike, *keys: npt.NDArray[Any]) -> BoolArray:
 
 
 def sequence_lengths(ends: BoolArray, longest: int) -> IntArray:
-    """(B,) lengths of the sequences that `ends` (N,) cuts, none above `longest`; the sum is N."""
+    """The lengths of the sequences that `ends` (N,) cuts, at most `longest`: int64 (B,), sum N."""
     bounds = np.flatnonzero(ends) + 1
     runs = np.diff(bounds, prepend=0)
     pieces = -(-runs // longest)
@@ -42,7 +42,7 @@ def sequence_lengths(ends: BoolArray, longest: int) -> IntArray:
 
 
 def pad(column: Array, lengths: IntArray, width: int) -> Array:
-    """(B, width, ...): the sequences of a column (N, ...), zeros (or empty strings) behind each."""
+    """Pad the sequences of a column (N, ...) with zeros (or empty strings): (B, width, ...)."""
     shape = (len(lengths), width, *column.shape[1:])
     strings = column.dtype == object
     padded = np.full(shape, "", object) if strings else np.zeros(shape, column.dtype)
@@ -56,7 +56,7 @@ def unpad(column: Array, lengths: IntArray) -> Array:
 
 
 class NStep(NamedTuple):
-    """For each row: its n-step return, how many rewards that sums, and the row of the last one."""
+    """For each row: its n-step return, its number of rewards, and the row of the last one."""
 
     returns: npt.NDArray[np.float64]
     steps: IntArray
@@ -64,12 +64,12 @@ class NStep(NamedTuple):
 
 
 def n_step(rewards: Array, ends: BoolArray, n: int, gamma: float) -> NStep:
-    """The returns of up to n rewards, not beyond the row where `ends` (N,) is true.
+    """The returns of up to n rewards, not beyond the row where `ends` (N,) is True.
 
         G_t = r_t + gamma r_t+1 + ... + gamma^(m-1) r_t+m-1,  m = min(n, rows left)
 
-    Sutton & Barto 2018, Reinforcement Learning, eq. 7.1, without its bootstrap: that is gamma^m
-    times the value of the observation after the last row.
+    Sutton & Barto 2018, Reinforcement Learning, eq. 7.1, without its bootstrap, which is gamma^m
+    times the value of the observation after the last row. `rewards`: (N,).
     """
     count = len(rewards)
     row = np.arange(count)

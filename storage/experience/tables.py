@@ -1,6 +1,6 @@
 """Sample batches as tables of other libraries: Arrow and pandas.
 
-Pure: pyarrow and pandas are loaded by whoever asks for a table.
+Pure. The functions load pyarrow and pandas when they are called.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _arrow_array(pa: Any, column: Array) -> Any:
 
 
 def _lists(pa: Any, flat: Any, kind: Any, rows: int) -> Any:
-    """`rows` lists of one size over their values, also where that size is 0."""
+    """`rows` lists of equal length over their values, which may be 0."""
     return pa.Array.from_buffers(kind, rows, [None], children=[flat])
 
 
