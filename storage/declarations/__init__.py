@@ -1,6 +1,6 @@
 """Declarations of policies: spaces, time windows, redaction, and the files that contain them.
 
-Imports spaces, file functions and the name of the default policy; nothing of journals or shards.
+Imports spaces, file functions and the name of the default policy, but no journals or shards.
 """
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""What a policy is to the collector: one JSON file per policy under `policies/`.
+"""The declaration of a policy: one JSON file per policy under `policies/`.
 
-The file says which spaces hold, how the policy acts (if it does), and how its episodes are cut,
-closed and timed out. Trainers and collectors read the same file.
+The file gives its spaces, how the policy acts (if it does), and when its episodes are cut, closed
+and timed out. Trainers and collectors read the same file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class DeclarationError(ValueError):
 
 
 def check_policy_id(policy_id: str) -> str:
-    """The id itself, if it is 1 to 64 letters, digits, `_` or `-`: it names a file."""
+    """Return the id if it is 1 to 64 letters, digits, `_` or `-`, as it names a file.
+
+    Raises DeclarationError for any other.
+    """
     if not isinstance(policy_id, str) or not _ID.fullmatch(policy_id):
         raise DeclarationError(
             f"policy id: expected 1 to 64 letters, digits, '_' or '-', got {policy_id!r:.80}"
@@ -42,12 +45,12 @@ def check_policy_id(policy_id: str) -> str:
 
 
 def _is_number(given: Any) -> bool:
-    """Whether it is a float, or an int (and no bool) that 64 bits hold."""
+    """Whether a value is a float, or an int (but not a bool) that fits into 64 bits."""
     return isinstance(given, float) or (type(given) is int and abs(given) < 2**63)
 
 
 def _checked_range(given: Any) -> tuple[float, float] | None:
-    """[low, high] of finite numbers, low below high; None where nothing is known."""
+    """Check [low, high]: finite numbers, low below high; None if the range is not known."""
     if given is None:
         return None
     numbers = list(given) if isinstance(given, (list, tuple)) else []
@@ -69,20 +72,20 @@ class PolicyDeclaration:
     policy_id: str = DEFAULT_POLICY
     spec: Mapping[str, Any] | None = None  # a PolicySpec's JSON, for a policy that acts
     episode_timeout: float = 600.0
-    # for how long after its action a step takes rewards that name it; seconds of running time
+    # how long after its action a step accepts rewards that name it, in seconds
     reward_window: float = 0.0
     reward_combination: str = "sum"  # how several rewards of one step become one
-    reward_default: float = 0.0  # of a step for which none came
-    # the least and the most that a step can earn, where that is known; estimators bound by it
+    reward_default: float = 0.0  # of a step without a reward
+    # the lowest and highest reward of a step, if known; estimators use them as bounds
     reward_range: tuple[float, float] | None = None
     part_steps: int = 4096
     part_bytes: int = 4_000_000
     part_seconds: float = 60.0
     seal_bytes: int = 32_000_000
     seal_seconds: float = 5.0
-    # flow control of on-policy training: when clients are held until newer weights are live
-    steps_per_version: int | None = None  # steps acted with one version; None: never held by this
-    max_policy_lag: int | None = None  # versions by which a client may be behind; None: any
+    # flow control of on-policy training: clients wait until newer weights are live
+    steps_per_version: int | None = None  # after so many steps with one version; None: no limit
+    max_policy_lag: int | None = None  # if a client is behind by more versions; None: no limit
     redact: Mapping[str, str] = field(
         default_factory=dict
     )  # see storage.declarations.redaction_rules
@@ -118,7 +121,7 @@ class PolicyDeclaration:
             raise DeclarationError(str(error)) from error
 
     def _check(self, name: str, expected: str, fits: Callable[[Any], bool]) -> None:
-        """Raise DeclarationError unless a field is a number that fits."""
+        """Raise DeclarationError unless a field is a number for which `fits` is True."""
         value = getattr(self, name)
         if not _is_number(value) or not fits(value):
             raise DeclarationError(f"{name}: expected {expected}, got {value!r:.80}")
@@ -143,7 +146,7 @@ class PolicyDeclaration:
 
     @classmethod
     def from_json(cls, document: Any, where: str = "$") -> PolicyDeclaration:
-        """The declaration of a JSON document; raises DeclarationError that begins with `where`."""
+        """Parse a JSON document. Raises DeclarationError, whose text begins with `where`."""
         if not isinstance(document, dict):
             raise DeclarationError(f"{where}: expected a JSON object, got {document!r:.100}")
         number = document.get("version")

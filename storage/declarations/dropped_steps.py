@@ -1,9 +1,9 @@
-"""`dropped/{collector_id}.json`: what clients told a collector that they did not log.
+"""`dropped/{collector_id}.json`: how many steps clients report that they did not log.
 
-A client whose queue is full drops steps and counts them. Its episodes that had begun are in shards
-as broken; of those that had not, nothing is but this count. Who judges the log asks how much of it
-is missing. The file is replaced whole and not synced: totals of a client instance, so that the same
-told again adds nothing.
+A client whose queue is full drops steps and counts them. Dropped steps of episodes that had begun
+leave a broken episode in the shards; of other episodes there is only this count. Jobs that judge
+the log use it to say how much is missing. The file is replaced atomically and not synced. It
+contains the totals of each client instance, so repeating a report changes nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FOLDER = "dropped"
 
 
 class Lost(NamedTuple):
-    """Of one client instance, or of all."""
+    """What one client instance, or all of them, dropped."""
 
     episodes: int
     steps: int
 
 
 def say_dropped(root: Path, collector_id: str, lost: Mapping[str, Lost]) -> None:
-    """Replace what is known of a collector's client instances. Raises OSError."""
+    """Replace the totals of a collector's client instances. Raises OSError."""
     path = _path(root, collector_id)
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -43,7 +43,7 @@ def say_dropped(root: Path, collector_id: str, lost: Mapping[str, Lost]) -> None
 
 
 def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
-    """Client instance -> what it dropped; nothing where nobody says so."""
+    """Client instance -> what it dropped; empty if there is no readable file."""
     try:
         document = json.loads(read_regular(_path(root, collector_id)))
         return {name: Lost(int(told[0]), int(told[1])) for name, told in document.items()}
@@ -52,7 +52,7 @@ def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
 
 
 def dropped_steps(root: Path) -> Lost:
-    """What clients of all collectors of this root did not log."""
+    """The total that clients of all collectors of this root dropped."""
     found = [
         told
         for path in sorted((root / FOLDER).glob("*.json"))

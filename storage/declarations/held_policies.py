@@ -1,9 +1,9 @@
-"""`flow/{policy_id}.json`: which version a collector's flow control holds.
+"""`flow/{policy_id}.json`: the version for which a collector's flow control holds clients.
 
-A collector writes it once all steps that were closed by then are in shards, so that who reads them
-under the same root learns that no more will come before a newer version: an update is due with what
-is there. No connection between the two is needed. It is no more than a hint of this moment: it is
-not synced, and a collector that starts takes it back.
+A collector writes it once all steps that are closed by then are in shards. So a trainer that reads
+shards under the same root learns, without a connection to the collector, that no more steps will
+come before it publishes a newer version: it has to update with those that are there. The file is
+only a hint: it is not synced, and a starting collector removes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOW = "flow"
 
 
 def say_held(root: Path, policy_id: str, version: int | None) -> None:
-    """Say that a version has its steps, and that all of them are in shards; None: none has.
+    """Record that a version has all its steps, and that they are in shards; None: no version has.
 
     Raises OSError.
     """
@@ -40,7 +40,7 @@ def say_held(root: Path, policy_id: str, version: int | None) -> None:
 
 
 def held_version(root: Path, policy_id: str) -> int | None:
-    """The version that waits for an update; None when none does, or nobody says so."""
+    """The version that waits for an update; None if there is none, or no readable file."""
     try:
         document = json.loads(read_regular(_path(root, policy_id)))
         version = document["held_version"]

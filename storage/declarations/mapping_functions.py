@@ -1,4 +1,4 @@
-"""The user's functions from agents to policies."""
+"""The user's functions that map agents to policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def takes_episode(function: Callable[..., Any]) -> bool:
-    """Whether a function of an agent's id takes the episode beside it: it needs a second place."""
+    """Whether a function of an agent's id also takes the episode, as a required parameter."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The files under `policies/`: declarations, written in one step and read all together."""
+"""The files under `policies/`: declarations, each written atomically, and read all together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.system.files import NotRegular, make_directory, read_regular, repla
 
 
 def save_declaration(root: Path | str, declaration: PolicyDeclaration) -> Path:
-    """Write `policies/{id}.json` in one durable step: the old file or the new, never a half."""
+    """Write `policies/{id}.json` atomically and durably, and return its path."""
     folder = Path(root) / "policies"
     make_directory(folder)
     path = folder / f"{declaration.policy_id}.json"
@@ -19,8 +19,10 @@ def save_declaration(root: Path | str, declaration: PolicyDeclaration) -> Path:
 
 
 def read_declaration(path: Path) -> PolicyDeclaration:
-    """The declaration in a file, or in a pipe; raises DeclarationError (it names file and field),
-    OSError."""
+    """Read the declaration in a file or a pipe.
+
+    Raises DeclarationError, which names file and field, and OSError.
+    """
     return _declaration_of(path, path.read_bytes())
 
 
@@ -33,7 +35,10 @@ def _declaration_of(path: Path, content: bytes) -> PolicyDeclaration:
 
 
 def load_declarations(root: Path | str) -> dict[str, PolicyDeclaration]:
-    """All policies declared under `root`, by id, in order of their ids."""
+    """Read all policies declared under `root`: id -> declaration, sorted by id.
+
+    Raises DeclarationError, OSError.
+    """
     found: dict[str, PolicyDeclaration] = {}
     for path in sorted((Path(root) / "policies").glob("*.json")):
         try:

@@ -1,12 +1,12 @@
-"""What a policy's file may say under `redact`: which fields never reach the disk as they came.
+"""The `redact` rules of a policy file: fields that are never stored with their values.
 
     "redact": {"infos.email": "drop", "tags.user": "hash", "obs.user_id": "hash"}
 
-A path begins with `obs`, `infos` or `tags` and means all that lies below it. `drop` takes a field
-out; an observation has a fixed form, so that there the legal value nearest to zero (for a text: the
-shortest) takes its place. `hash` puts a keyed pseudonym there: 32 hex digits, or, where only an
-integer fits, a code of the same range, which several values may share. A part of an observation
-that holds measurements (a box) has no pseudonym: it can only be dropped.
+A path begins with `obs`, `infos` or `tags` and includes everything below it. `drop` removes a
+field. An observation has a fixed structure, so its field gets the allowed value nearest to zero
+instead (for a text: the shortest). `hash` replaces a value by a keyed pseudonym: 32 hex digits, or
+a code in the same range for an integer, which several values may share. Measurements in an
+observation (a box) have no pseudonym: they can only be dropped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from storage.spaces.leaves import Leaf, leaves
 Rule: TypeAlias = Literal["drop", "hash"]
 RULES = get_args(Rule)
 HASH_DIGITS = 32
-"""Hex digits of a pseudonym; a text that has no room for half of them takes none."""
+"""Hex digits of a pseudonym. A text cannot be hashed unless at least half of them fit."""
 
 
 def check_redaction(redact: Mapping[str, str], observation: Space) -> None:
-    """Raise ValueError for a path that is not there, a rule that is none or that cannot be kept."""
+    """Raise ValueError for an unknown path or rule, or a rule that the field does not allow."""
     if not isinstance(redact, Mapping):
         raise ValueError(f"redact: expected an object of paths, got {redact!r:.80}")
     for path, rule in redact.items():
@@ -47,7 +47,7 @@ def check_redaction(redact: Mapping[str, str], observation: Space) -> None:
 
 
 def leaf_rules(redact: Mapping[str, str], observation: Space) -> list[tuple[Leaf, str]]:
-    """The leaves of the observation that have a rule, in canonical order; the longest path wins."""
+    """The leaves of the observation with their rules, in canonical order; the longest path wins."""
     found: dict[str, tuple[Leaf, str]] = {}
     for path in sorted((one for one in redact if one.partition(".")[0] == "obs"), key=len):
         for leaf in _below(path.partition(".")[2], observation):
@@ -58,10 +58,10 @@ def leaf_rules(redact: Mapping[str, str], observation: Space) -> list[tuple[Leaf
 def rules_for_earlier(
     earlier: Mapping[str, str], today: Mapping[str, str], observation: Space
 ) -> dict[str, str]:
-    """The rules of episodes that began under an earlier declaration: its own and those of today.
+    """The rules for episodes that began under an earlier declaration: its rules and today's.
 
-    `observation` is the earlier space. Of today's rules for observations those hold whose field is
-    there; what has no pseudonym in that space is dropped.
+    `observation` is the earlier space. Of today's rules for observations, those apply whose field
+    exists in it; a field that has no pseudonym in it is dropped.
     """
     found = dict(earlier)
     for path, rule in today.items():
