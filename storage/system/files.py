@@ -1,8 +1,8 @@
 """Files that survive a crash: locks, synced directories, atomic replacement.
 
-The order that makes a rename durable: write the new file beside its place, sync it, rename it, sync
-the directory. A root is kept on Linux or macOS; elsewhere this module loads, for clients, and its
-locks and synced directories raise OSError.
+A rename is durable if these steps are in order: write the new file next to the old one, sync it,
+rename it, sync the directory. A root has to be on Linux or macOS. On other systems clients can
+import this module, but its locks and synced directories raise OSError.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = [
 ]
 
 _READ = os.O_RDONLY | sum(
-    getattr(os, name, 0)  # each is there on some systems only
+    getattr(os, name, 0)  # each exists on some systems only
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 )
 
 
 class NotRegular(OSError):
-    """A FIFO, a socket, a device, a folder, or a file that is too long, where a file belongs."""
+    """Not a regular file: a FIFO, socket, device or folder, or a file that is too long."""
 
 
 def read_regular(path: Path, limit: int = 2**28) -> bytes:
-    """The content of a regular file of at most `limit` bytes; never waits for a writer of a FIFO.
+    """Read a regular file of at most `limit` bytes; a FIFO does not make it wait.
 
-    Raises NotRegular for anything else at that path, OSError.
+    Raises NotRegular for anything else at that path, and OSError.
     """
     try:
         fd = os.open(path, _READ)
@@ -58,7 +58,7 @@ def read_regular(path: Path, limit: int = 2**28) -> bytes:
         if status.st_size > limit:
             raise NotRegular(f"{path}: expected at most {limit} bytes, got {status.st_size}")
         with open(fd, "rb", closefd=False) as file:
-            # Python sets aside as many bytes as are asked for, whatever the file has.
+            # Python allocates the number of bytes requested, whatever the size of the file.
             data = file.read(status.st_size + 1)
     finally:
         os.close(fd)
@@ -68,10 +68,10 @@ def read_regular(path: Path, limit: int = 2**28) -> bytes:
 
 
 class FileLock:
-    """A `flock` on a file, exclusive or shared; the kernel drops it when the holder dies.
+    """A `flock` on a file, exclusive or shared; the kernel releases it when the holder dies.
 
-    The file holds the process id of who last held it alone, for messages only. It is never removed:
-    removing a lock file lets two processes hold locks on two files of one name.
+    The file contains the process id of its last exclusive holder, for messages only. It is never
+    removed: otherwise two processes could hold locks on two files with the same name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,10 +79,10 @@ class FileLock:
         self._fd = -1
 
     def acquire(self, *, blocking: bool = True, shared: bool = False) -> bool:
-        """Whether the lock is held now. Without `blocking`, False when another holds it.
+        """Take the lock, and return True. Without `blocking`, return False if another holds it.
 
-        `shared` is for those who only look, beside each other: it writes nothing, so that it can be
-        had on a file system that is read-only, and raises FileNotFoundError where there is no file.
+        A `shared` lock is for readers, of which several can hold it. It writes nothing, so it works
+        on a read-only file system, and it raises FileNotFoundError if there is no file.
         """
         _require_posix(self.path)
         flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
@@ -98,13 +98,13 @@ class FileLock:
             raise
         self._fd = fd
         if not shared:
-            with contextlib.suppress(OSError):  # a full disk must not refuse the lock
+            with contextlib.suppress(OSError):  # a full disk must not prevent locking
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return True
 
     def holder(self) -> str:
-        """The process id that the file names, or "unknown": of who last held it alone."""
+        """The process id in the file, that of the last exclusive holder, or "unknown"."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = self.path.read_text().strip()
             if text.isdigit():
@@ -136,7 +136,7 @@ def _require_posix(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names inside `directory` durable."""
+    """Make the names in `directory` durable."""
     _require_posix(directory)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -146,12 +146,12 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path, *, parents: bool = True) -> None:
-    """Create `directory` and, by default, its parents, each name durable. No error when it exists.
+    """Create `directory` and, by default, its parents, with durable names.
 
-    One that exists is synced too: who made it may have been killed before its own sync.
+    An existing one is synced as well: its creator may have been killed before that.
     """
     if directory.is_dir():
-        with contextlib.suppress(PermissionError):  # a folder that we may enter and not read
+        with contextlib.suppress(PermissionError):  # a folder that may be entered but not read
             sync_directory(directory.parent)
         return
     if parents:
@@ -161,9 +161,10 @@ def make_directory(directory: Path, *, parents: bool = True) -> None:
 
 
 def write_synced(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a new file and sync its content (not yet its name). `private`: for its owner alone.
+    """Write a new file and sync its content, but not yet its name.
 
-    The umask would be for all threads, and for the processes that they start meanwhile.
+    `private`: only the owner may read it. The mode is set on opening: a umask would affect all
+    threads, and processes that they start meanwhile.
     """
 
     def opened(name: str, flags: int) -> int:
@@ -176,7 +177,10 @@ def write_synced(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Put `data` in the place of `path`: a reader sees the old file or the new one, whole."""
+    """Replace a file atomically and durably: readers see the old content or the new, as a whole.
+
+    `private`: only the owner may read it. Raises OSError; the old file is then unchanged.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         write_synced(temporary, data, private=private)

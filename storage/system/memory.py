@@ -10,7 +10,7 @@ __all__ = ["return_memory"]
 
 
 def return_memory() -> None:
-    """Free young garbage, then the pages that glibc and, where it is loaded, Arrow keep unused."""
+    """Collect young garbage, then release unused pages of glibc and, if loaded, of Arrow."""
     gc.collect(1)
     arrow = sys.modules.get("pyarrow")
     if arrow is not None:

@@ -1,9 +1,9 @@
-"""Folders that have to stay where they were opened.
+"""Detects that a folder in use was moved or replaced.
 
-A collector keeps its journal open and names its shards by their path. Were the root renamed, or its
-volume taken away, the two would part: a shard would be written into whatever stands at the path by
-then, and the journal, elsewhere, would forget the rows of it. So what was opened is held, and
-compared with what the path leads to.
+A collector keeps its journal open, but opens shards by their path. If the root were renamed, or its
+volume unmounted, the shard would be written to whatever is at the path then, while the journal,
+elsewhere, would forget its rows. So the folders are kept open, and compared with those at their
+paths.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _WHY = "it was moved, unmounted or replaced while it was in use"
 
 
 class Anchor:
-    """Holds folders, so that no other can take their identity. Raises OSError for one that is not
-    there."""
+    """Keeps folders open, so that no other can get their identity.
+
+    Raises OSError if one of them does not exist.
+    """
 
     def __init__(self, *folders: Path) -> None:
         self._held: dict[Path, int] = {}
@@ -35,8 +37,10 @@ class Anchor:
             raise
 
     def require(self) -> None:
-        """Raises FolderMoved unless each path still leads to what was opened; OSError when that
-        cannot be told, as of a network file system that does not answer."""
+        """Raise FolderMoved unless each path still leads to the folder that was opened.
+
+        Raises OSError if that cannot be checked, as on a network file system that does not answer.
+        """
         for folder, held in self._held.items():
             try:
                 there = os.stat(folder)
@@ -46,7 +50,7 @@ class Anchor:
                 raise FolderMoved(f"{folder} is not the folder that was opened: {_WHY}")
 
     def has(self, path: Path) -> bool:
-        """Whether a file is in one of the folders as they were opened, wherever they are now."""
+        """Whether a file is in one of the folders that were opened, wherever these are now."""
         around = [folder for folder in self._held if path.is_relative_to(folder)]
         if not around:
             return False
@@ -58,6 +62,6 @@ class Anchor:
         return True
 
     def close(self) -> None:
-        """Let go of the folders. No error when it was closed already."""
+        """Close the folders. No error if they are closed already."""
         while self._held:
             os.close(self._held.popitem()[1])

@@ -1,4 +1,4 @@
-"""Processes: children find this package and never outlive their parent; signals ask to stop."""
+"""Child processes, which can import this package and do not outlive their parent; stop signals."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; leave if it ended already.
+    """Ask the kernel to kill this process when its parent ends; exit if it has ended already.
 
-    Where the system has no such call the end of the input has to do.
+    On systems without such a call, the process has to exit at the end of its input.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -30,7 +30,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def own_environment() -> dict[str, str]:
-    """Ours, with the folder that holds this package importable in the child as well."""
+    """This process's environment, changed so that children can import this package."""
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[len(__name__.split(".")) - 1])
     if root != sysconfig.get_paths()["purelib"]:
@@ -40,7 +40,7 @@ def own_environment() -> dict[str, str]:
 
 
 def drop_pipes(child: subprocess.Popen[bytes]) -> None:
-    """Close a child's pipes. What is still buffered for one that is dead has nowhere to go."""
+    """Close a child's pipes, discarding data that a dead child can no longer read."""
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def drop_pipes(child: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set."""
+    """Yield an event that SIGTERM and SIGINT set."""
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set())

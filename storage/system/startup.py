@@ -1,8 +1,8 @@
-"""How a process of ours starts sooner: what is set before its heavy imports, and left out of them.
+"""Faster starts of our processes: settings before heavy imports, and modules not to import.
 
-A killed collector, or its shard writer, is ready again once its modules are loaded; that takes
-longer than reading the journal. For the entry points of such processes alone: a library must not
-do this to somebody else's process.
+A killed collector or shard writer is ready again once its modules are loaded, which takes longer
+than reading the journal. Only entry points may use this: a library must not change another
+program's process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def use_one_blas_thread() -> None:
-    """Let numpy's BLAS start no threads of its own, unless the environment asks for some.
+    """Prevent numpy's BLAS from starting threads, unless the environment asks for them.
 
-    Each would spin for tens of milliseconds when it starts. To be called before numpy is imported.
+    Each thread would use the CPU for tens of milliseconds at its start. Call this before importing
+    numpy.
     """
     if not {_BLAS_THREADS, "OMP_NUM_THREADS"} & os.environ.keys():
         os.environ[_BLAS_THREADS] = "1"
@@ -31,10 +32,10 @@ def use_one_blas_thread() -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Collect no garbage within the block, and take what is left of it for lasting.
+    """Disable garbage collection within the block, and then exempt all its objects from it.
 
-    Modules and what a journal is read into stay; looking at them again and again costs a tenth of
-    the start.
+    Modules, and state read from a journal, stay in memory; scanning them repeatedly takes a tenth
+    of the start.
     """
     gc.disable()
     try:
@@ -45,12 +46,12 @@ def loading() -> Iterator[None]:
 
 
 def leave_out(name: str) -> None:
-    """Have imports of a top-level module fail in this process, as if it were not installed."""
+    """Make imports of a top-level module fail in this process, as if it were not installed."""
     sys.meta_path.insert(0, _LeftOut(name))
 
 
 class _LeftOut:
-    """A finder that refuses one name; a `None` in `sys.modules` would be taken for the module."""
+    """A finder that refuses one name. A `None` in `sys.modules` would pass for the module."""
 
     def __init__(self, name: str) -> None:
         self._name = name
