@@ -1,8 +1,8 @@
-"""Advantages and value targets over fragments of episodes: GAE and V-trace, pure numpy, float64.
+"""Advantages and value targets over fragments of episodes: GAE and V-trace, in numpy, float64.
 
-Rows of several fragments lie behind each other, each in the order of t. `ends` marks the last row
-of each fragment: nothing is carried over it, and it bootstraps from its own `next_values`, as a
-truncated row does. A terminated row bootstraps from nothing.
+Fragments are concatenated, each in the order of t. `ends` marks the last row of each fragment:
+nothing is carried across it, and it bootstraps from its own `next_values`, as a truncated row does.
+A terminated row does not bootstrap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def gae(
         A_t = delta_t + gamma lam A_t+1
 
     Schulman et al. 2016, High-Dimensional Continuous Control Using Generalized Advantage
-    Estimation, eq. 16. All arrays are (N,); `next_values` are read where a row is not terminated.
+    Estimation, eq. 16. All arrays are (N,); `next_values` are used where a row is not terminated.
+    Raises ValueError for arrays of different lengths, or if the last row does not end a fragment.
     """
     column = _Columns(rewards, values, next_values, terminated, ends)
     delta = column.rewards + gamma * column.bootstraps - column.values
@@ -68,7 +69,8 @@ def vtrace(
         advantage_t = rho_t (r_t + gamma vs_t+1 - V(s_t))
 
     Espeholt et al. 2018, IMPALA, eq. 1 and section 4.2. `log_ratios` (N,) is log pi - log mu of the
-    actions taken. The last row of a fragment takes V(s_t+1) for vs_t+1.
+    actions taken. The last row of a fragment uses V(s_t+1) for vs_t+1. Other arguments and errors
+    as for `gae`.
     """
     column = _Columns(rewards, values, next_values, terminated, ends)
     log_ratios = np.asarray(log_ratios, np.float64)
@@ -109,7 +111,7 @@ def _carried_back(delta: FloatArray, factor: FloatArray) -> FloatArray:
     """x_t = delta_t + factor_t x_t+1, from the last row to the first."""
     result = np.empty_like(delta)
     carried = 0.0
-    # Python floats: a loop over numpy's own is four times slower
+    # Python floats: a loop over numpy's floats is four times slower
     pairs = zip(delta[::-1].tolist(), factor[::-1].tolist(), strict=True)
     for i, (d, f) in enumerate(pairs, 1):
         carried = d + f * carried

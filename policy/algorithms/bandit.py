@@ -10,14 +10,14 @@ pi, minimise over minibatches of B rows
 
 IPS: Swaminathan & Joachims 2015, Counterfactual Risk Minimization, eq. 5 (clipped weights), and
 Joachims, Swaminathan & de Rijke 2018, Deep Learning with Logged Bandit Feedback, eq. 8 (baseline b:
-without one, rewards that are all positive reward the policy for taking whatever was logged).
-SNIPS: Swaminathan & Joachims 2015, The Self-Normalized Estimator, eq. 9, on minibatches.
-DR: Dudik, Langford & Li 2011, Doubly Robust Policy Evaluation and Learning, eq. 2. The reward model
-q is fitted once a batch, on the other folds of it, so that no row is judged by a model that saw it.
+without it, rewards that are all positive reinforce every logged action). SNIPS: Swaminathan &
+Joachims 2015, The Self-Normalized Estimator, eq. 9, on minibatches. DR: Dudik, Langford & Li 2011,
+Doubly Robust Policy Evaluation and Learning, eq. 2. The reward model q is fitted once per batch,
+for each fold on the other folds, so that no row is scored by a model fitted to it.
 
-A row whose weight is clipped pushes no gradient through w. Rows without a propensity, rows of
-episodes that are longer than one step, rows of abandoned or broken episodes (whose reward may be
-missing) and rows with numbers beyond float32 are left out and counted.
+A row whose weight is clipped has no gradient through w. These rows are excluded and counted: rows
+without a propensity, rows of episodes longer than one step, rows of abandoned or broken episodes
+(whose reward may be missing), and rows with numbers beyond float32.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, ACTION_LOGP, T)
 
 @dataclass(frozen=True, kw_only=True)
 class BanditConfig:
-    """How to learn. Raises ValueError for settings that make no sense.
+    """The settings of bandit learning. Raises ValueError for values outside their range.
 
     The defaults are cautious: with few rewards (clicks), more epochs and a larger `lr` soon overfit
     single rows, which shows as a small `ess`. With many rewards, raise both.
 
     `baseline`: a number, or "mean", the mean reward of the batch; IPS only. `reward_model`, DR
-    only: "linear" (ridge, one an action) or "mean" (smoothed means, blind to the observation).
+    only: "linear" (ridge regression per action) or "mean" (smoothed mean per action, independent of
+    the observation).
     """
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -119,8 +120,8 @@ class _Rows:
     actions: list[Tensor]  # (N, m) each
     rewards: Tensor  # (N,) float64
     behaviour_logp: Tensor  # (N,) float64
-    q: Tensor  # (N,) modelled reward of the action taken; empty but for DR
-    q_all: Tensor  # (N, A) of every action; empty but for DR
+    q: Tensor  # (N,) modelled reward of the action taken; only for DR
+    q_all: Tensor  # (N, A) of every action; only for DR
 
     def take(self, index: Tensor) -> _Rows:
         return _Rows(
@@ -137,8 +138,7 @@ class _Rows:
 
 
 class Bandit:
-    """Updates a policy's `pi` from batches of one-step decisions (policy.algorithms.learner runs
-    it).
+    """Updates a policy's `pi` from batches of one-step decisions (see policy.algorithms.learner).
 
     Each batch is used for `epochs` passes in random order. DR first fits its reward model on the
     batch, so make batches as large as memory permits.
@@ -168,15 +168,17 @@ class Bandit:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: each batch begins anew."""
+        """Nothing: each batch starts from the beginning."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         return None
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """(N,) which rows can't be learned from, by reason; a row has one reason. Raises
-        ValueError for a batch without the columns that learning needs."""
+        """Reason -> bool (N,) rows that cannot be learned from; a row may have several reasons.
+
+        Raises ValueError for a batch without the columns that learning needs.
+        """
         require_columns(batch, _TO_LEARN, "bandit")
         ended = batch["ended"] if "ended" in batch else np.full(batch.count, None, object)
         reasons: dict[str, BoolArray] = {
@@ -186,7 +188,8 @@ class Bandit:
         reasons["not_one_step"] = ~whole
         reasons["no_propensity"] = np.isnan(batch[ACTION_LOGP])
         reasons[NOT_FINITE] = not_finite(batch, (REWARDS,), "obs", "actions", ACTION_LOGP)
-        if self.config.objective == "dr":  # a lone row has no others to fit its reward model on
+        # the reward model of a single row would have no other rows to fit
+        if self.config.objective == "dr":
             left = ~np.logical_or.reduce(list(reasons.values()))
             reasons["alone"] = left & (left.sum() < 2)
         return reasons
@@ -197,9 +200,10 @@ class Bandit:
         rng: np.random.Generator,
         on_progress: Progress = no_progress,
     ) -> dict[str, float]:
-        """Learn from a batch of usable rows; metrics of the policy after it.
+        """Learn from a batch of usable rows; returns the metrics of the policy afterwards.
 
-        Raises ValueError for a batch too small, FloatingPointError when the loss is not finite.
+        Raises ValueError for a batch that is too small, and FloatingPointError if the loss is not
+        finite.
         """
         rows = self._rows(batch, rng)
         baseline = self._baseline(rows)
@@ -246,7 +250,7 @@ class Bandit:
 
     @torch.no_grad()
     def _metrics(self, rows: _Rows, baseline: float) -> dict[str, float]:
-        """Over the whole batch, which the policy was trained on: not an evaluation."""
+        """Metrics over the whole batch that the policy was trained on, so not an evaluation."""
         dist = self.policy.distribution(rows.observed)
         weight = self._weights(dist.logp(rows.actions), rows)
         clipped = weight >= self.config.weight_clip * (1 - 1e-9)
@@ -292,7 +296,7 @@ class Bandit:
         rewards: FloatArray,
         rng: np.random.Generator,
     ) -> tuple[FloatArray, FloatArray]:
-        """(N,) q of the actions taken and (N, A) of all, each row's by the other folds' model."""
+        """q of the actions taken (N,) and of all (N, A), from models of the other folds."""
         count, space = len(rewards), self._discrete()
         folds = min(self.config.folds, count)
         if folds < 2:

@@ -1,8 +1,8 @@
 """The interface between a learner and an algorithm: a config that builds it, and its updates.
 
-A config is a frozen dataclass with `build(policy)`; an implementer need not import this module.
-Also here: what our own algorithms share, checks of settings and passes over a batch in random
-order.
+A config is a frozen dataclass with `build(policy)`; an implementation does not have to import this
+module. It also contains what our own algorithms share: checks of settings, and passes over a batch
+in random order.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ __all__ = [
 ]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
-"""Reason -> (N,) rows that it leaves out; of several reasons for a row the first one counts."""
+"""Reason -> bool (N,), True for rows to exclude. A row with several reasons counts for the
+first."""
 
 
 NOT_FINITE = "not_finite"
-"""Rows with numbers that a float32 learner cannot hold, or that made a loss or weights so."""
+"""The reason of rows with numbers that float32 cannot hold, or that made a loss or weights infinite
+or NaN."""
 _LARGEST = float(np.finfo(np.float32).max)
 _LARGEST_TARGET = math.sqrt(_LARGEST)
-"""Rewards and what they add up to are squared by a loss."""
+"""A loss squares rewards, and sums of rewards."""
 
 
 class Algorithm(Protocol):
@@ -53,13 +55,13 @@ class Algorithm(Protocol):
 
     policy: Policy
     optimizer: torch.optim.Optimizer
-    metric_names: ClassVar[tuple[str, ...]]  # what `update` gives, whatever the batch
+    metric_names: ClassVar[tuple[str, ...]]  # the metrics of `update`, for every batch
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """Raises ValueError that names the columns which the batch lacks for learning."""
+        """The rows that cannot be learned from. Raises ValueError that names missing columns."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint keeps beside weights and optimizer, as JSON: where schedules stand."""
+        """What a checkpoint stores as JSON, next to weights and optimizer: states of schedules."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -76,13 +78,14 @@ class AlgorithmConfig(Protocol):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
-    columns: ClassVar[tuple[str, ...]]  # what to read from shards, beside `t` and rows' identity
+    # to be read from shards, in addition to `t` and the rows' identity
+    columns: ClassVar[tuple[str, ...]]
 
     def build(self, policy: Policy) -> Algorithm: ...
 
 
 def default_rule(config: AlgorithmConfig) -> ActionRule:
-    """The action rule of an algorithm's policies if none is chosen: its own, or `sample`."""
+    """The action rule for an algorithm's policies if none is chosen: its own, or `sample`."""
     rule: ActionRule = getattr(config, "action_rule", SAMPLE)
     return rule
 
@@ -93,10 +96,10 @@ def no_metrics(names: Iterable[str]) -> dict[str, float]:
 
 
 def not_finite(batch: SampleBatch, targets: Iterable[str], *inputs: str) -> npt.NDArray[np.bool_]:
-    """(N,) rows with NaN, infinity or numbers out of float32's range.
+    """Whether each row has NaN, infinity or a number outside float32's range: bool (N,).
 
     `targets` are columns that a loss squares; `inputs` are columns that a network reads, `obs`
-    for `obs.<path>` too.
+    includes `obs.<path>`.
     """
     bad = np.zeros(batch.count, np.bool_)
     for name, column in batch.items():
@@ -109,7 +112,7 @@ def not_finite(batch: SampleBatch, targets: Iterable[str], *inputs: str) -> npt.
 
 
 def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:
-    """Raise ValueError unless the batch has these columns; `obs` stands for `obs.<path>` too."""
+    """Raise ValueError unless the batch has these columns; `obs` includes `obs.<path>`."""
     there = {name.partition(".")[0] for name in batch}
     missing = [name for name in names if name not in there]
     if missing:
@@ -134,15 +137,14 @@ def require_positive(config: object, *names: str) -> None:
 
 
 def require_not_negative(config: object, *names: str) -> None:
-    """Raise ValueError for settings that are not finite numbers from 0 on."""
+    """Raise ValueError for settings that are not finite numbers >= 0."""
     for name in names:
         if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{name}: expected a number >= 0, got {getattr(config, name)!r}")
 
 
 def near_names(name: str, known: Collection[str]) -> str:
-    """Known names similar to an unknown one, as the end of an error's text; empty if there are
-    none."""
+    """The end of an error's text: known names similar to an unknown one; "" without any."""
     near = sorted(difflib.get_close_matches(name, known))
     return f"; near {name}: {', '.join(near)}" if near else ""
 
@@ -150,8 +152,10 @@ def near_names(name: str, known: Collection[str]) -> str:
 def minibatches(
     count: int, size: int, passes: int, rng: np.random.Generator, device: torch.device
 ) -> Iterator[torch.Tensor]:
-    """Indices of `count` rows in a random order, `size` at a time, for each pass; the last of a
-    pass may be short."""
+    """Yield the indices of `count` rows in a random order, `size` at a time, for each pass.
+
+    The last tensor of a pass may be shorter.
+    """
     for _ in range(passes):
         order = torch.from_numpy(rng.permutation(count)).to(device)
         yield from order.split(size)

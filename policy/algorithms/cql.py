@@ -1,19 +1,19 @@
 """Learning action values from logged steps, offline: conservative Q-learning for discrete actions.
 
-What `pi` says of an observation s are values Q(s, a), one an action. For a row s, a, r and the next
-observation s', minimise over minibatches of B rows
+The outputs of `pi` for an observation s are values Q(s, a), one per action. For rows s, a, r with
+next observation s', minimise over minibatches of B rows
 
     L = 1/B sum 1/2 (Q(s, a) - y)^2 + alpha 1/B sum [log sum_a' exp Q(s, a') - Q(s, a)]
     y = r + gamma Q'(s', argmax_a' Q(s', a'))       (y = r where the episode terminated)
 
 Kumar et al. 2020, Conservative Q-Learning for Offline Reinforcement Learning, eq. 4: the second
-term keeps the values of rarely logged actions low. Q' are weights of up to `target_every` steps
-before (Mnih et al. 2015), and the action is chosen by Q itself (van Hasselt, Guez & Silver 2016).
-No propensities are needed, and none are corrected for.
+term keeps the values of rarely logged actions low. Q' has the weights from up to `target_every`
+steps before (Mnih et al. 2015), and Q itself chooses the action in y (van Hasselt, Guez & Silver
+2016). No propensities are needed or corrected for.
 
-Values are not logits: a policy that samples from their softmax acts almost at random where they are
-close. So the default action rule here is epsilon-greedy. A row that is neither terminated nor has a
-next observation is left out.
+Values are not logits: a policy that samples from their softmax acts almost at random if they are
+similar. So the default action rule here is epsilon-greedy. A row that is neither terminated nor has
+a next observation is excluded.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, NEXT_OBS, HAS_NEXT_OBS)
 
 @dataclass(frozen=True, kw_only=True)
 class CQLConfig:
-    """How to learn. Raises ValueError for settings that make no sense.
+    """The settings of CQL. Raises ValueError for values outside their range.
 
-    `alpha` weighs caution against reward, in units of the reward.
+    `alpha` weighs the second term of the loss, in units of the reward. `target_every` counts steps
+    of the optimizer.
     """
 
     columns: ClassVar[tuple[str, ...]] = (*_TO_LEARN, TRUNCATEDS)
@@ -87,10 +88,10 @@ class _Rows:
     """A batch as tensors; N rows."""
 
     observed: Tensor  # (N, D)
-    following: Tensor  # (N, D), zeros where nothing follows
+    following: Tensor  # (N, D), zeros without a next observation
     actions: Tensor  # (N,) counted from 0
     rewards: Tensor  # (N,)
-    goes_on: Tensor  # (N,) 1 where a next observation bootstraps, else 0
+    goes_on: Tensor  # (N,) 1 if the target includes the next observation's value, else 0
 
     def take(self, index: Tensor) -> _Rows:
         return _Rows(
@@ -120,15 +121,17 @@ class CQL:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: each batch starts afresh, with its first targets from the current weights."""
+        """Nothing: each batch starts with targets from the current weights."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         return None
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """(N,) which rows can't be learned from, by reason. Raises ValueError for a batch without
-        the columns that learning needs."""
+        """Reason -> bool (N,) rows that cannot be learned from.
+
+        Raises ValueError for a batch without the columns that learning needs.
+        """
         require_columns(batch, _TO_LEARN, "cql")
         return {"no_next_obs": ~(batch[TERMINATEDS] | batch[HAS_NEXT_OBS])}
 
@@ -138,10 +141,10 @@ class CQL:
         rng: np.random.Generator,
         on_progress: Progress = no_progress,
     ) -> dict[str, float]:
-        """Learn from a batch of usable rows; the order of its rows means nothing.
+        """Learn from a batch of usable rows, in any order.
 
         Metrics are those of the last step: `gap` is the second term of the loss without alpha.
-        Raises FloatingPointError when the loss is not finite.
+        Raises FloatingPointError if the loss is not finite.
         """
         rows, config = self._rows(batch), self.config
         total = config.epochs * math.ceil(batch.count / config.minibatch)

@@ -1,11 +1,10 @@
-"""Learning on several processes at once: every rank holds the same weights, and learns from the
-mean of all ranks' gradients.
+"""Learning in several processes with the same weights and the mean of all ranks' gradients.
 
     setup_torch_data_parallel("tcp://127.0.0.1:29500", world_rank=0, world_size=2, backend="gloo")
 
-With loss terms that are means over rows, and equal counts on every rank, the mean of the ranks'
-gradients is the gradient of the joined batch: counts that differ are refused on every rank, and so
-is what one rank alone refuses.
+If loss terms are means over rows, and all ranks have the same number of rows, the mean of the
+ranks' gradients is the gradient of the joined batch. So different numbers of rows raise an error on
+every rank, and so does an error on one rank.
 """
 
 from __future__ import annotations
@@ -30,11 +29,16 @@ __all__ = [
     "require_same_setup",
 ]
 
-_REFUSED = -1  # instead of every count of a rank that raised
+_REFUSED = -1  # stands for every count of a rank that raised
 
 
 def join_group(url: str, world_rank: int, world_size: int, backend: str) -> None:
-    """Join the process group of this process. Raises ValueError for a rank outside the world."""
+    """Join this process to a process group.
+
+    `url`: where rank 0 listens; `world_rank`: 0 to `world_size` - 1; `backend`: see
+    torch.distributed. Raises ValueError for a rank outside the world, or if the process is already
+    in a group.
+    """
     if not 0 <= world_rank < world_size:
         raise ValueError(f"world_rank: expected 0 to {world_size - 1}, got {world_rank}")
     if dist.is_initialized():
@@ -49,18 +53,18 @@ def leave_group() -> None:
 
 
 def broadcast_weights(module: torch.nn.Module) -> None:
-    """Take the weights of rank 0, so that all begin alike."""
+    """Replace the weights by those of rank 0, so that all ranks start with the same."""
     for tensor in module.state_dict().values():
         dist.broadcast(tensor, 0)
 
 
 @contextmanager
 def all_or_none(counts: Mapping[str, int], world_size: int) -> Iterator[None]:
-    """Run a block that fills in `counts`, then go on only if every rank came through with the same.
+    """Run a block that sets `counts`; continue only if it succeeded on all ranks with equal counts.
 
-    The names and their order are the same on every rank, and are there before the block. An error
-    within the block is raised here, ValueError on the other ranks; ValueError on every rank where
-    the counts differ. Nobody is left to wait.
+    `counts` has the same names in the same order on every rank, before the block. An error within
+    the block is raised on this rank, and ValueError on the others; ValueError on every rank if the
+    counts differ. So no rank waits for another forever.
     """
     try:
         yield
@@ -84,7 +88,7 @@ def all_or_none(counts: Mapping[str, int], world_size: int) -> Iterator[None]:
 
 
 def require_same_setup(described: str, world_size: int) -> None:
-    """Raise ValueError, on every rank, unless all ranks describe what they learn with alike."""
+    """Raise ValueError, on every rank, unless all ranks describe the same setup."""
     digest = hashlib.sha256(described.encode()).digest()[:8]
     found = _gathered([int.from_bytes(digest, "little", signed=True)], world_size)
     if len(set(found[:, 0].tolist())) > 1:
@@ -95,14 +99,14 @@ def require_same_setup(described: str, world_size: int) -> None:
 
 
 def _gathered(numbers: Sequence[int], world_size: int) -> npt.NDArray[np.int64]:
-    """(world_size, M) of M numbers of each rank."""
+    """(world_size, M) int64: M numbers from each rank."""
     found = [torch.zeros(len(numbers), dtype=torch.int64) for _ in range(world_size)]
     dist.all_gather(found, torch.tensor(list(numbers), dtype=torch.int64))
     return torch.stack(found).numpy()
 
 
 def average_gradients(gradients: Sequence[npt.NDArray[np.float32]], world_size: int) -> None:
-    """Replace each gradient by its mean over all ranks, in place: summed, then divided."""
+    """Replace each gradient by its mean over all ranks, in place."""
     if world_size == 1:
         return
     for gradient in gradients:
@@ -112,10 +116,10 @@ def average_gradients(gradients: Sequence[npt.NDArray[np.float32]], world_size: 
 
 
 def get_node_ip() -> str:
-    """The address by which others reach this machine; 127.0.0.1 when it has no other."""
+    """The address of this machine for other machines; 127.0.0.1 if it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # a datagram socket that connects sends nothing: it only chooses a route
+            # connecting a datagram socket only chooses a route, without sending anything
             probe.connect(("192.0.2.1", 1))
             address: str = probe.getsockname()[0]
         except OSError:

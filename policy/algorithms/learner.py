@@ -5,9 +5,9 @@
         print(metrics["loss"])
     learner.save(path, reader_state=reader.state_dict())
 
-A checkpoint is one safetensors file: weights and optimizer state as tensors, all the rest as a JSON
-document in its metadata, which also holds a digest of every tensor. It is written beside its place,
-synced and renamed. Nothing in it is executed when it is read. It includes the reader's position, so
+A checkpoint is one safetensors file: weights and optimizer state as tensors, everything else as a
+JSON document in its metadata, which also has a digest of every tensor. It is written to a temporary
+file, synced and renamed. Reading it never executes anything. It includes the reader's position, so
 that the position always matches what was learned.
 """
 
@@ -55,7 +55,7 @@ _NAMED = 20  # episodes in one line of the log
 
 @dataclass
 class LearnerCounts:
-    """What a learner did since it was made, over all resumed runs; rows are steps."""
+    """What a learner has done since it was created, over all resumed runs; rows are steps."""
 
     updates: int = 0  # batches
     rows_read: int = 0
@@ -76,7 +76,8 @@ class Learner:
         self.counts = LearnerCounts()
         self._rng = np.random.default_rng(seed)
         self._lineage = Ledger()
-        self._told = False  # that no row of the last batches could be learned from
+        # whether it was logged that no row of the last batches could be learned from
+        self._told = False
 
     def __repr__(self) -> str:
         counts = self.counts
@@ -87,26 +88,26 @@ class Learner:
 
     @property
     def lineage(self) -> dict[str, list[list[int]]]:
-        """Stream -> ranges of the ordinals that rows were trained on."""
+        """Stream -> ranges of the ordinals that were trained on."""
         return self._lineage.to_json()
 
     def run(self, batches: Iterable[SampleBatch]) -> Iterator[dict[str, float]]:
-        """Update on every batch; the metrics of each."""
+        """Update on every batch, and yield the metrics of each."""
         for batch in batches:
             yield self.update(batch)
 
     def update(self, batch: SampleBatch, on_progress: Progress = no_progress) -> dict[str, float]:
-        """Learn from a batch; its metrics. A batch without usable rows changes no weights.
+        """Learn from a batch, and return metrics. A batch without usable rows changes no weights.
 
-        Metrics have the same names whatever the batch: `rows`, the rows trained on, `left_out`,
-        the rows that could not be learned from, and the algorithm's `metric_names`, which are NaN
-        when there was no row to learn from, or the update was taken back (`learn`). Raises
+        Metrics always have the same names: `rows`, the number of rows trained on; `left_out`, the
+        number of rows that could not be learned from; and the algorithm's `metric_names`, which are
+        NaN if there was no row to learn from, or the update was reverted (`learn`). Raises
         ValueError for a batch that lacks columns.
         """
         return self.learn(*self.usable(batch), on_progress)
 
     def usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
-        """(the rows that the algorithm can use, how many it can't, by reason); counts nothing."""
+        """(the rows that the algorithm can use, reason -> number of the others). Counts nothing."""
         keep = np.ones(batch.count, np.bool_)
         left_out: dict[str, int] = {}
         reasons = self.algorithm.left_out(batch) if batch.count else {}
@@ -126,7 +127,7 @@ class Learner:
         left_out: Mapping[str, int],
         on_progress: Progress = no_progress,
     ) -> dict[str, float]:
-        """`update` in two steps, for a caller that gathers rows: what `usable` gave, summed up.
+        """The second step of `update`, for a caller that collects the results of `usable` first.
 
         An update whose loss, weights or actions are not finite is reverted, and its rows are
         excluded as "not_finite": the metrics then have `rows` 0.
@@ -152,7 +153,7 @@ class Learner:
         return {"rows": trained, "left_out": without, **learned}
 
     def _try(self, used: SampleBatch, on_progress: Progress) -> dict[str, float] | None:
-        """The algorithm's metrics of an update; None, and all as before, where it went wrong."""
+        """The metrics of an update; None, with everything unchanged, if numbers were not finite."""
         policy, algorithm = self.policy, self.algorithm
         weights, filter_state = policy.get_weights(), policy.filter.to_json()
         optimizer = copy.deepcopy(algorithm.optimizer.state_dict())
@@ -182,8 +183,10 @@ class Learner:
     def go_on_from(
         self, weights: Mapping[str, npt.NDArray[Any]], lineage: Mapping[str, Ranges]
     ) -> None:
-        """Continue from published weights and their lineage, for example where no checkpoint is
-        left. The optimizer is reset; counts and schedules stay."""
+        """Continue from published weights and their lineage, for example if no checkpoint is left.
+
+        The optimizer is reset; counts and schedules stay.
+        """
         schedules = self.algorithm.state_dict()
         self.policy.set_weights(weights)
         self.algorithm = self.config.build(self.policy)
@@ -193,7 +196,7 @@ class Learner:
     # checkpoints
 
     def save(self, path: Path, *, reader_state: Mapping[str, Any] | None = None) -> None:
-        """Write everything that `load` needs to continue exactly."""
+        """Write everything that `load` needs to continue exactly, durably."""
         tensors = {f"weights/{k}": v for k, v in self.policy.get_weights().items()}
         optimizer, groups = optimizer_state(self.algorithm.optimizer)
         tensors |= optimizer
@@ -241,7 +244,7 @@ class Learner:
 
 
 def require_acting(policy: Policy) -> None:
-    """Raise FloatingPointError unless the weights are finite and give actions, as a store asks."""
+    """Raise FloatingPointError unless weights and actions are finite, as a store requires."""
     for name, weights in policy.get_weights().items():
         if not np.isfinite(weights).all():
             raise FloatingPointError(f"the weights {name} became NaN or infinity")
@@ -252,7 +255,7 @@ def require_acting(policy: Policy) -> None:
 
 
 def _episodes(rows: SampleBatch) -> str:
-    """The episodes of rows, by id or by stream and number; the first few."""
+    """Text with the first few episodes of rows, by id or by stream and number."""
     if EPS_ID in rows:
         names = rows[EPS_ID].tolist()
     elif STREAM in rows and EPISODE_ORDINAL in rows:
@@ -279,7 +282,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[dic
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Tensors, groups: list[dict[str, Any]]
 ) -> None:
-    """What `optimizer_state` gave, into an optimizer of the same parameters."""
+    """Restore the state of `optimizer_state` in an optimizer of the same parameters."""
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, array in _named(tensors, "optimizer").items():
         parameter, key = name.split("/")
@@ -288,8 +291,9 @@ def restore_optimizer(
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
-    """Raises WeightsDamaged for anything but what `save` wrote, OSError where it can't be read."""
-    data = read_file(path, MAX_WEIGHTS)  # whole: a mapped file that fails ends the process
+    """Read a checkpoint. Raises WeightsDamaged unless `save` wrote it, and OSError."""
+    # not mapped: an I/O error on a mapped file kills the process
+    data = read_file(path, MAX_WEIGHTS)
     try:
         tensors = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")

@@ -1,6 +1,6 @@
 """Losses that several algorithms share, as torch functions of tensors; means over the batch.
 
-They keep the dtype they are given. Targets never carry a gradient.
+They keep the dtype of their arguments. Targets never carry a gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """(B,) min(w A, clip(w, 1 - clip, 1 + clip) A) with w = exp(log_ratio): what PPO maximises.
+    """(B,) min(w A, clip(w, 1 - clip, 1 + clip) A) with w = exp(log_ratio): maximised by PPO.
 
     Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7.
     """
@@ -40,8 +40,10 @@ def k1(log_ratio: Tensor) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Mean of w - 1 - log w: unbiased too, never negative, less variance (Schulman 2020,
-    Approximating KL Divergence)."""
+    """Mean of w - 1 - log w: a KL estimate like k1, but never negative and with less variance.
+
+    Schulman 2020, Approximating KL Divergence.
+    """
     return (log_ratio.expm1() - log_ratio).mean()
 
 
@@ -50,7 +52,7 @@ def k3(log_ratio: Tensor) -> Tensor:
 
 @torch.no_grad()
 def q_targets(rewards: Tensor, terminated: Tensor, next_q: Tensor, gamma: float) -> Tensor:
-    """(B,) r + gamma max_a Q(s', a), r alone where terminated; `next_q` is (B, A).
+    """(B,) r + gamma max_a Q(s', a), or r if terminated; `next_q` is (B, A).
 
     Mnih et al. 2015, Human-level control through deep reinforcement learning, algorithm 1.
     """
@@ -61,9 +63,10 @@ def q_targets(rewards: Tensor, terminated: Tensor, next_q: Tensor, gamma: float)
 def double_q_targets(
     rewards: Tensor, terminated: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float
 ) -> Tensor:
-    """(B,) r + gamma Q'(s', argmax_a Q(s', a)), r alone where terminated.
+    """(B,) r + gamma Q'(s', argmax_a Q(s', a)), or r if terminated.
 
-    van Hasselt, Guez & Silver 2016, Deep Reinforcement Learning with Double Q-learning, eq. 4.
+    `next_q` (Q) and `next_target_q` (Q') are (B, A). van Hasselt, Guez & Silver 2016, Deep
+    Reinforcement Learning with Double Q-learning, eq. 4.
     """
     chosen = next_q.argmax(dim=1, keepdim=True)
     following = next_target_q.gather(1, chosen)[:, 0].masked_fill(terminated, 0.0)
@@ -71,14 +74,14 @@ def double_q_targets(
 
 
 def td_loss(q_taken: Tensor, targets: Tensor, *, huber: bool = False) -> Tensor:
-    """Mean squared error, or the Huber loss with its bend at 1; both (B,)."""
+    """The mean squared error, or the Huber loss with threshold 1; both arguments are (B,)."""
     if huber:
         return functional.smooth_l1_loss(q_taken, targets)
     return functional.mse_loss(q_taken, targets)
 
 
 def cql_regulariser(q: Tensor, actions: Tensor) -> Tensor:
-    """Mean of logsumexp_a Q(s, a) - Q(s, a taken); q (B, A), actions (B,) from 0.
+    """Mean of logsumexp_a Q(s, a) - Q(s, a taken); q (B, A), actions (B,) counted from 0.
 
     Kumar et al. 2020, Conservative Q-Learning, eq. 4 (without its factor alpha).
     """

@@ -1,25 +1,25 @@
 """Proximal policy optimisation, from stored experience.
 
-A row is an observation s, the action a that the behaviour policy took, its log probability
-log mu(a|s) **as stored with the row**, and its reward. With w = pi(a|s) / mu(a|s), the advantage A
-of GAE (policy.algorithms.advantages), its value target R = A + V(s) and the entropy H of pi,
-minimise over minibatches of B rows, for several epochs over each batch,
+A row is an observation s, the action a that the behaviour policy took, its log probability log
+mu(a|s) **as stored with the row**, and its reward. With w = pi(a|s) / mu(a|s), the advantage A of
+GAE (policy.algorithms.advantages), its value target R = A + V(s) and the entropy H of pi, minimise
+over minibatches of B rows, for several epochs over each batch,
 
     L = -1/B sum min(w A, clip(w, 1 - c, 1 + c) A) + c_v 1/B sum (V(s) - R)^2 - c_h mean H(pi)
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7 and 9; A is normalised in each
-minibatch. The learning rate and c fall linearly with the rows trained on, at a pace that reaches 0
-at `schedule_steps`; at `schedule_end` times their first values they stay.
+minibatch. The learning rate and c decrease linearly with the rows trained on, so that they would be
+0 at `schedule_steps`, down to `schedule_end` times their first values.
 
 The behaviour policy may be some versions old. Its log probability is never recomputed: w would then
-start at 1 whatever the age, and clipping would bound nothing. pi is the network's distribution,
+start at 1 whatever the age, and clipping would have no effect. pi is the network's distribution,
 sampled at temperature 1; a policy with another action rule is refused.
 
 Fragments are runs of one episode's consecutive rows in the batch. A fragment's last row bootstraps
-from V of its next observation, whether it was truncated, abandoned or is not read further yet. A
-row that is neither terminated nor has a next observation is left out, and its predecessor
-bootstraps from its observation; so are rows that another policy chose and rows without a log
-probability.
+from V of its next observation, whether it was truncated, abandoned or its successor has not been
+read yet. A row that is neither terminated nor has a next observation is excluded, and its
+predecessor bootstraps from its observation. Rows that another policy chose and rows without a log
+probability are excluded as well.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from storage.experience.sequences import fragment_ends
 __all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig", "episode_order"]
 
 ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
-"""Columns of what a worker computed when it sampled; batches of shards do not have them."""
+"""Columns that a worker computes when it samples; batches from shards do not have them."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -78,11 +78,11 @@ _AFTER = ("loss", "value_loss", "entropy", "kl_k1", "kl_k3", "clip_fraction", "c
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """How to learn. Raises ValueError for settings that make no sense.
+    """The settings of PPO. Raises ValueError for values outside their range.
 
-    The defaults suit short episodes and batches of some hundred rows. `lr` and `clip` fall to a
-    tenth and stay there: a trainer that follows live traffic never stops learning. `schedule_steps`
-    None keeps them as they are. `max_grad_norm` bounds the gradient's Euclidean norm.
+    The defaults suit short episodes and batches of some hundred rows. `lr` and `clip` decrease to a
+    tenth and then stay: a trainer that follows live traffic never stops learning. With
+    `schedule_steps` None they are constant. `max_grad_norm` limits the gradient's Euclidean norm.
     """
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -148,10 +148,9 @@ class Rows:
 
 
 class PPO:
-    """Updates a policy's `pi` and `vf` from fragments of episodes (policy.algorithms.learner runs
-    it).
+    """Updates a policy's `pi` and `vf` from fragments of episodes (see policy.algorithms.learner).
 
-    `trained` counts the rows trained on, by which the schedules fall. `metrics_before` are the
+    `trained` counts the rows trained on, on which the schedules depend. `metrics_before` are the
     metrics of the policy before an update.
     """
 
@@ -169,12 +168,13 @@ class PPO:
         self.policy = policy
         self.config = config
         self.trained = 0
-        # eps as in the reference implementation of PPO: torch's own 1e-8 lets tiny gradients jump
+        # eps as in the reference implementation of PPO: torch's default 1e-8 enlarges tiny
+        # gradients
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             policy.module.parameters(), lr=config.lr, eps=1e-5
         )
 
-    # what a checkpoint keeps beside weights and optimizer
+    # state for a checkpoint, in addition to weights and optimizer
 
     def state_dict(self) -> dict[str, Any]:
         return {"trained": self.trained}
@@ -185,8 +185,10 @@ class PPO:
     # learning
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """(N,) which rows can't be learned from, by reason. Raises ValueError for a batch without
-        the columns that learning needs."""
+        """Reason -> bool (N,) rows that cannot be learned from.
+
+        Raises ValueError for a batch without the columns that learning needs.
+        """
         names = _TO_LEARN if ADVANTAGES in batch else (*_TO_LEARN, *_TO_ESTIMATE)
         require_columns(batch, names, "ppo")
         targets = (ADVANTAGES, VALUE_TARGETS) if ADVANTAGES in batch else (REWARDS,)
@@ -205,9 +207,9 @@ class PPO:
         rng: np.random.Generator,
         on_progress: Progress = no_progress,
     ) -> dict[str, float]:
-        """Learn from a batch of usable rows; the order of its rows means nothing.
+        """Learn from a batch of usable rows, in any order.
 
-        Raises FloatingPointError when the loss is not finite. Metrics: see `metrics`.
+        Metrics: see `metrics`. Raises FloatingPointError if the loss is not finite.
         """
         rows, before = self.rows(batch.take(episode_order(batch)))
         clip = self.schedule()
@@ -223,8 +225,8 @@ class PPO:
     def loss(self, rows: Rows, clip: float, *, normalise: bool = True) -> Tensor:
         """L of the module docstring over a minibatch; a float64 scalar.
 
-        `normalise=False` takes the advantages as they are: for gradients that are averaged over
-        several processes, where each would normalise by its own rows.
+        With `normalise=False` the advantages are not normalised: for gradients that are averaged
+        over several processes, each of which would normalise by its own rows.
         """
         config = self.config
         dist = self.policy.distribution(rows.observed)
@@ -246,7 +248,7 @@ class PPO:
         self.optimizer.step()
 
     def schedule(self) -> float:
-        """Set the learning rate for the rows trained on so far; the clip range."""
+        """Set the learning rate for the rows trained on so far, and return the clip range."""
         config = self.config
         share = 1.0
         if config.schedule_steps is not None:
@@ -257,9 +259,9 @@ class PPO:
 
     @torch.no_grad()
     def rows(self, batch: SampleBatch) -> tuple[Rows, dict[str, float]]:
-        """The batch as tensors, and what is to be said of it before the update.
+        """The batch as tensors, and the metrics before the update.
 
-        Columns `advantages` and `value_targets` are taken where the batch has them.
+        Uses the columns `advantages` and `value_targets` if the batch has them.
         """
         policy = self.policy
         observed = policy.observe(policy.flat_observations(batch))
@@ -283,7 +285,10 @@ class PPO:
 
     @torch.no_grad()
     def advantages(self, batch: SampleBatch, values: FloatArray | None = None) -> Advantages:
-        """Those of the batch's columns, else computed: rows in order, `values` of their obs."""
+        """The batch's columns `advantages` and `value_targets`, or both computed.
+
+        Rows are in order; `values` (N,) are those of their observations, None to compute them.
+        """
         if ADVANTAGES in batch:
             return Advantages(batch[ADVANTAGES], batch[VALUE_TARGETS])
         policy = self.policy
@@ -306,10 +311,10 @@ class PPO:
 
     @torch.no_grad()
     def metrics(self, rows: Rows, clip: float) -> dict[str, float]:
-        """Over the whole batch after the update.
+        """Metrics over the whole batch after the update.
 
-        Beside these stand, of the policy before it: `ess`, the effective sample size of the weights
-        w as a share of the rows (1: the rows are on-policy), `stale_kl` (k3), and
+        The metrics before the update, of `rows`: `ess`, the effective sample size of the weights w
+        as a share of the rows (1: the rows are on-policy), `stale_kl` (k3), and
         `explained_variance` of the value targets.
         """
         dist = self.policy.distribution(rows.observed)
@@ -334,13 +339,13 @@ _TO_ESTIMATE = (REWARDS, NEXT_OBS, T, *_EPISODE)
 
 
 def episode_order(batch: SampleBatch) -> npt.NDArray[np.intp]:
-    """(N,) the rows by episode, agent and t: each episode's consecutive rows are a fragment."""
+    """(N,) the indices of the rows, sorted by episode, agent and t."""
     codes = [np.unique(batch[name], return_inverse=True)[1] for name in _EPISODE]
     return np.lexsort((batch[T], *reversed(codes)))
 
 
 def _normalised(advantages: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1; a lone row has no deviation, and stays as it is."""
+    """Scale to mean 0 and standard deviation 1; a single row is returned unchanged."""
     if len(advantages) < 2:
         return advantages
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -353,6 +358,6 @@ def _effective_share(log_weights: Tensor) -> float:
 
 
 def _explained_variance(values: FloatArray, targets: FloatArray) -> float:
-    """1 - Var(R - V) / Var(R); nan when the targets do not vary."""
+    """1 - Var(R - V) / Var(R); NaN if the targets do not vary."""
     variance = float(np.var(targets))
     return 1.0 - float(np.var(targets - values)) / variance if variance else math.nan

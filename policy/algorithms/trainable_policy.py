@@ -4,10 +4,10 @@
     gradients, info = policy.compute_gradients(batch)
     policy.apply_gradients(gradients)
     info = policy.learn_on_batch(batch)                # both in one
-    policy.actor().act(flat, rng)                      # a snapshot: learning does not move it
+    policy.actor().act(flat, rng)                      # a snapshot, which learning does not change
 
-One thread may learn while another samples: weights change and are copied under a lock, so that
-nobody ever acts with half an update. A subclass overrides `postprocess_trajectory`, `actor` or the
+One thread may learn while another samples: weights are changed and copied under a lock, so that no
+thread acts with part of an update. A subclass overrides `postprocess_trajectory`, `actor` or the
 gradient methods; its constructor takes (observation space, action space, config).
 """
 
@@ -56,10 +56,10 @@ CONCURRENT = "ConcurrentMeanStdFilter"
 
 
 class Actor(Protocol):
-    """Acts on filtered flat observations (B, D) until the next fragment; `version` of its weights.
+    """Acts on filtered flat observations (B, D) until the next fragment.
 
-    The actor of a policy with an `initial_state()` takes `state=` beside (a list of (B, *s)
-    arrays), and answers (Actions, the next state).
+    `version` is that of its weights. If the policy has an `initial_state()`, its actor also takes
+    `state=` (a list of (B, *s) arrays), and returns (Actions, the next state).
     """
 
     version: int
@@ -71,15 +71,17 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """What a policy is made of; `from_config` reads the keys of a policy_config, where `gamma`,
-    `lambda` and `lr` stand for fields of `algorithm`."""
+    """The settings of a policy; `from_config` reads the keys of a policy_config.
+
+    There, `gamma`, `lambda` and `lr` set fields of `algorithm`.
+    """
 
     module: ModuleSpec = field(default_factory=ModuleSpec)
     algorithm: PPOConfig = field(default_factory=lambda: PPOConfig(schedule_steps=None))
     observation_filter: str = "NoFilter"
     seed: int = 0
     explore: bool = True
-    spec: PolicySpec | None = None  # instead of module and filter; has to fit the spaces
+    spec: PolicySpec | None = None  # instead of module and filter; has to match the spaces
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, PPOConfig):
@@ -92,7 +94,7 @@ class PolicySettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PolicySettings:
-        """Keys that are none of ours are the policy's class's."""
+        """The settings in a policy_config; its other keys are for the policy's class."""
         known = {key: config[key] for key in cls._KEYS if key in config}
         if "module" in config or config.get("model"):
             known["module"] = _module_spec(config.get("module", config.get("model")))
@@ -114,7 +116,10 @@ _OWN_KEYS = frozenset(
 def _with_short_names(
     algorithm: PPOConfig, short: Mapping[str, Any], known: Mapping[str, Any]
 ) -> PPOConfig:
-    """The algorithm with these values; one that was given has to hold them already."""
+    """The algorithm with these values.
+
+    Raises ValueError if an `algorithm` was given that has other values.
+    """
     for name, value in short.items():
         real = SHORT_NAMES[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -131,7 +136,7 @@ _MODEL_KEYS = {"fcnet_hiddens": "hidden", "fcnet_activation": "activation"}
 
 
 def _module_spec(model: Any) -> ModuleSpec:
-    """A ModuleSpec, or a dict of its fields (also by their names of old)."""
+    """A ModuleSpec, from a dict of its fields or with `fcnet_hiddens`, `fcnet_activation`."""
     if isinstance(model, ModuleSpec):
         return model
     if not isinstance(model, Mapping):
@@ -150,11 +155,11 @@ def _descriptor(space: gym.Space[Any] | Space) -> Space:
 
 
 class TrainablePolicy(Policy):
-    """A `Policy`, its optimizer and loss (PPO's), its filter and its share in global variables.
+    """A `Policy` with its optimizer, its loss (PPO's), its filter and its global variables.
 
-    `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`) and the
-    `config_keys` that a subclass lists because it reads them; a worker adds `worker_index` and
-    `num_workers`. Raises TypeError for any other key. `on_trained` gets the rows that
+    `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`), and the
+    `config_keys` that a subclass declares because it reads them; a worker adds `worker_index` and
+    `num_workers`. Raises TypeError for any other key. `on_trained` is called with the rows that
     `learn_on_batch` used, for the lineage of published versions.
     """
 
@@ -183,7 +188,7 @@ class TrainablePolicy(Policy):
         self.on_trained: Callable[[SampleBatch], None] | None = None
         self.world_size = 1
         self._lock = threading.RLock()
-        # filtered outside, by the filter that goes on learning
+        # observations are filtered before, by the filter that continues to learn
         self._unfiltered = replace(spec, observation_filter="NoFilter")
 
     @classmethod
@@ -193,7 +198,7 @@ class TrainablePolicy(Policy):
 
     @classmethod
     def check_config(cls, config: Mapping[str, Any], beside: Collection[str] = ()) -> None:
-        """Raise TypeError for keys that nothing reads, of this class or those `beside`."""
+        """Raise TypeError for keys that are neither known to this class nor in `beside`."""
         known = cls.known_config().union(beside)
         unknown = sorted(set(config) - known)
         if unknown:
@@ -211,7 +216,7 @@ class TrainablePolicy(Policy):
     # acting
 
     def actor(self) -> Actor:
-        """What the next fragment is acted with: a copy of the weights as they are now."""
+        """The actor for the next fragment, with a copy of the current weights."""
         with self._lock:
             return NumpyPolicy(self._unfiltered, super().get_weights(), version=self.version)
 
@@ -222,15 +227,15 @@ class TrainablePolicy(Policy):
     def act_once(
         self, flat: FlatArray, rng: np.random.Generator, *, explore: bool | None = None
     ) -> Actions:
-        """Act on raw flat observations (B, D), outside of sampling: nothing is learned from them.
+        """Act on raw flat observations (B, D), outside of sampling.
 
-        `explore` defaults to the policy's own setting.
+        The filter does not learn from them. `explore` defaults to the policy's own setting.
         """
         chosen = self.settings.explore if explore is None else explore
         actions: Actions = self.actor().act(self.filter(flat), rng, explore=chosen)
         return actions
 
-    # what comes of a trajectory
+    # trajectories
 
     def postprocess_trajectory(
         self,
@@ -241,25 +246,28 @@ class TrainablePolicy(Policy):
         """Complete the rows of one agent's trajectory in one episode; may change their number.
 
         `other_agent_batches`: agent id -> (policy, batch) of the other agents in the episode.
+        `episode`: the worker's episode. Returns the batch.
         """
         return self.postprocess(batch)
 
     @torch.no_grad()
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Add `advantages` and `value_targets` (float64) to rows of one or more trajectories, each
-        with its rows behind each other: see policy.algorithms.advantages.gae. Without a value head
-        nothing."""
+        """Add `advantages` and `value_targets` to the rows of one or more trajectories.
+
+        Both are float64 (N,). Rows of a trajectory are consecutive; see
+        policy.algorithms.advantages.gae. Without a value head the batch is returned unchanged.
+        """
         if not batch.count or not self.spec.module.value_head:
             return batch
         episode = batch[STREAM], batch[EPISODE_ORDINAL], batch[AGENT_ID]
         ends = fragment_ends(batch[T], *episode)
-        # what is not learned from ends the fragment before it, as where it is left out first
+        # an excluded row ends the fragment before it, as if it had been removed
         for rows in self.algorithm.left_out(batch).values():
             ends[:-1] |= rows[1:]
         values = self._values(batch, "obs")
         following = np.empty_like(values)
         following[:-1] = values[1:]
-        # inside a fragment the next observation is the next row's; only the ends need their own
+        # inside a fragment the next observation is that of the next row; only ends need their own
         last = batch.take(ends)
         following[ends] = np.where(last[TERMINATEDS], 0.0, self._values(last, NEXT_OBS))
         config = self.settings.algorithm
@@ -283,11 +291,12 @@ class TrainablePolicy(Policy):
     # learning
 
     def compute_gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, Any]]:
-        """(a gradient for each parameter, info with `learner_stats`, `batch_count` and `left_out`).
+        """Return (a gradient per parameter, info with `learner_stats`, `batch_count`, `left_out`).
 
-        Copies: a later backward pass does not change them. With data parallelism they are the mean
-        over all ranks. Raises ValueError when no row can be learned from, or when ranks come with
-        different counts or another one refuses; FloatingPointError for a loss that is not finite.
+        Gradients are copies: a later backward pass does not change them. With data parallelism they
+        are the mean over all ranks. Raises ValueError if no row can be learned from, or if ranks
+        have different numbers of rows or another one failed; FloatingPointError for a loss that is
+        not finite.
         """
         with self._lock:
             gradients, info, _ = self._gradients(batch)
@@ -297,8 +306,10 @@ class TrainablePolicy(Policy):
         return gradients, info
 
     def _gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, Any], SampleBatch]:
-        """Those of all ranks, info, and the rows behind this rank's; no gradients where no rank has
-        a row to learn from."""
+        """Return (gradients over all ranks, info, the rows that this rank used).
+
+        There are no gradients if no rank has a row to learn from.
+        """
         counts = {"rows": 0}
         with all_or_none(counts, self.world_size):
             used, why = self._usable(batch)
@@ -313,7 +324,7 @@ class TrainablePolicy(Policy):
         return no_metrics(("loss", *PPO.metrics_before))
 
     def _own_gradients(self, used: SampleBatch) -> tuple[list[FlatArray], dict[str, float]]:
-        """(this rank's gradients, statistics) of rows that can be learned from."""
+        """(this rank's gradients, statistics) from rows that can be learned from."""
         rows, before = self.algorithm.rows(used)
         clip = self.algorithm.schedule()
         loss = self.algorithm.loss(rows, clip, normalise=False)
@@ -327,7 +338,7 @@ class TrainablePolicy(Policy):
         return gradients, {"loss": float(loss.detach()), **before}
 
     def _usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
-        """(the rows that can be learned from, how many can't be, by reason)."""
+        """(the rows that can be learned from, reason -> number of the others)."""
         keep = np.ones(batch.count, np.bool_)
         reasons = self.algorithm.left_out(batch) if batch.count else {}
         for rows in reasons.values():
@@ -341,7 +352,7 @@ class TrainablePolicy(Policy):
         return parameter.grad.detach().cpu().numpy().copy()
 
     def apply_gradients(self, gradients: Gradients) -> None:
-        """One optimizer step; raises ValueError for gradients that are not the parameters'."""
+        """Take one optimizer step. Raises ValueError unless gradients match the parameters."""
         parameters = list(self.module.parameters())
         if len(gradients) != len(parameters):
             raise ValueError(
@@ -363,12 +374,12 @@ class TrainablePolicy(Policy):
             self.algorithm.optimizer.step()
 
     def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
-        """One gradient step on the batch; info with `learner_stats`, `batch_count` (rows learned
-        from) and `left_out` (reason -> rows). Without a row to learn from nothing changes.
+        """Take one gradient step on the batch.
 
-        Rows whose loss, gradients or weights are not finite are left out as "not_finite", and
-        change nothing; with data parallelism that is refused on every rank, FloatingPointError
-        here.
+        Returns info with `learner_stats`, `batch_count` (rows learned from) and `left_out` (reason
+        -> rows). Without a row to learn from nothing changes. Rows whose loss, gradients or weights
+        are not finite are excluded as "not_finite", and change nothing. With data parallelism this
+        raises instead: FloatingPointError here, ValueError on the other ranks.
         """
         with self._lock:
             try:
@@ -387,14 +398,14 @@ class TrainablePolicy(Policy):
             return info
 
     def _taken_back(self, batch: SampleBatch, error: FloatingPointError) -> dict[str, Any]:
-        """Info of a batch that changes nothing."""
+        """The info of a batch that changed nothing, because of an error."""
         used, why = self._usable(batch)
         _log.error("%d rows are left out as %s: %s", used.count, NOT_FINITE, error)
         why[NOT_FINITE] = why.get(NOT_FINITE, 0) + used.count
         return {"learner_stats": self.no_stats(), "batch_count": 0, "left_out": why}
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Keep them; `timestep` is where the schedules of learning rate and clip range stand."""
+        """Store global variables; `timestep` determines the learning rate and the clip range."""
         self.global_vars = dict(global_vars)
         if "timestep" in global_vars and self.spec.module.value_head:
             self.algorithm.trained = int(global_vars["timestep"])
@@ -417,7 +428,7 @@ class TrainablePolicy(Policy):
         *,
         version: int,
     ) -> None:
-        """Take over a published version of this spec, filter included."""
+        """Continue from a published version of this spec, including its filter."""
         self.set_weights(weights, version=version)
         if isinstance(self.filter, MeanStdFilter):
             self.filter.sync(MeanStdFilter.from_json(filter_state, self.spec.flattener.size))
@@ -426,7 +437,7 @@ class TrainablePolicy(Policy):
 def _spec_of(
     settings: PolicySettings, observation_space: Any, action_space: Any
 ) -> tuple[PolicySpec, bool]:
-    """(the spec, whether its filter is the concurrent one)."""
+    """(the spec, whether the filter is the concurrent one)."""
     name = settings.observation_filter
     concurrent = name == CONCURRENT
     observation, action = _descriptor(observation_space), _descriptor(action_space)
