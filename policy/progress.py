@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""Progress reports of long-running work."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Progress", "no_progress"]
 
 
 class Progress(Protocol):
-    """Called as long work goes on: what is done, how far, of how much (None: not known)."""
+    """Called while long work runs, with what is done, how much, and of how much (None: unknown)."""
 
     def __call__(self, what: str, done: int, total: int | None, /) -> None: ...
 
 
 def no_progress(what: str, done: int, total: int | None, /) -> None:
-    """For those who do not want to know."""
+    """A `Progress` that does nothing."""

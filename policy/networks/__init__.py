@@ -1,7 +1,7 @@
 """Policies in torch: modules, action distributions, export.
 
 The torch counterparts of `policy.inference`; tests check that both give the same numbers. Imports
-torch, spaces and inference; nothing of losses, batches or shards.
+torch, spaces and inference, but no losses, batches or shards.
 """
 
 __all__ = ["export", "policy"]

@@ -1,9 +1,10 @@
-"""Action distributions in torch: what a learner differentiates.
+"""Action distributions in torch, with gradients for learners.
 
-The same parameters and the same numbers as policy.inference.distributions, which explains them, for
-actions that are sampled at temperature 1: other rules act, and are not differentiated.
+They have the same parameters and give the same numbers as policy.inference.distributions, which
+explains them, for actions that are sampled at temperature 1. Other action rules are not
+differentiated.
 
-    actions = action_tensors(layout, columns)              # once a batch
+    actions = action_tensors(layout, columns)              # once per batch
     dist = ActionDistribution(layout, dist_inputs)         # (B, K), float32 with gradients
     dist.logp(actions), dist.entropy()                     # (B,) float64
 """
@@ -37,10 +38,10 @@ _LOG_2PI = math.log(2 * math.pi)
 def action_tensors(
     layout: ActionLayout, columns: Mapping[str, Array], device: torch.device | None = None
 ) -> list[Tensor]:
-    """Stored actions as `ActionDistribution` reads them: one tensor (B, m) a leaf.
+    """Stored actions in the form that `ActionDistribution` takes: one tensor (B, m) per leaf.
 
-    Choices become indices from 0 (int64), all else float64. Raises SpaceError for actions that are
-    not of the space.
+    Choices become indices from 0 (int64), everything else float64. Raises SpaceError for actions
+    that are not in the space.
     """
     tensors = []
     for component in layout.components:
@@ -135,7 +136,7 @@ _KINDS: Mapping[str, Any] = {
 
 
 class ActionDistribution:
-    """B distributions over the whole action space, its leaves independent of each other."""
+    """B distributions over the whole action space; its leaves are independent of each other."""
 
     def __init__(self, layout: ActionLayout, dist_inputs: Tensor) -> None:
         if dist_inputs.ndim != 2 or dist_inputs.shape[1] != layout.size:
@@ -148,21 +149,21 @@ class ActionDistribution:
         ]
 
     def sample(self, generator: torch.Generator | None = None) -> list[Tensor]:
-        """One tensor (B, m) a leaf, as `action_tensors` makes them; without gradients."""
+        """One tensor (B, m) per leaf, as from `action_tensors`, without gradients."""
         with torch.no_grad():
             return [part.sample(generator) for part in self.parts]
 
     def logp(self, actions: list[Tensor]) -> Tensor:
-        """(B,) float64 log probability, or density where a Box takes part."""
+        """(B,) float64 log probability, or log density if the space contains a Box."""
         terms = [part.logp(taken) for part, taken in zip(self.parts, actions, strict=True)]
         return torch.stack(terms).sum(dim=0)
 
     def entropy(self) -> Tensor:
-        """(B,) float64, in nats; differential where a Box takes part."""
+        """(B,) float64, in nats; differential entropy if the space contains a Box."""
         return torch.stack([part.entropy() for part in self.parts]).sum(dim=0)
 
     def log_probabilities(self) -> Tensor:
-        """(B, n) float64 log probability of every action of a Discrete space."""
+        """(B, n) float64 log probability of every action of a Discrete space. Raises SpaceError."""
         only = self.parts[0]
         if self.layout.components[0].kind != "categorical" or len(self.parts) > 1:
             raise SpaceError(

@@ -2,7 +2,7 @@
 
 The exported network maps filtered flat observations (B, D) to `dist_inputs` (B, K): see
 policy.inference.preprocessors, policy.inference.filters and policy.inference.action_layout, and the
-spec that is written beside.
+spec, which is written to the same folder.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _TOLERANCE = 1e-5
 
 
 class ExportError(RuntimeError):
-    """What was exported does not compute what the policy computes."""
+    """The exported file gives other outputs than the policy."""
 
 
 def export_model(policy: Policy, directory: Path | str) -> Path:
-    """Write `model.pt2` (torch.export, any batch size) and `spec.json`; the model's path.
+    """Write `model.pt2` (torch.export, any batch size) and `spec.json`; return the model's path.
 
-    The file is torch's own format: torch.export.load reads it. It is checked against the policy.
+    torch.export.load reads the file, which is in torch's own format. Its outputs are compared with
+    the policy's; raises ExportError if they differ.
     """
     folder = _folder(policy, directory)
     module, example = policy.module.eval(), _example(policy, 3)
-    # torch takes a batch of 0 or 1 for a constant: the example has 3 rows, and any number fits
+    # torch would take a batch of 0 or 1 for a constant: with 3 rows, any number is allowed
     shapes = {"flat": {0: torch.export.Dim("batch")}}
     program = torch.export.export(module, (example,), dynamic_shapes=shapes)
     _check(policy, lambda rows: program.module()(rows).detach().numpy(), "torch.export")
@@ -44,9 +45,10 @@ def export_model(policy: Policy, directory: Path | str) -> Path:
 
 
 def export_onnx(policy: Policy, directory: Path | str) -> Path:
-    """Write `model.onnx` (input `flat`, output `dist_inputs`) and `spec.json`; the model's path.
+    """Write `model.onnx` (input `flat`, output `dist_inputs`) and `spec.json`; return its path.
 
-    Needs the [onnx] extra. What onnxruntime computes from the file is checked against torch.
+    Needs the [onnx] extra. The outputs of onnxruntime are compared with torch's; raises ExportError
+    if they differ.
     """
     try:
         import onnxruntime  # noqa: PLC0415  an optional extra
@@ -73,8 +75,10 @@ def export_onnx(policy: Policy, directory: Path | str) -> Path:
 
 
 def export_checkpoint(policy: Policy, directory: Path | str, prefix: str = "model") -> Path:
-    """Write `{prefix}.safetensors` (the state_dict) and `{prefix}.json` (spec, filter state,
-    version); the weights' path."""
+    """Write the weights and their description, and return the weights' path.
+
+    `{prefix}.safetensors` has the state_dict, `{prefix}.json` the spec, filter state and version.
+    """
     folder = Path(directory)
     make_directory(folder)
     path = folder / f"{prefix}.safetensors"
@@ -101,7 +105,7 @@ def _example(policy: Policy, rows: int) -> torch.Tensor:
 
 
 def _check(policy: Policy, run: Any, what: str) -> None:
-    """Raise ExportError unless it agrees on a batch of another size than it was traced with."""
+    """Raise ExportError unless the outputs agree on a batch of another size than the traced one."""
     rows = _example(policy, 7)
     with torch.no_grad():
         expected = policy.module(rows).numpy()

@@ -1,7 +1,7 @@
 """Torch modules: flat observations in, distribution parameters and values out.
 
-The names of their weights are those of `PolicySpec.weight_shapes`, so that
-policy.inference.numpy_policy evaluates the same network from the same arrays.
+Their weights have the names of `PolicySpec.weight_shapes`, so that policy.inference.numpy_policy
+evaluates the same network from the same arrays.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "silu": nn.SiLU,
 }
-# A nearly uniform first policy explores and has no opinion to unlearn (Andrychowicz et al. 2021,
-# What matters in on-policy RL, section 3.2).
+# With small initial outputs the first policy is nearly uniform and explores (Andrychowicz et al.
+# 2021, What matters in on-policy RL, section 3.2).
 _HEAD_GAIN = 0.01
 
 
 class PolicyModule(nn.Module):
-    """`pi`, a multilayer perceptron; `vf`, another, if the spec has a value head; `log_std`, one
-    number an element of the action's Box leaves, the same for every observation."""
+    """The networks of a policy.
+
+    `pi` is a multilayer perceptron; `vf` is another one, if the spec has a value head. `log_std`
+    has one number per element of the action's Box leaves, the same for every observation.
+    """
 
     def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
         super().__init__()
@@ -39,7 +42,7 @@ class PolicyModule(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(stds)) if stds else None
 
     def dist_inputs(self, flat: Tensor) -> Tensor:
-        """(B, K) of filtered flat observations (B, D)."""
+        """(B, K) float32 distribution parameters for filtered flat observations (B, D)."""
         head: Tensor = self.pi(flat)
         if self.log_std is None:
             return head
@@ -48,7 +51,7 @@ class PolicyModule(nn.Module):
         return torch.cat([head, log_std], dim=1)
 
     def values(self, flat: Tensor) -> Tensor:
-        """(B,); raises ValueError without a value head."""
+        """(B,) values of filtered flat observations; raises ValueError without a value head."""
         if self.vf is None:
             raise ValueError("this policy has no value head: see ModuleSpec.value_head")
         values: Tensor = self.vf(flat)[:, 0]
@@ -59,12 +62,12 @@ class PolicyModule(nn.Module):
 
 
 def build_module(spec: PolicySpec, seed: int) -> PolicyModule:
-    """A new module: the same weights for the same spec and seed; torch's global seed is left be."""
+    """A new module, determined by spec and seed; does not use or change torch's global seed."""
     return PolicyModule(spec, torch.Generator().manual_seed(seed))
 
 
 def _tower(spec: PolicySpec, outputs: int, gain: float, generator: torch.Generator) -> nn.Module:
-    """Linear layers with activations between; orthogonal weights, biases of zero."""
+    """Linear layers with activations between them; weights are orthogonal, biases zero."""
     layers: list[nn.Module] = []
     size = spec.flattener.size
     for width in spec.module.hidden:

@@ -1,11 +1,13 @@
-"""A policy in torch: what a learner trains.
+"""A policy in torch, for training.
 
-policy = Policy(spec, seed=7)
-actions = policy.compute_actions(policy.flatten(columns), rng)
-flat = policy.observe(policy.flatten(columns))           # filtered, as a tensor
-policy.distribution(flat).logp(...)                      # with gradients
-weights = policy.get_weights()                           # float32 copies, never views
-client_side = policy.to_numpy(version=3)
+    policy = Policy(spec, seed=7)
+    actions = policy.compute_actions(policy.flatten(columns), rng)
+    flat = policy.observe(policy.flatten(columns))           # filtered, as a tensor
+    policy.distribution(flat).logp(...)                      # with gradients
+    weights = policy.get_weights()                           # float32 copies, never views
+    client_side = policy.to_numpy(version=3)
+
+A learner changes `policy.module`; clients act with the copy from `to_numpy`.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ FloatArray = npt.NDArray[np.float64]
 class Policy:
     """A spec, its torch module and its observation filter.
 
-    Attributes: `spec`; `module`, whose parameters a learner changes; `filter`, through which flat
-    observations go first; `version` of the weights, -1 when they were never published.
+    Attributes: `spec`; `module`, whose parameters a learner changes; `filter`, which is applied to
+    flat observations first; `version` of the weights, -1 if they were never published.
     """
 
     def __init__(
@@ -63,15 +65,18 @@ class Policy:
     # from columns to tensors
 
     def flatten(self, columns: Mapping[str, Array] | Array) -> FlatArray:
-        """(B, D) float32 of B raw observations: leaf path -> (B, *shape), or the one leaf's."""
+        """(B, D) float32 from B raw observations.
+
+        `columns`: leaf path -> (B, *shape), or the array of a single leaf.
+        """
         return self.spec.flattener.columns(columns)
 
     def flat_observations(self, batch: Mapping[str, Any], prefix: str = "obs") -> FlatArray:
-        """(B, D) of a batch's columns `obs` or `obs.<path>` (or those of another prefix)."""
+        """(B, D) float32 from a batch's columns `obs` or `obs.<path>` (or of another prefix)."""
         return self.flatten(columns_of(self.spec.observation, prefix, batch))
 
     def stored_actions(self, batch: Mapping[str, Any]) -> list[Tensor]:
-        """A batch's columns `actions` or `actions.<path>`, as `ActionDistribution` reads them."""
+        """A batch's columns `actions` or `actions.<path>`, in the form for `ActionDistribution`."""
         columns = columns_of(self.spec.action, "actions", batch)
         return action_tensors(self.spec.layout, columns, self.device)
 
@@ -83,15 +88,17 @@ class Policy:
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    # what a learner reads; `observed` comes from `observe`
+    # for learners; `observed` comes from `observe`
 
     def distribution(self, observed: Tensor) -> ActionDistribution:
-        """The network's distribution. Actions follow it only under the rule `sample` with
-        temperature 1."""
+        """The network's distribution for observations (B, D).
+
+        Actions follow it only under the rule `sample` with temperature 1.
+        """
         return ActionDistribution(self.spec.layout, self.module.dist_inputs(observed))
 
     def values(self, observed: Tensor) -> Tensor:
-        """(B,) float32; raises ValueError without a value head."""
+        """(B,) float32 values; raises ValueError without a value head."""
         return self.module.values(observed)
 
     # acting
@@ -99,9 +106,10 @@ class Policy:
     def compute_actions(
         self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
     ) -> Actions:
-        """An action for each flat observation (B, D) by the spec's rule, or the best one.
+        """Choose an action for each flat observation (B, D), by the spec's rule.
 
-        The same generator draws the same actions as with `to_numpy()`.
+        With `explore=False` the best action is chosen. The same generator draws the same actions as
+        with `to_numpy()`.
         """
         return choose(self._products[explore], self._dist_inputs(flat), rng)
 
@@ -117,19 +125,19 @@ class Policy:
     # weights
 
     def get_weights(self) -> dict[str, FlatArray]:
-        """Name -> float32 array: copies, so that a later update does not change them."""
+        """Name -> float32 array: copies, so later updates do not change them."""
         state = self.module.state_dict()
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in state.items()}
 
     def set_weights(self, weights: Mapping[str, npt.NDArray[Any]], *, version: int = -1) -> None:
-        """Copy weights in; raises ValueError, and changes nothing, when they are not the spec's."""
+        """Copy weights in. Raises ValueError, and changes nothing, if they do not fit the spec."""
         checked = check_weights(self.spec, weights)
         state = {name: torch.from_numpy(array.copy()) for name, array in checked.items()}
         self.module.load_state_dict(state)
         self.version = version
 
     def to_numpy(self, *, version: int | None = None) -> NumpyPolicy:
-        """The same policy with numpy alone, as it is now."""
+        """A copy of this policy, in its current state, that needs only numpy."""
         return NumpyPolicy(
             self.spec,
             self.get_weights(),
