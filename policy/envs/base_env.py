@@ -7,31 +7,33 @@
         env.send_actions({env_id: {agent_id: action}})
         obs, infos = env.try_reset(env_id)     # once terminateds or truncateds has "__all__"
 
-Environments are of any kind: gymnasium's, one, several or a vector (adapted in
-`policy.envs.vector_base_env`); multi-agent environments with dicts by agent, such as PettingZoo's
-parallel ones; and programs that call us, `ExternalEnv`, which start and end episodes at any time.
+There are three kinds of environments. gymnasium's are one, several or a vector (adapted in
+`policy.envs.vector_base_env`). Multi-agent environments use dicts by agent, as PettingZoo's
+parallel ones do. `ExternalEnv` adapts programs that call us, and start and end episodes at any
+time.
 
 **A poll** returns six dicts, each keyed env id -> agent id; they contain only envs with something
 new.
 
-- `obs`: the agent's current observation. An agent that is in `obs` and whose episode goes on waits
-  for one action. A final observation may be absent: then its agent is not in `obs[env_id]`. In
-  place of a dict of agents `obs[env_id]` is the **exception** that the environment raised: its
-  episode is to be discarded, and `try_restart`, then `try_reset`, begin another.
-- `rewards` (float), `infos` (dict): of the agent's action before, filled with 0.0 and {} for every
-  agent that any of the five dicts names. At a first observation both mean nothing.
+- `obs`: the agent's current observation. An agent that is in `obs` and whose episode continues
+  waits for one action. A final observation may be absent: then its agent is not in `obs[env_id]`.
+  Instead of a dict of agents, `obs[env_id]` may be the **exception** that the environment raised:
+  its episode is to be discarded, and `try_restart`, then `try_reset`, begin another.
+- `rewards` (float), `infos` (dict): the results of the agent's previous action, 0.0 and {} by
+  default for every agent that any of the five dicts names. At a first observation both have no
+  meaning.
 - `terminateds`, `truncateds` (bool): the agent's own; the key `ALL_AGENTS`, always present in both,
   says whether the whole episode is over.
-- `off_policy_actions`: a `storage.experience.episode.LoggedAction` where the environment's own
-  program has acted already. The worker records it; an action that is sent for such an agent is
-  ignored.
+- `off_policy_actions`: a `storage.experience.episode.LoggedAction` if the environment's own program
+  has already acted. The worker records it; an action that is sent for such an agent is ignored.
 
 `infos[env_id][agent_id]["training_enabled"]` is False in every poll of an episode that readers are
-to skip: learners do not get its rows, an output writer gets them marked. The worker reads this key;
-it is not stored as an info. A gymnasium environment sets it in the info of a reset or step.
+to skip: learners do not get its rows, and an output writer gets them marked. The worker reads this
+key and does not store it as an info. A gymnasium environment sets it in the info of a reset or
+step.
 
 `send_actions` needs an action for every waiting agent of each env that it names, and leaves other
-envs alone; a gymnasium vector steps as one and needs all.
+envs alone; a gymnasium vector steps as a whole and needs all.
 """
 
 from __future__ import annotations
@@ -65,11 +67,11 @@ Spaces: TypeAlias = Any
 
 @runtime_checkable
 class BaseEnv(Protocol):
-    """The environments' interface to a worker. Structural: an implementer need not import it.
+    """The interface of environments to a worker. Implementations do not have to import it.
 
-    `observation_space` and `action_space` are as the environment declares them, of one agent:
-    gymnasium's or Headrace's descriptors; a mapping agent id -> space when agents differ, or a
-    function of the agent where they cannot be listed.
+    `observation_space` and `action_space` are one agent's spaces, as the environment declares them:
+    gymnasium's or Headrace's descriptors. They are a mapping agent id -> space if agents differ, or
+    a function of the agent if the agents cannot be listed.
     """
 
     observation_space: Spaces
@@ -77,27 +79,26 @@ class BaseEnv(Protocol):
 
     @property
     def can_reset(self) -> bool:
-        """Whether `try_reset` can end an episode that goes on, as a horizon does."""
+        """Whether `try_reset` can end an unfinished episode, as a horizon requires."""
         ...
 
     def poll(self) -> Poll:
-        """Everything new; blocks until there is something. Raises when nothing can come any
-        more."""
+        """Return everything new; wait until there is something. Raises if nothing can come."""
         ...
 
     def send_actions(self, actions: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Act: env id -> agent id -> action. What follows is in the next poll."""
+        """Act: env id -> agent id -> action. The results are in the next poll."""
         ...
 
     def try_reset(self, env_id: Any) -> tuple[MultiEnvDict, MultiEnvDict] | None:
         """Begin the next episode: (obs, infos), each `{env_id: {agent_id: ...}}`.
 
-        None when the environment begins episodes itself: the next one comes with a later poll.
+        None if the environment begins episodes itself: the next one comes with a later poll.
         """
         ...
 
     def try_restart(self, env_id: Any) -> None:
-        """Replace the environment after it failed. Raises RuntimeError when it cannot be."""
+        """Replace the environment after it failed. Raises RuntimeError if that is impossible."""
         ...
 
     def stop(self) -> None:
@@ -106,7 +107,7 @@ class BaseEnv(Protocol):
 
 
 def require_reset_support(env: BaseEnv, horizon: float | None) -> None:
-    """Raise ValueError when a horizon is set for an environment that cannot be reset."""
+    """Raise ValueError if a horizon is set for an environment that cannot be reset."""
     if horizon is not None and horizon != float("inf") and not env.can_reset:
         raise ValueError("Setting episode horizon requires reset() support from the environment.")
 
@@ -118,17 +119,17 @@ def to_base_env(
     make_env: Callable[[int], Any] | None = None,
     seed: int | None = None,
 ) -> BaseEnv:
-    """The environment behind the protocol.
+    """Adapt an environment to the protocol.
 
     Args:
-        env: a gymnasium Env or VectorEnv; a multi-agent environment whose reset and step speak in
-            dicts by agent, with "__all__" or an attribute `agents` that is empty at the end;
+        env: a gymnasium Env or VectorEnv; a multi-agent environment whose reset and step use dicts
+            by agent, with "__all__" or an attribute `agents` that is empty at the end;
             anything with `to_base_env(num_envs)`; or a BaseEnv already.
         num_envs: copies to step; `make_env(i)` makes the others, and replaces one that failed.
-        seed: copy i is first reset with seed + i; None: with none.
+        seed: copy i is first reset with seed + i; None: without a seed.
 
-    Raises ValueError for a count that the environment does not allow, TypeError for anything that
-    is not an environment.
+    Raises ValueError for a number that the environment does not allow, and TypeError for anything
+    that is not an environment.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs: expected 1 or more, got {num_envs}")
@@ -153,11 +154,11 @@ def _checked(env: Any) -> BaseEnv:
 
 
 class SteppedBaseEnv:
-    """Environments that we step one by one; env ids are 0, 1, 2, ...
+    """Environments stepped one by one; env ids are 0, 1, 2, ...
 
     A gymnasium Env has one agent, `storage.experience.episode.DEFAULT_AGENT`. An env for which no
-    action was sent stands still. An exception in one env reaches the worker as its `obs`; the
-    others go on.
+    action was sent is not stepped. An exception in one env is returned to the worker as its `obs`;
+    the others continue.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class SteppedBaseEnv:
         return [env.env for env in self._envs]
 
     def poll(self) -> Poll:
-        """What came of the actions that were sent; the first one resets every env."""
+        """The results of the actions that were sent; the first call resets every env."""
         if not self._started:
             self._started = True
             for env_id in range(len(self._envs)):
@@ -214,7 +215,7 @@ class SteppedBaseEnv:
         return obs, {agent: dict(infos.get(agent) or {}) for agent in obs}
 
     def send_actions(self, actions: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Step every env that is named. Raises ValueError for an env or agents that do not wait."""
+        """Step every env that is named. Raises ValueError for envs or agents that do not wait."""
         for env_id, by_agent in actions.items():
             waiting = self._waiting.get(env_id)
             if not waiting or set(by_agent) != waiting:
@@ -238,7 +239,7 @@ class SteppedBaseEnv:
         truncateds: dict[Any, Any],
         infos: dict[Any, Any],
     ) -> None:
-        """Note one env's news, with the keys of every agent filled."""
+        """Add one env's results to the next poll, with defaults for every agent."""
         agents = dict.fromkeys([*obs, *rewards, *terminateds, *truncateds, *infos])
         agents.pop(ALL_AGENTS, None)
         agents.pop("__common__", None)
@@ -255,12 +256,12 @@ class SteppedBaseEnv:
         self._poll[4][env_id] = {a: dict(infos.get(a) or {}) for a in agents}
 
     def try_reset(self, env_id: Any) -> tuple[MultiEnvDict, MultiEnvDict]:
-        """Begin the env's next episode. Raises what its reset raises."""
+        """Begin the env's next episode. Passes on the errors of its reset."""
         obs, infos = self._reset(env_id)
         return {env_id: obs}, {env_id: infos}
 
     def try_restart(self, env_id: Any) -> None:
-        """A new copy in place of one that failed. Raises RuntimeError without `make_env`."""
+        """Replace a failed copy by a new one. Raises RuntimeError without `make_env`."""
         if self._make_env is None:
             raise RuntimeError(f"env {env_id}: cannot be made anew without make_env")
         self._waiting.pop(env_id, None)
@@ -278,7 +279,7 @@ def _nothing() -> Poll:
 
 
 class _SingleAgent:
-    """A gymnasium Env in dicts by agent."""
+    """A gymnasium Env with the interface of dicts by agent."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
@@ -308,7 +309,7 @@ class _SingleAgent:
 
 
 class _ManyAgents:
-    """An environment that speaks in dicts by agent, with "__all__" or without."""
+    """An environment with dicts by agent, with or without "__all__"."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -317,10 +318,10 @@ class _ManyAgents:
         return self._spaces_of("observation"), self._spaces_of("action")
 
     def _spaces_of(self, kind: str) -> Spaces:
-        """By agent where they are declared so (the mapping itself: agents may join), else the one.
+        """The space, or the declared mapping of agents to spaces, which agents may join later.
 
-        PettingZoo's environments have a function of the agent; it stays one where nobody says
-        which agents there may be.
+        PettingZoo's environments have a function of the agent; it is returned as it is if the
+        agents are not listed.
         """
         by_agent = getattr(self.env, f"{kind}_spaces", None)
         if by_agent is not None:
@@ -375,6 +376,6 @@ def _by_agent(env: Any) -> _SingleAgent | _ManyAgents:
 
 
 def _close_quietly(env: Any) -> None:
-    """Close what failed already: what it says then adds nothing."""
+    """Close an environment that has failed; further errors are not informative."""
     with contextlib.suppress(Exception):
         env.close()

@@ -1,5 +1,4 @@
-"""The env_config that an env creator gets: a dict that also names the worker and the copy it is
-for."""
+"""The env_config for an env creator: a dict that also identifies the worker and the copy."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ class EnvContext(dict[str, Any]):
     """`env_config` as a dict, with attributes.
 
     Attributes: `worker_index` (0: the driver's own worker), `vector_index` (the copy within the
-    worker), `num_workers`, `remote` (whether the copy lives in a process of its own).
+    worker), `num_workers`, `remote` (whether the copy runs in its own process).
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class EnvContext(dict[str, Any]):
         remote: bool | None = None,
         num_workers: int | None = None,
     ) -> EnvContext:
-        """The same for another copy; arguments left out keep their values."""
+        """A copy with some values replaced; omitted arguments keep their values."""
         return EnvContext(
             self if env_config is None else env_config,
             self.worker_index if worker_index is None else worker_index,

@@ -6,8 +6,8 @@
         def get_spaces(self): ...
         def assert_healthy(self): ...
 
-A copy of an environment that raises is replaced, a bounded number of times and with growing pauses;
-only its own partial episode is lost. `Restarts` counts these.
+A copy of an environment that raises is replaced, for a limited number of times and with growing
+pauses; only its own partial episode is lost. `Restarts` counts these failures.
 """
 
 from __future__ import annotations
@@ -27,22 +27,26 @@ __all__ = ["ENV_STEP_FAILURE", "EnvFailed", "EnvRunner", "RestartLimits", "Resta
 _log = logging.getLogger("headrace.worker")
 
 ENV_STEP_FAILURE: Final = "env_step_failure"
-"""What `_try_env_step` answers after the copy was made anew: discard its episode and reset."""
+"""The result of `_try_env_step` after the copy was replaced: discard its episode and reset it."""
 
 Spaces: TypeAlias = dict[str, tuple[Any, Any]]
 """Module id -> (observation space, action space)."""
 
 
 class EnvFailed(RuntimeError):
-    """An environment failed more often in a row than its restarts allow; the text says how often,
-    which copy, and what it raised."""
+    """An environment failed more often in a row than its restarts allow.
+
+    The text says how often, which copy, and what it raised.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """A copy is replaced after up to `most` consecutive failures, with pauses of `backoff` seconds
-    that double up to `longest`. The count restarts when the copy completes an episode or a
-    fragment."""
+    """How often a failing copy is replaced, and after which pauses.
+
+    A copy may fail up to `most` times in a row; pauses start at `backoff` seconds and double up to
+    `longest`. The count restarts when the copy completes an episode or a fragment.
+    """
 
     most: int = 5
     backoff: float = 0.1
@@ -55,7 +59,7 @@ class RestartLimits:
 
 @dataclass
 class Restarts:
-    """Failures of copies, counted and bounded. `total` is of all copies since the beginning."""
+    """Counts failures of copies, and limits them. `total` counts all copies since the beginning."""
 
     limits: RestartLimits = field(default_factory=RestartLimits)
     pause: Callable[[float], None] = time.sleep
@@ -64,11 +68,11 @@ class Restarts:
     in_a_row: dict[Any, int] = field(default_factory=dict)
 
     def failed(self, copy: Any, error: BaseException) -> None:
-        """Note a failure and pause. Raises EnvFailed when the copy has used up its restarts."""
+        """Count a failure and pause. Raises EnvFailed if the copy has used up its restarts."""
         count = self.in_a_row.get(copy, 0) + 1
         self.in_a_row[copy] = count
         self.total += 1
-        # str() of an exception without arguments is empty: repr always says its type.
+        # str() of an exception without arguments is empty; repr always includes the type
         if count > self.limits.most:
             raise EnvFailed(
                 f"env copy {copy}: failed {count} times without completing anything, the last time "
@@ -78,15 +82,15 @@ class Restarts:
         self.pause(min(self.limits.backoff * 2 ** (count - 1), self.limits.longest))
 
     def progressed(self, copy: Any) -> None:
-        """The copy completed an episode or a fragment."""
+        """Reset a copy's count: it completed an episode or a fragment."""
         self.in_a_row.pop(copy, None)
 
 
 class EnvRunner(ABC):
     """Steps environments with a policy and returns the experience.
 
-    Attributes: `config`, a copy of what was given; `env`, None until `make_env`; `restarts`.
-    Of the config two settings are read here: `restart_failed_sub_environments` (False) and
+    Attributes: `config`, a copy of the argument; `env`, None until `make_env`; `restarts`. Two
+    settings of the config are read here: `restart_failed_sub_environments` (default False) and
     `restart_limits`.
     """
 
@@ -97,11 +101,11 @@ class EnvRunner(ABC):
         limits = self._setting("restart_limits", None) or RestartLimits()
         self.restarts = Restarts(limits)
 
-    # what a runner is
+    # abstract methods
 
     @abstractmethod
     def assert_healthy(self) -> None:
-        """Raise when the runner can't sample."""
+        """Raise if the runner cannot sample."""
 
     @abstractmethod
     def sample(self, **kwargs: Any) -> Any:
@@ -111,14 +115,14 @@ class EnvRunner(ABC):
     def get_spaces(self) -> Spaces:
         """Module id -> (observation space, action space)."""
 
-    # what it may be
+    # optional methods
 
     def make_env(self) -> None:
-        """Make `self.env` (anew); needed to restart one that failed."""
+        """Create `self.env`, also again; required to restart an env that failed."""
         raise NotImplementedError(f"{type(self).__name__}.make_env: this runner makes no env")
 
     def make_module(self) -> None:
-        """Make the modules that the runner acts with."""
+        """Create the modules that the runner acts with."""
         raise NotImplementedError(f"{type(self).__name__}.make_module: this runner makes no module")
 
     def get_metrics(self) -> Any:
@@ -129,7 +133,7 @@ class EnvRunner(ABC):
         """Release what the runner holds; stopping twice is fine."""
 
     def __del__(self) -> None:
-        # At interpreter exit anything may be gone already, and nobody can be told.
+        # at interpreter exit any module may be gone, and errors cannot be reported
         with contextlib.suppress(Exception):
             self.stop()
 
@@ -138,8 +142,11 @@ class EnvRunner(ABC):
     def _try_env_reset(
         self, *, copy: Any = 0, seed: int | None = None, options: Any = None
     ) -> tuple[Any, dict[str, Any]]:
-        """(observation, info) of a reset. A copy that fails is made anew and reset again while its
-        restarts last, without recursion. Raises what it raised when restarts are off; EnvFailed."""
+        """Reset a copy; returns (observation, info).
+
+        A copy that fails is replaced and reset again while its restarts last. Without restarts,
+        raises its error; raises EnvFailed after the last one.
+        """
         while True:
             try:
                 observation, info = self._env_at(copy).reset(seed=seed, options=options)
@@ -149,8 +156,11 @@ class EnvRunner(ABC):
                 return observation, info
 
     def _try_env_step(self, action: Any, *, copy: Any = 0) -> Any:
-        """What the env's step answers, or ENV_STEP_FAILURE after a failed copy was made anew: the
-        caller discards that copy's partial episode and resets it."""
+        """Step a copy; returns the result of its step.
+
+        After a failure the copy is replaced and ENV_STEP_FAILURE returned: the caller has to
+        discard the copy's partial episode and reset it.
+        """
         try:
             return self._env_at(copy).step(action)
         except Exception as error:
@@ -158,7 +168,7 @@ class EnvRunner(ABC):
             return ENV_STEP_FAILURE
 
     def _restart(self, copy: Any, error: Exception) -> None:
-        """Make a copy anew, trying again while its making fails."""
+        """Replace a copy, trying again if creating it fails."""
         failed = error
         while True:
             if not self._setting("restart_failed_sub_environments", False):
@@ -178,7 +188,7 @@ class EnvRunner(ABC):
     # tensors
 
     def _convert_to_tensor(self, struct: Any) -> Any:
-        """Nested arrays and numbers as torch tensors; float64 becomes float32."""
+        """Convert nested arrays and numbers to torch tensors; float64 becomes float32."""
         import torch  # noqa: PLC0415  an optional extra, and a runner may do without tensors
 
         if isinstance(struct, Mapping):
@@ -199,7 +209,7 @@ class EnvRunner(ABC):
 
 
 def _copied(config: Any) -> Any:
-    """The config's containers copied; what they hold (env creators, classes) is shared."""
+    """Copy the config's containers, but not their other values (env creators, classes)."""
     if type(config) is dict:
         return {key: _copied(value) for key, value in config.items()}
     if type(config) is list:

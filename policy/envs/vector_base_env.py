@@ -1,13 +1,13 @@
-"""A gymnasium vector environment behind the BaseEnv protocol, whatever its autoreset mode.
+"""A gymnasium vector environment behind the BaseEnv protocol, for every autoreset mode.
 
-No dummy step is ever told. What the modes differ in is when the next episode's first observation
-is there (https://farama.org/Vector-Autoreset-Mode):
+A poll never contains a dummy step. The modes differ in when the next episode's first observation is
+available (https://farama.org/Vector-Autoreset-Mode):
 
-- `NEXT_STEP`: with the vector's next step, which ignores that env's action. `try_reset` answers
-  None, and the observation comes with a later poll, as news without a reward.
-- `SAME_STEP`: with the step that ended the episode. The poll tells the final observation, and
-  `try_reset` answers the new one.
-- `DISABLED`: when `try_reset` asks for it.
+- `NEXT_STEP`: with the vector's next step, which ignores that env's action. `try_reset` returns
+  None, and the observation comes with a later poll, without a reward.
+- `SAME_STEP`: with the step that ended the episode. The poll has the final observation, and
+  `try_reset` returns the new one.
+- `DISABLED`: when `try_reset` requests it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _News: TypeAlias = tuple[_Dicts, _Dicts, _Dicts, _Dicts, _Dicts, _Dicts]
 
 
 class VectorBaseEnv:
-    """`env.num_envs` environments that step as one; env ids are 0, 1, 2, ...
+    """`env.num_envs` environments that step together; env ids are 0, 1, 2, ...
 
-    An exception of the vector is raised: it cannot be told which of its environments failed.
+    An exception of the vector is raised: it is unknown which of its environments failed.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class VectorBaseEnv:
             env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)
         )
         self._started = False
-        self._ended: set[int] = set()  # over, and the next episode has not begun
+        self._ended: set[int] = set()  # episode over, and the next one has not begun
         self._new: dict[int, tuple[Any, dict[str, Any]]] = {}  # begun within the last step
-        # any action does where the vector ignores it
+        # the action for envs that ignore it
         self._filler = next(
             iter(iterate(env.action_space, create_empty_array(self.action_space, env.num_envs)))
         )
@@ -65,20 +65,20 @@ class VectorBaseEnv:
         return self._masks
 
     def poll(self) -> _News:
-        """What came of the last step; the first one resets the vector."""
+        """The results of the last step; the first call resets the vector."""
         if not self._started:
             self._started = True
             obs, infos = self.env.reset(seed=self._seed)
             return self._tell_first(self._rows(obs), infos, range(self.num_envs))
         if self._news is None and self._resets_itself and len(self._ended) == self.num_envs:
-            self.send_actions({})  # no env waits for an action: the next step begins them all
+            self.send_actions({})  # no env waits for an action: the next step begins all episodes
         if self._news is None:
             raise RuntimeError("poll: no actions were sent since the last poll")
         news, self._news = self._news, None
         return news
 
     def send_actions(self, actions: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Step the vector. Raises ValueError unless every env that waits has its action."""
+        """Step the vector. Raises ValueError unless every waiting env has its action."""
         self._require_all(actions)
         obs, rewards, terminated, truncated, infos = self.env.step(self._batch(actions))
         rows = self._rows(obs)
@@ -92,7 +92,7 @@ class VectorBaseEnv:
         self._news = news
 
     def try_reset(self, env_id: Any) -> tuple[_Dicts, _Dicts] | None:
-        """The first observation of the env's next episode; None when it comes with a later poll."""
+        """The first observation of the env's next episode; None if it comes with a later poll."""
         if env_id in self._new:
             obs, info = self._new.pop(env_id)
         elif not self._masks or (env_id in self._ended and self._resets_itself):
@@ -105,7 +105,7 @@ class VectorBaseEnv:
         return {env_id: {DEFAULT_AGENT: obs}}, {env_id: {DEFAULT_AGENT: info}}
 
     def try_restart(self, env_id: Any) -> None:
-        """Raises RuntimeError: one environment of a vector cannot be replaced."""
+        """Always raises RuntimeError: one environment of a vector cannot be replaced."""
         raise RuntimeError(f"env {env_id}: one environment of a vector cannot be made anew")
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ class VectorBaseEnv:
             )
 
     def _batch(self, actions: Mapping[Any, Mapping[Any, Any]]) -> Any:
-        """One action a row; an env that begins anew ignores its row."""
+        """One action per row; an env that begins an episode ignores its row."""
         rows = [
             actions[i][DEFAULT_AGENT] if i in actions else self._filler
             for i in range(self.num_envs)
@@ -140,12 +140,12 @@ class VectorBaseEnv:
         return concatenate(self.action_space, rows, batch)
 
     def _rows(self, obs: Any) -> list[Any]:
-        """Observations by env, none of them in a buffer that the vector writes again."""
+        """Observations by env, copied unless the vector does not reuse its buffer."""
         own = obs if self._owns_results else deepcopy(obs)
         return list(iterate(self.env.observation_space, own))
 
     def _result(self, i: int, obs: Any, infos: _Dicts, over: bool) -> tuple[Any, dict[str, Any]]:
-        """(observation, info) that env `i` answered to its action."""
+        """(observation, info) of env `i` after its action."""
         info = _info_of(infos, i)
         if not over:
             return obs, info
@@ -174,7 +174,7 @@ def _tell(
 
 
 def _info_of(infos: _Dicts, i: int) -> _Dicts:
-    """One environment's info out of a vector's, which marks who gave a key by `_key`."""
+    """One environment's info from a vector's, in which `_key` marks the envs that have a key."""
     found: _Dicts = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")

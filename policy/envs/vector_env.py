@@ -1,8 +1,8 @@
 """N copies of a single-agent gymnasium environment, stepped as columns.
 
-`LocalCopies` steps them one by one in this process; `ProcessCopies` has a process for each, goes on
-as soon as one of them is ready, and waits `wait_ms` for more. Both reset a copy only when they are
-told to: there is no autoreset, hence no dummy step, and the observation that a step led to is
+`LocalCopies` steps them one by one in this process. `ProcessCopies` has one process for each, and
+continues as soon as one of them is ready and `wait_ms` for others have passed. Both reset a copy
+only when requested: there is no autoreset, hence no dummy step, and the observation after a step is
 always the real one.
 """
 
@@ -34,7 +34,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Observations:
-    """The newest observation of each of N copies, as columns: leaf path -> (N, *shape)."""
+    """The latest observation of each of N copies, as columns: leaf path -> (N, *shape)."""
 
     def __init__(self, space: Space, copies: int) -> None:
         self.space = space
@@ -49,7 +49,7 @@ class Observations:
         self._paths = list(self.columns)
 
     def write(self, copy: int, value: Any) -> None:
-        """Put a copy's observation; raises SpaceError or ValueError for one of another form."""
+        """Store a copy's observation; raises SpaceError or ValueError if it does not fit."""
         if self._only is not None:
             if np.shape(value) != self._only.shape[1:]:
                 raise ValueError(
@@ -63,14 +63,17 @@ class Observations:
             self.columns[path][copy] = item
 
     def take(self, copies: Index) -> dict[str, Array]:
-        """Columns (M, *shape) of M copies, copied."""
+        """Columns (M, *shape) of the copies `copies` (M,), copied."""
         return {path: column[copies] for path, column in self.columns.items()}
 
 
 @dataclass(slots=True)
 class Stepped:
-    """What came back: of the copies `index` (M,) a step each, and of others a first observation
-    (`begun`) or a failure (`failed`: made anew, to be reset, their episodes are lost)."""
+    """The results of copies: a step of each copy in `index` (M,).
+
+    Other copies have a first observation (`begun`) or failed (`failed`): those were replaced, have
+    to be reset, and their episodes are lost.
+    """
 
     index: Index
     rewards: FloatArray
@@ -82,22 +85,24 @@ class Stepped:
 
 
 class Copies(Protocol):
-    """N copies; `observations` are overwritten by what a step or a reset led to."""
+    """N copies; `observations` are overwritten by each step or reset."""
 
     observations: Observations
-    first_infos: dict[int, Mapping[str, Any]]  # of resets, by copy, until somebody takes them
+    first_infos: dict[int, Mapping[str, Any]]  # of resets, by copy, until the caller takes them
 
     @property
     def envs(self) -> Sequence[Any]:
-        """What is stepped, in order."""
+        """The environments that are stepped, in order."""
         ...
 
     def reset(self, copies: Sequence[int]) -> list[int]:
-        """Begin an episode in each; those whose first observation is here already."""
+        """Begin an episode in each; return those whose first observation is available already."""
 
     def step(self, copies: Index, actions: Sequence[Any]) -> Stepped:
-        """Act in M copies, and hand over what came back from any: no action for a copy whose step
-        has not come back."""
+        """Act in M copies, and return the results that any copy has.
+
+        A copy whose last step has not returned must not get an action.
+        """
 
     def close(self) -> None: ...
 
@@ -119,7 +124,7 @@ def _stepped(results: list[tuple[int, Any]]) -> Stepped:
 
 
 class LocalCopies:
-    """Copies in this process. `try_step` and `try_reset` are the runner's, which mend failures."""
+    """Copies in this process. The runner's `try_step` and `try_reset` handle failures."""
 
     def __init__(
         self,
@@ -162,9 +167,9 @@ class LocalCopies:
 
 
 class ProcessCopies:
-    """A copy a process, each a gymnasium AsyncVectorEnv of one without autoreset.
+    """One process per copy, each a gymnasium AsyncVectorEnv of one without autoreset.
 
-    `restart(copy, error)` bounds failures: it raises, or asks for the copy to be made anew.
+    `restart(copy, error)` limits failures: it raises, or replaces the copy through `remake`.
     """
 
     def __init__(
@@ -182,7 +187,8 @@ class ProcessCopies:
             from_gym(self.envs[0].single_observation_space), len(makers)
         )
         self.first_infos: dict[int, Mapping[str, Any]] = {}
-        self._asked: dict[int, str] = {}  # copy -> "step" or "reset", while its answer is out
+        # copy -> "step" or "reset", while its result is outstanding
+        self._asked: dict[int, str] = {}
 
     @staticmethod
     def _make(maker: Callable[[], gym.Env[Any, Any]]) -> Any:
@@ -190,7 +196,7 @@ class ProcessCopies:
         return gym.vector.AsyncVectorEnv([maker], autoreset_mode=disabled)
 
     def remake(self, copy: int) -> None:
-        """A new process in place of the copy's."""
+        """Replace the copy's process by a new one."""
         _close_quietly(self.envs[copy])
         self.envs[copy] = self._make(self._makers[copy])
 
@@ -206,7 +212,7 @@ class ProcessCopies:
                 env.reset_async(seed=self._seeds.pop(copy, None))
             else:
                 env.step_async(_of_one(env, action))
-        except Exception as error:  # the process is gone: its pipe says so
+        except Exception as error:  # the process has ended, and its pipe is closed
             self._restart(copy, error)
             self._asked[copy] = "failed"
         else:
@@ -235,7 +241,7 @@ class ProcessCopies:
         return done
 
     def _ready(self) -> list[int]:
-        """The copies whose answer is here: at least one, and who answers within the wait."""
+        """The copies that have a result: waits for one, then for others for at most the wait."""
         failed = [copy for copy, what in self._asked.items() if what == "failed"]
         pipes = {
             self.envs[copy].parent_pipes[0]: copy
@@ -253,7 +259,7 @@ class ProcessCopies:
         return sorted([*failed, *(pipes[pipe] for pipe in found)])
 
     def _answer(self, copy: int, what: str) -> Any:
-        """A step's five answers, or True after a reset; None when the copy had failed before."""
+        """A step's five results, or True after a reset; None if the copy had failed before."""
         env = self.envs[copy]
         if what == "failed":
             return None
@@ -272,29 +278,31 @@ class ProcessCopies:
 
 
 def _close_quietly(env: Any) -> None:
-    """End a copy's process, whatever it is doing: gymnasium warns of an answer that is still out,
-    and it is one that nobody wants."""
+    """End a copy's process, whatever it is doing.
+
+    gymnasium warns of an outstanding result, which is not needed any more.
+    """
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         env.close(terminate=True)
-    for process in env.processes:  # where closing failed half way, because one had died
+    for process in env.processes:  # closing fails half way if a process had died
         process.terminate()
         process.join()
     env.closed = True
 
 
 def _info(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """The infos of a vector of one."""
+    """The info of the single environment in a vector."""
     return {key: value[0] for key, value in infos.items() if not key.startswith("_")}
 
 
 def _first(env: Any, obs: Any) -> Any:
-    """The one observation of a vector of one."""
+    """The observation of the single environment in a vector."""
     return next(iter(gym.vector.utils.iterate(env.observation_space, obs)))
 
 
 def _of_one(env: Any, action: Any) -> Any:
-    """An action as a vector of one takes it."""
+    """An action in the form for a vector of one."""
     space = env.single_action_space
     utils = gym.vector.utils
     empty: Any = utils.create_empty_array(space, 1)
