@@ -1,16 +1,13 @@
-"""Where the parameters of an action distribution lie in `dist_inputs`: shared by numpy and torch.
+"""The places of an action distribution's parameters in `dist_inputs`, for numpy and torch.
 
-A module's head emits M numbers an observation: logits and means of the action space's leaves, in
-canonical order. Behind them come S log standard deviations (those of Box leaves), which do not
-depend on the observation. Together they are `dist_inputs`, K = M + S float32, as shards keep them.
+A module's head has M outputs per observation: logits and means of the action space's leaves, in
+canonical order. They are followed by S log standard deviations (those of Box leaves), which do not
+depend on the observation. Together they are `dist_inputs`, K = M + S float32, as in shards.
 
-| action space | distribution | head |
-| --- | --- | --- |
-| Discrete(n, start) | categorical | n logits |
-| MultiDiscrete(nvec) | multi_categorical | sum(nvec) logits |
-| MultiBinary(shape) | bernoulli | a logit an element |
-| Box of floats | diag_gaussian | a mean an element (and a log std) |
-| Dict, Tuple | product | those of the items, independent given the observation |
+| action space | distribution | head | | --- | --- | --- | | Discrete(n, start) | categorical | n
+logits | | MultiDiscrete(nvec) | multi_categorical | sum(nvec) logits | | MultiBinary(shape) |
+bernoulli | a logit per element | | Box of floats | diag_gaussian | a mean per element (and a log
+std) | | Dict, Tuple | product | those of the items, independent given the observation |
 """
 
 from __future__ import annotations
@@ -33,7 +30,8 @@ from storage.spaces.descriptors import (
 __all__ = ["LOG_STD_RANGE", "ActionLayout", "Component", "action_layout", "distribution_name"]
 
 LOG_STD_RANGE = (-20.0, 2.0)
-"""Log standard deviations are held inside: beyond, densities over- or underflow float32."""
+"""Log standard deviations are clipped to this range: outside, densities over- or underflow
+float32."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,12 @@ class ActionLayout:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether logp is that of a probability, not of a density."""
+        """Whether actions have probabilities, not densities."""
         return self.log_stds == 0
 
 
 def action_layout(space: Space) -> ActionLayout:
-    """The layout of an action space; raises SpaceError when no policy can act in it."""
+    """The layout of an action space; raises SpaceError if no policy can act in it."""
     found = leaves(space)
     sizes = [_head_size(leaf) for leaf in found]
     head = sum(sizes)
@@ -82,7 +80,7 @@ def action_layout(space: Space) -> ActionLayout:
 
 
 def distribution_name(space: Space) -> str:
-    """The name of the distribution that acts in a space."""
+    """The name of the distribution for an action space."""
     if isinstance(space, (Dict, Tuple)):
         return "product"
     return action_layout(space).components[0].kind

@@ -1,17 +1,15 @@
 """The action rule: how a policy chooses an action from its network's output.
 
-| kind | parameter | an action is |
-|---|---|---|
-| sample | temperature > 0, 1 by default | drawn; logits are divided by it, a Box's std times it |
-| epsilon_greedy | 0 <= epsilon <= 1, 0.05 by default | the best one, with probability epsilon any |
-| greedy | | the best one |
+| kind | parameter | an action is | |---|---|---| | sample | temperature > 0, 1 by default |
+sampled; logits are divided by it, a Box's std is multiplied | | epsilon_greedy | 0 <= epsilon <= 1,
+0.05 by default | the best one, with probability epsilon any | | greedy | | the best one |
 
-The best one has the largest logit or action value; several share its probability. A rule holds for
-every choice of an action by itself: each of a MultiDiscrete, each bit of a MultiBinary, each leaf
-of a Dict or Tuple, so that the probability of an action is a product. As JSON a rule has its kind
-and its parameter: `{"kind": "epsilon_greedy", "epsilon": 0.05}`.
+The best one has the largest logit or action value; ties share its probability. A rule applies
+separately to every choice of an action: each element of a MultiDiscrete, each bit of a MultiBinary,
+each leaf of a Dict or Tuple. So the probability of an action is a product. As JSON a rule has its
+kind and its parameter: `{"kind": "epsilon_greedy", "epsilon": 0.05}`.
 
-What each does to probabilities: `policy.inference.distributions.ruled`.
+For the resulting probabilities see `policy.inference.distributions.ruled`.
 """
 
 from __future__ import annotations
@@ -55,8 +53,10 @@ class ActionRule:
 
     @property
     def explores(self) -> bool:
-        """Whether every action stays possible. Other policies cannot be judged on episodes of a
-        rule that does not explore."""
+        """Whether every action has a positive probability.
+
+        If not, other policies cannot be judged on episodes of this rule.
+        """
         return self.kind == "sample" or bool(self.epsilon)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class ActionRule:
 
     @classmethod
     def from_json(cls, document: Any) -> ActionRule:
-        """The rule of a document made by `to_json`. Raises ValueError."""
+        """Parse the result of `to_json`. Raises ValueError."""
         if not isinstance(document, dict) or "kind" not in document:
             raise ValueError(f"action_rule: expected an object with a kind, got {document!r:.80}")
         unknown = sorted(map(str, set(document) - {"kind", *_EXPECTED}))
@@ -80,7 +80,7 @@ class ActionRule:
 
     @classmethod
     def parse(cls, text: str) -> ActionRule:
-        """`sample`, `sample:0.5`, `epsilon_greedy:0.1`, `greedy`. Raises ValueError."""
+        """Parse `sample`, `sample:0.5`, `epsilon_greedy:0.1` or `greedy`. Raises ValueError."""
         kind, colon, number = text.partition(":")
         own = _PARAMETERS.get(kind)
         if kind not in _PARAMETERS or (colon and own is None):
@@ -93,11 +93,11 @@ class ActionRule:
         try:
             value: Any = float(number)
         except ValueError:
-            value = number  # refused as what it is
+            value = number  # the error shows the text
         return cls.from_json({"kind": kind, own[0]: value})
 
     def __str__(self) -> str:
-        """What `parse` takes."""
+        """The form that `parse` accepts."""
         _, *parameter = self.to_json().values()
         return ":".join([self.kind, *map(str, parameter)])
 

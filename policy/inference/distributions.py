@@ -1,12 +1,12 @@
-"""Action distributions with numpy alone: the twins of policy.networks.distributions (torch).
+"""Action distributions with numpy alone, equivalent to policy.networks.distributions (torch).
 
-B rows of `dist_inputs` (float32, K numbers each: see policy.inference.action_layout) make B
-distributions. Actions are columns: leaf path -> (B, *shape), as shards keep them.
+B rows of `dist_inputs` (float32, K numbers each: see policy.inference.action_layout) give B
+distributions. Actions are columns: leaf path -> (B, *shape), as in shards.
 
     actions = Product(spec.layout, spec.action_rule)
     columns = actions.sample(dist_inputs, rng)     # one uniform a choice, one normal an element
     actions.logp(dist_inputs, columns)             # (B,) float64, the propensity under the rule
-    actions.clip(columns)                          # what an environment is sent
+    actions.clip(columns)                          # the form in which they are sent to environments
 
 Everything is computed in float64. The logp of a continuous action is that of the action as stored,
 unclipped and rounded to its space's dtype.
@@ -42,10 +42,10 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class NotFinite(ValueError):
-    """What goes into a policy, or what its weights make of it, is NaN or infinite."""
+    """The input of a policy, or what its weights compute from it, is NaN or infinite."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what)  # as it was made: a pickle makes it again
+        super().__init__(what)  # the argument itself, so that the error can be pickled
 
     def __str__(self) -> str:
         return f"{self.args[0]}: expected finite numbers, got NaN or infinity"
@@ -68,7 +68,7 @@ class Categoricals:
         self._blocks = _blocks(component)
 
     def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array:
-        """By the inverse of the cumulated probabilities, one uniform a choice."""
+        """Sample by inverse cumulative probabilities, with one uniform number per choice."""
         uniform = rng.random((len(inputs), len(self._blocks)))
         choices = [
             _inverse_cdf(inputs[:, block], uniform[:, j]) for j, block in enumerate(self._blocks)
@@ -124,7 +124,7 @@ class DiagGaussian:
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         """sum_i -((a_i - mean_i) / std_i)^2 / 2 - log std_i - log(2 pi) / 2."""
         log_std = inputs[:, self._component.log_std]
-        if np.isneginf(log_std).any():  # greedy: the mean itself, which has no density
+        if np.isneginf(log_std).any():  # greedy: the mean itself has no density
             return np.full(len(inputs), np.nan)
         distance = flat_actions(self._component, actions) - inputs[:, self._component.inputs]
         terms = np.square(distance * np.exp(-log_std)) + 2 * log_std + _LOG_2PI
@@ -141,7 +141,8 @@ class DiagGaussian:
 class Product:
     """The distribution over all leaves of an action space, independent given the observation.
 
-    `inputs` are the network's; what is drawn, and its propensity, are the rule's.
+    `inputs` (B, K) are the network's outputs; the rule applies to what is sampled and to its
+    propensity.
     """
 
     def __init__(self, layout: ActionLayout, rule: ActionRule = SAMPLE) -> None:
@@ -151,13 +152,16 @@ class Product:
         ]
 
     def sample(self, inputs: npt.ArrayLike, rng: np.random.Generator) -> dict[str, Array]:
-        """Actions as columns, drawn in canonical order of the leaves."""
+        """Sample actions as columns, in canonical order of the leaves."""
         rows = self._rows(inputs)
         return {part.leaf.path: drawn.sample(rows, rng) for part, drawn in self._parts}
 
     def logp(self, inputs: npt.ArrayLike, actions: Columns) -> FloatArray:
-        """(B,) float64 log probability (density, for Box) of stored actions; -inf for one that the
-        rule never takes, nan where a greedy Box element has no density. Raises SpaceError."""
+        """(B,) float64 log probability (density, for Box) of stored actions.
+
+        -inf for an action that the rule never chooses, NaN where a greedy Box element has no
+        density. Raises SpaceError.
+        """
         rows = self._rows(inputs)
         total = np.zeros(len(rows))
         for part, drawn in self._parts:
@@ -165,7 +169,7 @@ class Product:
         return total
 
     def probabilities(self, inputs: npt.ArrayLike) -> FloatArray:
-        """(B, n) float64 of every action of a Discrete space."""
+        """(B, n) float64 probability of every action of a Discrete space. Raises SpaceError."""
         if self.layout.components[0].kind != "categorical" or len(self._parts) > 1:
             raise SpaceError(
                 f"action: expected a Discrete space to list probabilities, got {self.layout.space}"
@@ -173,7 +177,7 @@ class Product:
         return np.exp(log_softmax(self._rows(inputs)))
 
     def clip(self, actions: Columns) -> dict[str, Array]:
-        """What an environment is sent: Box values inside their bounds, all else as it is."""
+        """The actions as sent to an environment: Box values are clipped to their bounds."""
         return {
             part.leaf.path: _clipped(part.leaf.space, actions[part.leaf.path])
             for part, _ in self._parts
@@ -199,11 +203,12 @@ _KINDS: Mapping[str, Any] = {
 
 
 def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatArray:
-    """(B, K) float64: parameters whose distribution, drawn from, is the network's under the rule.
+    """(B, K) float64: parameters of the distribution of actions under the rule.
 
-    With x the logits of a choice among n options, k of them the best:
+    `inputs` (B, K) are the network's. With x the logits of a choice among n options, k of them the
+    best:
 
-        sample          x / temperature; log std + log temperature, held in LOG_STD_RANGE
+        sample          x / temperature; log std + log temperature, clipped to LOG_STD_RANGE
         epsilon_greedy  log(epsilon / n + (1 - epsilon) / k) for a best one, else log(epsilon / n)
         greedy          log(1 / k), else -inf; a log std of -inf: the mean, without a density
 
@@ -228,11 +233,11 @@ def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatAr
 
 
 def _choice_logits(rule: ActionRule, logits: FloatArray) -> FloatArray:
-    """(..., n) logits of a choice under the rule, whose largest is finite; see `ruled`."""
+    """(..., n) logits of a choice under the rule; the largest is finite. See `ruled`."""
     best = logits.max(axis=-1, keepdims=True)
     found: FloatArray
     if rule.temperature is not None:
-        with np.errstate(over="ignore"):  # a temperature next to 0 is greedy
+        with np.errstate(over="ignore"):  # a temperature close to 0 is greedy
             found = (logits - best) / rule.temperature
         return found
     among = (rule.epsilon or 0.0) / logits.shape[-1]
@@ -249,7 +254,7 @@ def _ruled_log_std(rule: ActionRule, log_std: FloatArray) -> FloatArray:
 
 
 def _blocks(component: Component) -> list[slice]:
-    """Where the logits of each choice lie."""
+    """The place of each choice's logits in `dist_inputs`."""
     ends = component.inputs.start + np.cumsum(component.sizes)
     return [
         slice(int(end) - size, int(end)) for end, size in zip(ends, component.sizes, strict=True)
@@ -257,14 +262,14 @@ def _blocks(component: Component) -> list[slice]:
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
-    """(B, n) log probabilities, from logits less their maximum so that exp can't overflow."""
+    """(B, n) log probabilities. Subtracts the largest logit first, so that exp cannot overflow."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probs: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return log_probs
 
 
 def choice_index(component: Component, actions: Array) -> npt.NDArray[np.int64]:
-    """(B, m) which option each choice took, from 0; raises SpaceError outside the space."""
+    """(B, m) int64: the option of each choice, from 0. Raises SpaceError outside the space."""
     index = flat_actions(component, actions)
     if index.dtype.kind not in "iu":
         raise SpaceError(f"{_place(component)}: expected integers, got {index.dtype}")
@@ -280,7 +285,7 @@ def choice_index(component: Component, actions: Array) -> npt.NDArray[np.int64]:
 
 
 def flat_actions(component: Component, actions: Array) -> Array:
-    """(B, elements) of a column (B, *shape); raises SpaceError for another shape."""
+    """(B, elements) from a column (B, *shape); raises SpaceError for another shape."""
     values = np.asarray(actions)
     if values.ndim == 0 or values.shape[1:] != component.leaf.shape:
         raise SpaceError(
@@ -291,10 +296,10 @@ def flat_actions(component: Component, actions: Array) -> Array:
 
 
 def _inverse_cdf(logits: FloatArray, uniform: FloatArray) -> Array:
-    """(B,) the first option whose cumulated probability exceeds the uniform number."""
+    """(B,) the first option whose cumulative probability exceeds the uniform number."""
     cumulated = np.exp(logits - logits.max(axis=1, keepdims=True)).cumsum(axis=1)
     threshold = uniform * cumulated[:, -1]
-    # A product can round up to the last sum itself.
+    # rounding may make the threshold equal to the last sum
     below: Array = (threshold[:, None] >= cumulated).sum(axis=1)
     index: Array = np.minimum(below, logits.shape[1] - 1)
     return index

@@ -1,14 +1,15 @@
-"""Observation filters: what a flat observation goes through before the network sees it.
+"""Observation filters: transformations of flat observations before the network.
 
-Shards keep raw observations; a filter learns from them at training time, and its state travels with
-the weights. Workers that filter on their own keep what is new in a *buffer*, which a driver merges:
+Shards contain raw observations. A filter learns from them at training time, and its state is
+published with the weights. Workers that filter on their own collect new statistics in a *buffer*,
+which a driver merges:
 
     worker.push(observations)
     driver.apply_changes(worker)      # adds the worker's buffer, nothing twice
     worker.sync(driver)               # takes the driver's statistics and an empty buffer
 
 Statistics are merged pairwise in float64 (Chan, Golub & LeVeque 1979, eq. 2.1), so that many small
-pushes, one large one, and a merge of filters agree.
+pushes, one large push, and a merge of filters give the same result.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ __all__ = [
 ]
 
 FloatArray = npt.NDArray[np.float64]
-# Keeps the quotient finite where a feature never changes.
+# keeps the quotient finite for a feature that never changes
 _EPSILON = 1e-8
 
 
 class Filter(Protocol):
-    """(B, D) or (D,) float32 in, the same shape and dtype out."""
+    """Maps (B, D) or (D,) float32 to the same shape and dtype."""
 
     def __call__(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
 
@@ -44,7 +45,7 @@ class Filter(Protocol):
         """Learn from observations (B, D)."""
 
     def to_json(self) -> dict[str, Any] | None:
-        """The state that travels with the weights, None when there is none."""
+        """The state to publish with the weights, None if there is none."""
 
 
 class RunningStat:
@@ -70,7 +71,7 @@ class RunningStat:
         self._merge(len(values), mean, np.square(values - mean).sum(axis=0))
 
     def update(self, other: RunningStat) -> None:
-        """Add everything that `other` saw."""
+        """Add everything that `other` contains."""
         if other.mean.shape != self.mean.shape:
             raise ValueError(
                 f"filter: expected statistics of {self.mean.size} numbers, got {other.mean.size}"
@@ -80,7 +81,7 @@ class RunningStat:
 
     @property
     def var(self) -> FloatArray:
-        """Sample variance; for one sample mean^2, so that a first observation is not blown up."""
+        """Sample variance; mean^2 for a single sample, so that it is not scaled to a huge value."""
         return self.s / (self.n - 1) if self.n > 1 else np.square(self.mean)
 
     @property
@@ -97,7 +98,10 @@ class RunningStat:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], size: int) -> RunningStat:
-        """Raises ValueError unless the document holds a count and 2 x `size` finite numbers."""
+        """Parse the result of `to_json`.
+
+        Raises ValueError unless the document contains a count and 2 x `size` finite numbers.
+        """
         stat = cls(size)
         if not isinstance(document, Mapping) or set(document) != {"n", "mean", "s"}:
             raise ValueError(f"filter state: expected n, mean, s, got {document!r:.80}")
@@ -125,7 +129,7 @@ class RunningStat:
 
 
 class NoFilter:
-    """Observations as they are."""
+    """Returns observations unchanged."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -149,7 +153,7 @@ class NoFilter:
 class MeanStdFilter:
     """x -> (x - mean) / (std + 1e-8), optionally clipped to [-clip, clip].
 
-    A filter that has seen nothing changes nothing.
+    Without any observation yet, x is unchanged.
     """
 
     def __init__(self, size: int, *, clip: float | None = None) -> None:
@@ -170,13 +174,13 @@ class MeanStdFilter:
         return scaled.astype(np.float32)
 
     def push(self, flat: npt.ArrayLike) -> None:
-        """Learn from observations (B, D)."""
+        """Learn from observations (B, D). Raises ValueError for wrong shapes, infinity or NaN."""
         self.stats.push(flat)
         self.buffer.push(flat)
         self._refresh()
 
     def apply_changes(self, other: MeanStdFilter, *, with_buffer: bool = False) -> None:
-        """Add what `other` saw since it was last synced; `with_buffer` takes its buffer over."""
+        """Add what `other` has seen since its last sync; `with_buffer` copies its buffer, too."""
         self.stats.update(other.buffer)
         if with_buffer:
             self.buffer = other.buffer.copy()
@@ -191,7 +195,7 @@ class MeanStdFilter:
         self.buffer = RunningStat(self.size)
 
     def take_buffer(self) -> MeanStdFilter:
-        """A copy as it is, whose buffer is then cleared here: nothing falls between the two."""
+        """Return a copy of the filter and clear the buffer here, without losing a push."""
         taken = self.as_serialisable()
         self.clear_buffer()
         return taken
@@ -202,18 +206,18 @@ class MeanStdFilter:
         return twin
 
     def as_serialisable(self) -> MeanStdFilter:
-        """A plain copy without a lock, buffer included: what travels between processes."""
+        """A plain copy without a lock, buffer included, which can be sent between processes."""
         twin = MeanStdFilter(self.size, clip=self.clip)
         twin.sync(self)
         return twin
 
     def to_json(self) -> dict[str, Any]:
-        """The statistics; the buffer stays with its worker."""
+        """The statistics, without the buffer."""
         return {"kind": "MeanStdFilter", "clip": self.clip, "stats": self.stats.to_json()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any] | None, size: int) -> MeanStdFilter:
-        """The filter of a state (None: one that has seen nothing); raises ValueError."""
+        """The filter of a state (None: one without observations). Raises ValueError."""
         if document is None:
             return cls(size)
         if not isinstance(document, Mapping) or set(document) != {"kind", "clip", "stats"}:
@@ -228,7 +232,7 @@ class MeanStdFilter:
         return made
 
     def _refresh(self) -> None:
-        # Together, once per change: a client applies them to every single observation.
+        # computed once per change, as clients apply them to every observation
         self._mean: FloatArray = self.stats.mean
         self._scale: FloatArray = 1.0 / (self.stats.std + _EPSILON)
 
@@ -236,8 +240,9 @@ class MeanStdFilter:
 class ConcurrentMeanStdFilter(MeanStdFilter):
     """A MeanStdFilter that several threads may push to, read and merge at once.
 
-    It filters alike and its state is that of a MeanStdFilter: concurrency is its process's matter,
-    so that no spec names it. Sampling in a background thread demands it.
+    It gives the same results, and its state is that of a MeanStdFilter: whether access is
+    concurrent depends on the process, so a spec does not say it. Sampling in a background thread
+    requires this filter.
     """
 
     def __init__(self, size: int, *, clip: float | None = None) -> None:
@@ -253,7 +258,7 @@ class ConcurrentMeanStdFilter(MeanStdFilter):
             super().push(flat)
 
     def apply_changes(self, other: MeanStdFilter, *, with_buffer: bool = False) -> None:
-        # a private copy, so that two filters that merge each other never wait for each other
+        # a private copy, so that two filters that merge each other cannot deadlock
         theirs = other.copy()
         with self._lock:
             super().apply_changes(theirs, with_buffer=with_buffer)
@@ -294,7 +299,10 @@ FILTERS: Mapping[str, Callable[[Any, int], NoFilter | MeanStdFilter]] = {
 def make_filter(
     name: str, size: int, state: Mapping[str, Any] | None = None
 ) -> NoFilter | MeanStdFilter:
-    """The filter of that name for observations (D,) of `size`, with a state from `to_json`."""
+    """The filter `name` for observations (D,) of `size`, with a state from `to_json`.
+
+    Raises ValueError for an unknown name or an invalid state.
+    """
     if name not in FILTERS:
         raise ValueError(f"observation filter: expected one of {sorted(FILTERS)}, got {name!r:.80}")
     return FILTERS[name](state, size)

@@ -1,4 +1,4 @@
-"""A policy evaluated with numpy alone: what a thin client and a collector act with.
+"""A policy evaluated with numpy alone, for thin clients and collectors.
 
     policy = NumpyPolicy(spec, weights, version=3)
     choice = policy.act_one(obs, rng)                    # one observation, microseconds
@@ -34,17 +34,17 @@ __all__ = ["Action", "Actions", "NotFinite", "NumpyPolicy", "check_weights"]
 
 FlatArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
-# Up to here a loop over Python floats is faster than numpy's calls.
+# up to this size a loop over Python floats is faster than numpy's calls
 _FEW_OPTIONS = 16
-# Up to here adding Python floats finds a NaN faster than numpy does.
+# up to this size adding Python floats finds a NaN faster than numpy does
 _FEW_NUMBERS = 64
 
 
 class Action(NamedTuple):
-    """One action. `action` is stored; `action_env` (clipped to a Box's bounds) is what is sent."""
+    """One action. `action` is to be stored, `action_env` (clipped to a Box's bounds) to be sent."""
 
     action: Any
-    logp: float  # of `action` under the rule; nan where it has no density (see `Actions`)
+    logp: float  # of `action` under the rule; NaN if it has no density (see `Actions`)
     dist_inputs: FlatArray  # (K,)
     action_env: Any
 
@@ -53,9 +53,9 @@ class Action(NamedTuple):
 class Actions:
     """B actions as columns: leaf path -> (B, *shape).
 
-    Without exploration they are chosen greedily, whatever the spec's rule: logp is 0 for a single
-    best action, -log k where k share, and nan (unknown) where a Box takes part, whose mean has no
-    density. `dist_inputs` are the network's, before any rule.
+    Without exploration they are chosen greedily, whatever the spec's rule. Then logp is 0 for a
+    single best action, -log k for one of k ties, and NaN (unknown) if the space contains a Box,
+    whose mean has no density. `dist_inputs` are the network's, before any rule.
     """
 
     space: Space
@@ -69,7 +69,7 @@ class Actions:
 
     @cached_property
     def actions(self) -> list[Any]:
-        """One value an action, as `storage.spaces.codec` decodes them."""
+        """One value per action, as `storage.spaces.codec` decodes it."""
         return [assemble(self.space, self.columns, row) for row in range(len(self))]
 
     @cached_property
@@ -78,10 +78,11 @@ class Actions:
 
 
 class NumpyPolicy:
-    """A spec and its weights, ready to act. `version` is that of the weights, -1 unknown.
+    """A spec and its weights, ready to act.
 
-    `weights` are float32 arrays with the names and shapes of `spec.weight_shapes()`;
-    `filter_state` is the observation filter's. Raises ValueError when they do not fit.
+    `weights` are float32 arrays with the names and shapes of `spec.weight_shapes()`; `filter_state`
+    is the observation filter's; `version` is that of the weights, -1 for unknown. Raises ValueError
+    if weights or state do not fit the spec.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class NumpyPolicy:
     def published(cls, manifest: Manifest, weights: bytes) -> NumpyPolicy:
         """The policy of a published version: `weights` are the bytes of its safetensors file.
 
-        Raises WeightsDamaged for bytes that are not what the manifest says, ValueError for weights
-        that do not fit the spec.
+        Raises WeightsDamaged for bytes whose digest is not the manifest's, and ValueError for
+        weights that do not fit the spec.
         """
         arrays = decode_weights(weights, manifest.digests[WEIGHTS_FILE])
         return cls(
@@ -125,22 +126,26 @@ class NumpyPolicy:
     # many observations
 
     def flatten(self, columns: Mapping[str, Array] | Array) -> FlatArray:
-        """(B, D) float32 of B raw observations: leaf path -> (B, *shape), or the one leaf's."""
+        """(B, D) float32 from B raw observations.
+
+        `columns`: leaf path -> (B, *shape), or the array of a single leaf.
+        """
         return self.spec.flattener.columns(columns)
 
     def act(self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True) -> Actions:
-        """An action for each flat observation (B, D) by the spec's rule, or the best one.
+        """Choose an action for each flat observation (B, D), by the spec's rule.
 
-        Raises NotFinite when an observation gives numbers that are not finite.
+        With `explore=False` the best action is chosen. Raises NotFinite if an observation, or what
+        the network computes from it, is not finite.
         """
         return choose(self._products[explore], self.dist_inputs(flat), rng)
 
     def act_where_finite(
         self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
     ) -> tuple[npt.NDArray[np.bool_], Actions]:
-        """(B,) which observations give finite numbers, and the actions of those, in order.
+        """Return which observations give finite numbers, bool (B,), and the actions for those.
 
-        One that overflows float32 on its way through the network is nobody else's trouble.
+        So an observation that overflows float32 in the network does not affect the others.
         """
         finite = np.asarray(np.isfinite(flat).all(axis=1))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -150,7 +155,10 @@ class NumpyPolicy:
         return finite, choose(self._products[explore], inputs[fits], rng)
 
     def require_finite(self) -> None:
-        """Raise ValueError unless it acts on plausible observations: finite weights may not do."""
+        """Raise ValueError unless actions for plausible observations are finite.
+
+        Finite weights are not sufficient for that.
+        """
         columns = plausible_columns(self.spec.observation)
         finite, _ = self.act_where_finite(self.flatten(columns), np.random.default_rng(0))
         if not finite.all():
@@ -160,7 +168,7 @@ class NumpyPolicy:
             )
 
     def dist_inputs(self, flat: FlatArray) -> FlatArray:
-        """(B, K) float32 parameters of the action distributions."""
+        """(B, K) float32 parameters of the action distributions for flat observations (B, D)."""
         head = self._run(self._pi, self._observed(flat))
         if not self._log_std.size:
             return head
@@ -168,14 +176,16 @@ class NumpyPolicy:
         return np.concatenate([head, stds], axis=1)
 
     def values(self, flat: FlatArray) -> FlatArray:
-        """(B,) the value head's estimates; raises ValueError for a module without one."""
+        """(B,) float32 estimates of the value head; raises ValueError for a module without one."""
         if not self._vf:
             raise ValueError("this policy has no value head: see ModuleSpec.value_head")
         return self._run(self._vf, self._observed(flat))[:, 0]
 
     def logp(self, flat: FlatArray, actions: Mapping[str, Array] | Array) -> FloatArray:
-        """(B,) float64 log propensity of stored actions under the spec's rule: columns, or the one
-        leaf's column. See `Product.logp`."""
+        """(B,) float64 log propensity of stored actions under the spec's rule.
+
+        `actions`: leaf path -> column, or the column of a single leaf. See `Product.logp`.
+        """
         if not isinstance(actions, Mapping):
             actions = {self.spec.layout.components[0].leaf.path: actions}
         return self._products[True].logp(self.dist_inputs(flat), actions)
@@ -187,10 +197,10 @@ class NumpyPolicy:
     # one observation
 
     def act_one(self, obs: Any, rng: np.random.Generator, *, explore: bool = True) -> Action:
-        """An action for one raw observation; the same as `act` on a batch of it.
+        """Choose an action for one raw observation; the same as `act` on a batch of it.
 
-        Raises SpaceError for an observation of another shape, NotFinite for numbers that are not
-        finite, in it or in what the network makes of it.
+        Raises SpaceError for an observation of another shape, and NotFinite if it, or what the
+        network computes from it, is not finite.
         """
         flat = self._flatten_one(obs)
         if not (
@@ -244,7 +254,7 @@ def products(spec: PolicySpec) -> dict[bool, Product]:
 
 
 def choose(product: Product, inputs: FlatArray, rng: np.random.Generator) -> Actions:
-    """B actions from the network's dist_inputs (B, K), by the product's rule."""
+    """B actions for the network's dist_inputs (B, K), by the product's rule."""
     columns = product.sample(inputs, rng)
     logp = product.logp(inputs, columns)
     return Actions(product.layout.space, columns, product.clip(columns), logp, inputs)
@@ -253,7 +263,7 @@ def choose(product: Product, inputs: FlatArray, rng: np.random.Generator) -> Act
 def check_weights(
     spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, FlatArray]:
-    """The weights if they are the spec's; raises ValueError that names the first that is not."""
+    """Return the weights. Raises ValueError that names the first one not fitting the spec."""
     expected = spec.weight_shapes()
     if set(weights) != set(expected):
         missing, extra = set(expected) - set(weights), set(weights) - set(expected)
@@ -272,7 +282,7 @@ def check_weights(
 def _tower(
     weights: Mapping[str, FlatArray], name: str, hidden: int
 ) -> list[tuple[FlatArray, FlatArray]]:
-    """(weight (out, in), bias (out,)) of each layer; copies, so that nobody changes them."""
+    """(weight (out, in), bias (out,)) of each layer; copies, so that callers cannot change them."""
     return [
         (weights[f"{name}.{2 * i}.weight"].copy(), weights[f"{name}.{2 * i}.bias"].copy())
         for i in range(hidden + 1)
@@ -280,8 +290,8 @@ def _tower(
 
 
 def _choose(logits: list[float], rule: ActionRule, uniform: float) -> tuple[int, float]:
-    """(index, logp) by the inverse of the cumulated probabilities."""
-    if not math.isfinite(sum(logits)):  # float32 each: finite ones have a finite sum
+    """(index, logp) by the inverse of the cumulative probabilities."""
+    if not math.isfinite(sum(logits)):  # the sum of finite float32 numbers is finite
         raise NotFinite("dist_inputs")
     if rule != SAMPLE:
         logits = _ruled(logits, rule)
@@ -299,7 +309,7 @@ def _choose(logits: list[float], rule: ActionRule, uniform: float) -> tuple[int,
 
 
 def _ruled(logits: list[float], rule: ActionRule) -> list[float]:
-    """`distributions.ruled` of one choice: for a few options faster than numpy."""
+    """`distributions.ruled` for one choice; faster than numpy for few options."""
     best = max(logits)
     if rule.temperature is not None:
         return [(x - best) / rule.temperature for x in logits]
@@ -315,7 +325,7 @@ def _relu(h: FlatArray, out: FlatArray) -> None:
 
 
 def _silu(h: FlatArray, out: FlatArray) -> None:
-    # exp may become infinite far below 0, where the quotient is 0.
+    # for very negative numbers exp may be infinite, and the quotient is 0
     with np.errstate(over="ignore"):
         np.divide(h, 1.0 + np.exp(-h), out=out)
 

@@ -1,8 +1,9 @@
 """Observations of any space as flat float32 vectors, with numpy alone.
 
-Box becomes its elements, Discrete a one-hot, MultiDiscrete one-hots behind each other, MultiBinary
-zeros and ones; the leaves of Dict and Tuple follow each other in canonical order
-(storage.spaces.codec). Shards keep the raw observation: flattening happens where a policy reads it.
+A Box becomes its elements, a Discrete a one-hot vector, a MultiDiscrete one-hot vectors in
+sequence, a MultiBinary zeros and ones. The leaves of Dict and Tuple follow each other in canonical
+order (storage.spaces.codec). Shards contain the raw observation: it is flattened where a policy
+reads it.
 
     flat = Flattener(space)
     flat.value({"speed": 0.5, "gear": 2})            # (D,) for one observation
@@ -42,9 +43,9 @@ __all__ = [
 FloatArray = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("float32")
 _PLAUSIBLE = 8
-"""Observations of `plausible_columns`."""
+"""The number of observations in `plausible_columns`."""
 _NEAR = 1e6
-"""Bounds farther from zero stand for any number: a sound network may overflow on them."""
+"""Bounds farther from zero are treated as no bounds: a valid network may overflow on them."""
 
 
 class Flattener:
@@ -79,7 +80,7 @@ class Flattener:
         return one
 
     def columns(self, columns: Mapping[str, Array] | Array) -> FloatArray:
-        """(B, D) float32 of B observations: leaf path -> (B, *shape), or one array for one leaf."""
+        """(B, D) float32 from B observations: path -> (B, *shape), or a single leaf's array."""
         if not isinstance(columns, Mapping):
             columns = {self.leaves[0].path: columns}
         missing = [leaf.path for leaf in self.leaves if leaf.path not in columns]
@@ -108,19 +109,19 @@ def flatten_observation(space: Space, columns: Mapping[str, Array] | Array) -> F
 
 
 def columns_of(space: Space, prefix: str, batch: Mapping[str, Any]) -> dict[str, Array]:
-    """Leaf path -> array from a batch with columns `prefix` or `prefix.<path>`.
+    """Leaf path -> array, from a batch with columns `prefix` or `prefix.<path>`.
 
-    Raises KeyError that names the column that is missing.
+    Raises KeyError that names the missing column.
     """
     return {leaf.path: batch[leaf.column(prefix)] for leaf in leaves(space)}
 
 
 def plausible_columns(space: Space) -> dict[str, Array]:
-    """A few observations that anybody may meet, as columns: the first next to zero.
+    """A few observations that are likely to occur, as columns: the first is close to zero.
 
-    The next two lie at the space's lower and upper bounds, where those are within 1e6 of zero. In
-    the others, and elsewhere, integers lie within 255 of zero and other numbers are standard
-    normal, as far as the bounds allow. The same ones each time.
+    The next two are at the space's lower and upper bounds, where these are within 1e6 of zero. In
+    the others, integers are within 255 of zero and other numbers are standard normal, clipped to
+    the bounds. The result is always the same.
     """
     rng = np.random.default_rng(0)
     return {leaf.path: _plausible(leaf, rng) for leaf in leaves(space)}
@@ -132,7 +133,7 @@ def _plausible(leaf: Leaf, rng: np.random.Generator) -> Array:
     values = rng.integers(-255, 256, shape) if whole else rng.standard_normal(shape)
     values[0] = 0
     bounds = bounds_of(leaf.space)
-    if bounds is None:  # all numbers of its dtype
+    if bounds is None:  # all numbers of the dtype are allowed
         bounds = (np.array(0), np.array(1))
         if leaf.dtype.kind != "b":
             limits = np.iinfo(leaf.dtype)
@@ -144,8 +145,7 @@ def _plausible(leaf: Leaf, rng: np.random.Generator) -> Array:
 
 
 def assemble(space: Space, columns: Mapping[str, Array], row: int) -> Any:
-    """One value of a space from columns (leaf path -> array), as `storage.spaces.codec` decodes
-    it."""
+    """One value of a space from columns (leaf path -> array), in the form of `Codec.decode`."""
     return _assembled(space, iter([columns[leaf.path] for leaf in leaves(space)]), row)
 
 
@@ -167,7 +167,7 @@ def _leaf_size(leaf: Leaf) -> int:
 
 
 def leaf_values(space: Space, value: Any, where: str) -> Iterator[Any]:
-    """The leaves' values in canonical order."""
+    """The leaves' values in canonical order. Raises SpaceError for wrong keys or items."""
     if isinstance(space, Dict):
         names = {name for name, _ in space.spaces}
         if not isinstance(value, Mapping) or set(value) != names:
@@ -191,13 +191,16 @@ def _write(leaf: Leaf, array: Array, target: FloatArray) -> None:
     elif isinstance(leaf.space, MultiDiscrete):
         _write_one_hots(leaf, array - np.array(leaf.space.start), leaf.space.nvec, target)
     else:
-        # A float64 beyond float32 becomes infinite here, and the policy refuses to act on it.
+        # a float64 beyond float32 becomes infinite, and the policy refuses to act on it
         with np.errstate(over="ignore"):
             target[...] = array.reshape(target.shape)
 
 
 def _write_one_hots(leaf: Leaf, choices: Array, sizes: tuple[int, ...], target: FloatArray) -> None:
-    """choices (B, m) counted from 0; option i of choice j lights one element of block j."""
+    """Write one-hot vectors: option i of choice j sets element i of block j.
+
+    `choices` (B, m) count from 0. Raises SpaceError for choices outside the space.
+    """
     if choices.dtype.kind not in "iu" or ((choices < 0) | (choices >= np.array(sizes))).any():
         place = f"observation.{leaf.path}" if leaf.path else "observation"
         raise SpaceError(f"{place}: expected integers of {leaf.space}, got others")

@@ -1,8 +1,8 @@
-"""What a policy is, as strict JSON: spaces, module, action distribution, observation filter.
+"""The description of a policy as strict JSON: spaces, module, distribution, observation filter.
 
-A spec and a dictionary of float32 arrays make a policy, in torch (policy.networks.policy) and in
-numpy alone (policy.inference.numpy_policy) alike. Nothing in a spec names code: unknown kinds, keys
-and versions are refused.
+A spec and a dictionary of float32 arrays determine a policy, both in torch (policy.networks.policy)
+and in numpy alone (policy.inference.numpy_policy). Nothing in a spec names code: unknown kinds,
+keys and versions are refused.
 
     spec = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(hidden=(64, 64)))
     PolicySpec.from_json(spec.to_json()) == spec
@@ -26,20 +26,21 @@ __all__ = ["ACTIVATIONS", "FORMAT_VERSION", "ModuleSpec", "PolicySpec", "SpecErr
 
 FORMAT_VERSION = 1
 ACTIVATIONS = ("tanh", "relu", "silu")
-# A client builds what a spec asks for: these bound what a hostile one can ask.
+# limits for the network that a spec from another process can make a client build
 _MOST_LAYERS = 32
 _WIDEST_LAYER = 65_536
 
 
 class SpecError(ValueError):
-    """A spec can't be used; the text says what was expected, what came, where."""
+    """A spec cannot be used; the text says what was expected, what came, and where."""
 
 
 @dataclass(frozen=True)
 class ModuleSpec:
     """A network: `kind` "mlp" has `hidden` layers for the policy and as many for the value.
 
-    hidden=() is a linear policy. `value_head` adds the value network `vf` beside `pi`.
+    hidden=() is a linear policy. `value_head` adds the value network `vf` to the policy network
+    `pi`.
     """
 
     kind: str = "mlp"
@@ -82,11 +83,11 @@ class ModuleSpec:
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """Two spaces, the module between them, and how actions are drawn.
+    """Two spaces, the module between them, and how actions are chosen.
 
-    `distribution` defaults to the one of the action space (policy.inference.action_layout). Raises
-    SpaceError for spaces that no policy can read or act in, SpecError for other faults, such as
-    epsilon_greedy with a Box, whose best action has no density.
+    `distribution` is determined by the action space (policy.inference.action_layout). Raises
+    SpaceError for spaces that no policy can observe or act in, and SpecError for other faults, such
+    as epsilon_greedy with a Box, whose best action has no density.
     """
 
     observation: Space
@@ -110,7 +111,7 @@ class PolicySpec:
                 f"observation_filter: expected one of {sorted(FILTERS)}, "
                 f"got {self.observation_filter!r:.80}"
             )
-        _ = self.flattener  # so that a space without a policy is refused here
+        _ = self.flattener  # refuses a space that no policy can observe
         is_discrete = self.layout.is_discrete
         if not isinstance(self.action_rule, ActionRule):
             raise SpecError(f"action_rule: expected an ActionRule, got {self.action_rule!r:.80}")
@@ -127,7 +128,7 @@ class PolicySpec:
 
     @cached_property
     def schema_id(self) -> str:
-        """Of its spaces, as a declaration has it."""
+        """The schema id of its spaces, as in a declaration."""
         return schema_id(self.observation, self.action)
 
     @property
@@ -137,11 +138,11 @@ class PolicySpec:
 
     @cached_property
     def layout(self) -> ActionLayout:
-        """Where the distribution's parameters lie."""
+        """The places of the distribution's parameters in `dist_inputs`."""
         return action_layout(self.action)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every weight, all float32, named as torch names them."""
+        """Name -> shape of every weight, all float32, with torch's names."""
         shapes = dict(self._tower("pi", self.layout.head))
         if self.layout.log_stds:
             shapes["log_std"] = (self.layout.log_stds,)
@@ -153,7 +154,7 @@ class PolicySpec:
         sizes = (self.flattener.size, *self.module.hidden, outputs)
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for i, (into, out) in enumerate(pairwise(sizes)):
-            # Every other place in the torch sequence is an activation.
+            # every second module of torch's sequence is an activation
             shapes += [(f"{name}.{2 * i}.weight", (out, into)), (f"{name}.{2 * i}.bias", (out,))]
         return shapes
 
@@ -165,13 +166,13 @@ class PolicySpec:
             "module": self.module.to_json(),
             "distribution": self.distribution,
             "observation_filter": self.observation_filter,
-            # left out where it is the default, so that such a spec keeps its digest
+            # omitted if it is the default, so that such a spec keeps its digest
             **({} if self.action_rule == SAMPLE else {"action_rule": self.action_rule.to_json()}),
         }
 
     @classmethod
     def from_json(cls, document: Json) -> PolicySpec:
-        """The spec of a document made by `to_json`; raises SpecError or SpaceError."""
+        """Parse the result of `to_json`. Raises SpecError or SpaceError."""
         keys = {"observation", "action", "module", "distribution", "observation_filter"}
         optional = {"action_rule"} & set(document) if isinstance(document, dict) else set()
         _check_keys(document, {"version", *keys, *optional}, "policy spec")

@@ -1,9 +1,9 @@
 """The store of published weights, which accepts only weights that a policy can act with.
 
-`storage.weights.store` keeps weights and knows no network; this is the same store with the check
-that a policy brings: the weights have the names, shapes and dtype of their spec, the spec has the
-spaces that the policy is declared with, and the network gives finite numbers on observations of its
-space. Publishers open this store, so that collectors can load every live version.
+`storage.weights.store` stores weights without knowing networks. This subclass adds the check for
+policies: the weights have the names, shapes and dtype of their spec, the spec has the spaces that
+the policy is declared with, and the network gives finite numbers for observations of its space.
+Publishers use this store, so collectors can load every live version.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["WeightStore", "require_usable"]
 class WeightStore(store.WeightFolder):
     """The weights of one policy under a root directory. Any number of processes may use it.
 
-    Weights are checked when they become a candidate, get a number or go live; WeightsRefused says
-    what is wrong with them. `clock` gives seconds since the epoch, for `Manifest.created`.
+    Weights are checked when they become a candidate, get a number or go live. WeightsRefused says
+    what is wrong with them. `clock` returns seconds since the epoch.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ def require_usable(
 ) -> NumpyPolicy:
     """The policy of these weights. Raises WeightsRefused unless it can act.
 
-    `declared_schema` is the schema id of the spaces that the policy is declared with, None when it
-    is not declared; `version` is the policy's, -1 unknown.
+    `declared_schema` is the schema id of the spaces that the policy is declared with, None if it is
+    not declared; `version` is the policy's, -1 for unknown.
     """
     try:
         spec = PolicySpec.from_json(candidate.spec)
