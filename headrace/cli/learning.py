@@ -424,7 +424,7 @@ def decisions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json 
     """List the decisions on candidates, with reasons."""
     require_root(root, policy_id)
     from headrace.output import console, results
-    from policy.jobs.decisions import load_decisions
+    from storage.weights.decisions import load_decisions
 
     found = load_decisions(root, policy_id)
     document = {

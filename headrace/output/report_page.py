@@ -17,8 +17,8 @@ from headrace.output.results import (
     Document,
     Table,
     armed,
+    decided,
     estimated,
-    in_words,
     judgements,
     not_used,
     verdicts,
@@ -42,7 +42,7 @@ def report_page(document: Document) -> str:
         ("Now", _now(document)),
         ("Data over time", _data(document["data"])),
         ("Training curves", _curves(document["versions"])),
-        ("Decisions", _decisions(document["decisions"], document["versions"])),
+        ("Decisions", _decisions(document["decisions"])),
         ("Estimates with diagnostics", _estimates(document["decisions"], document["root"])),
         ("Not readable", _damaged(document)),
     )
@@ -261,38 +261,17 @@ def _curve(name: str, points: Sequence[tuple[int, float]]) -> str:
 # --- judgements ---------------------------------------------------------------------------------
 
 
-def _decisions(decisions: Sequence[Document], versions: Sequence[Document]) -> str:
-    """The decisions about candidates, and the rollbacks, the latest first."""
-    rows = [
-        (
-            one["decided"],
-            one.get("kind", "gate" if one["verdict"] else "command"),
-            str(one["candidate"])[:12],
-            one["verdict"] or "not judged",
-            str(one["version"]) if one.get("published") else "no",
-            one["episodes"],
-            "; ".join(map(in_words, one["reasons"])),
-        )
-        for one in decisions
-    ]
-    rows += [
-        (
-            one["created"],
-            "rollback",
-            str(one["candidate"])[:12],
-            "not judged",
-            str(one["version"]),
-            None,
-            f"the weights of version {one['copy_of']} again",
-        )
-        for one in versions
-        if one.get("copy_of") is not None
-    ]
-    if not rows:
+def _decisions(decisions: Sequence[Document]) -> str:
+    """The decisions about candidates, the latest first."""
+    if not decisions:
         return "<p>Nothing was decided.</p>"
-    latest = sorted(rows, key=lambda row: row[0], reverse=True)[:MOST_DECISIONS]
-    names = ("decided", "by", "candidate", "verdict", "live as", "episodes", "why")
-    return _table(names, [(moment(decided), *rest) for decided, *rest in latest])
+    latest = sorted(decisions, key=lambda one: one["decided"], reverse=True)[:MOST_DECISIONS]
+    rows = []
+    for one in latest:
+        command, outcome, reasons = decided(one)
+        candidate = str(one["candidate"])[:12]
+        rows.append((moment(one["decided"]), command, candidate, outcome, "; ".join(reasons)))
+    return _table(("decided", "command", "candidate", "outcome", "why"), rows)
 
 
 def _estimates(decisions: Sequence[Document], root: str) -> str:

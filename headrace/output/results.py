@@ -16,6 +16,7 @@ __all__ = [
     "Table",
     "armed",
     "arms",
+    "decided",
     "decisions",
     "estimated",
     "estimates",
@@ -59,6 +60,8 @@ LABELS = {
     "training_disabled": "logged with training_enabled=False",
 }
 """Words for names in JSON; in all other names, underscores are replaced by spaces."""
+COMMANDS = {"canary start": "publish --canary", "canary": "promote", "rollback": "rollback"}
+"""The command for each kind of decision; a decision without a kind is of `publish`."""
 AT_LEAST = ("effective_sample_size", "reward_events")
 """Checks whose threshold is a minimum."""
 
@@ -233,25 +236,33 @@ def armed(document: Document) -> Table:
 
 
 def decisions(document: Document) -> None:
-    """Print `decisions`: one line each, the newest last, with what was missing."""
-    rows = [
-        (
-            moment(one["decided"]),
-            one["candidate"][:12],
-            one["verdict"] or "not judged",
-            one["version"] if one["published"] else None,
-            one["episodes"],
-            one.get("looks", 0),
-            one.get("others", 0),
-            "; ".join(map(in_words, one["reasons"])),
-        )
-        for one in document["decisions"]
-    ]
-    count = ("episodes", "earlier looks", "other candidates")
-    columns = ("decided", "candidate", "verdict", "version", *count, "why")
-    table(f"Decisions about {document['policy_id']}", columns, rows)
+    """Print `decisions`: each with its reasons on lines of their own, the newest last."""
+    print(f"Decisions about {document['policy_id']}")
+    for one in document["decisions"]:
+        command, outcome, reasons = decided(one)
+        print(f"{moment(one['decided'])}  {one['candidate'][:12]}  {command}: {outcome}")
+        for reason in reasons:
+            print(f"  {reason}")
+    if not document["decisions"]:
+        print("  none yet")
     for path, why in document["damaged"].items():
         print(f"cannot be read: {path}: {why}")
+
+
+def decided(one: Document) -> tuple[str, str, list[str]]:
+    """A decision's command, its outcome, and the reasons."""
+    command = COMMANDS.get(one.get("kind", ""), "publish")
+    outcome = [one["verdict"] or ""]
+    if one["published"]:
+        outcome.append(f"live as version {one['version']}")
+    elif one["verdict"]:
+        outcome.append("not published")
+    if one["episodes"]:
+        outcome.append(f"{one['episodes']:,} episodes")
+    names = {"looks": "earlier looks", "others": "other candidates"}
+    outcome += [f"{name}: {one[key]:,}" for key, name in names.items() if one.get(key)]
+    reasons = [*map(in_words, one["reasons"]), *([f"by {one['by']}"] if one.get("by") else [])]
+    return command, ", ".join(filter(None, outcome)) or "not judged", reasons
 
 
 def estimates(logs: Sequence[Document]) -> None:

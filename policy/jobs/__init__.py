@@ -6,7 +6,6 @@ Each can be repeated safely. Imports shards, the learner and the weight store; n
 
 __all__ = [
     "canary",
-    "decisions",
     "freeze",
     "gate",
     "overview",

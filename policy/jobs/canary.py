@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.inference.weight_store import WeightStore
-from policy.jobs.decisions import record
 from policy.ope.arms import ArmsComparison, compare_arms, episodes_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL
 from storage.declarations.declaration import PolicyDeclaration
@@ -40,6 +39,7 @@ from storage.experience.sample_batch import (
     T,
 )
 from storage.reading.shard_reader import ShardReader
+from storage.weights.decisions import record
 from storage.weights.manifest import Live
 
 __all__ = ["Arms", "judge_canary", "promote", "read_arms", "start_canary"]
@@ -355,6 +355,10 @@ def start_canary(
     before = store.live()
     needed = _needed(root, declaration, before, share, error) if before is not None else {}
     live = store.start_canary(digest, share)
+    if before is None or live.generation != before.generation:  # else it was on already
+        acts = f"version {live.canary_version} acts in {live.canary_share:.3g} of the episodes"
+        document = {"policy_id": policy_id, "kind": "canary start", "candidate": digest}
+        record(root, {**document, "published": False, "version": None, "reasons": [acts]})
     return {
         "policy_id": policy_id,
         "candidate": digest,

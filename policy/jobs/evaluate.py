@@ -28,7 +28,6 @@ import numpy.typing as npt
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
-from policy.jobs.decisions import Document, Earlier, earlier_of
 from policy.jobs.judged_log import JudgedBlock, JudgedLog, Lineage
 from policy.jobs.judged_sample import Sample, Taken, ahead
 from policy.jobs.report import EvaluationError, EvaluationResult, Split
@@ -48,6 +47,7 @@ from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
 from storage.system.memory import return_memory
+from storage.weights.decisions import Document, Earlier, earlier_of
 from storage.weights.store import Candidate, Manifest, WeightFolder
 
 __all__ = ["EvaluationError", "EvaluationResult", "evaluate"]
@@ -108,7 +108,7 @@ def evaluate(
     - `reward_range`: the limits of a step's reward, by default the declared ones, never the log's.
       Without limits the verdict is approximate. `gamma` discounts rewards; `confidence` is that of
       the two-sided intervals; `min_ess` is the effective sample size that a verdict needs.
-    - `earlier`: decisions (policy.jobs.decisions), to count earlier looks. `alpha_budget`: the
+    - `earlier`: decisions (storage.weights.decisions), to count earlier looks. `alpha_budget`: the
       error of all candidates on overlapping rows together; the k-th gets 6 / (pi k)^2 of it.
     - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide. One with an
       effective sample size below 30 has an infinite interval.

@@ -4,7 +4,7 @@
     decided["published"], decided["gate"]["verdict"], decided["gate"]["reasons"]
 
 A candidate passes the gate if it is better than the live version and the logging policy. Every
-decision is recorded (policy.jobs.decisions), also one without a gate.
+decision is recorded (storage.weights.decisions), also one without a gate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias
 
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.decisions import load_decisions, record
 from policy.jobs.evaluate import evaluate
 from policy.jobs.freeze import Frozen, load_frozen
 from policy.jobs.report import Split, plot_intervals
@@ -25,6 +24,7 @@ from policy.ope.comparison import BETTER
 from policy.progress import Progress, no_progress
 from storage.errors import WeightStoreError
 from storage.reading.retries import RETRY_FOR
+from storage.weights.decisions import load_decisions, record
 
 
 class Numbered(Protocol):

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from policy.jobs.decisions import load_decisions
 from policy.progress import Progress, no_progress
 from storage.errors import StorageError
 from storage.experience.episode import SOURCES
 from storage.experience.sample_batch import REWARDS, SampleBatch
 from storage.reading.shard_reader import ShardReader
+from storage.weights.decisions import load_decisions
 from storage.weights.off_chain import described
 from storage.weights.store import WeightFolder
 

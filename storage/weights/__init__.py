@@ -1,7 +1,17 @@
-"""Published weights: candidates, immutable versions, the pointer to the live version.
+"""Published weights: candidates, immutable versions, the pointer to the live version, decisions.
 
 Imports file functions, declarations, and `experience.range_set` for lineages. Weights are arrays by
 name here; this package does not know the networks that they belong to.
 """
 
-__all__ = ["files", "lease", "lineage", "manifest", "memory_store", "off_chain", "served", "store"]
+__all__ = [
+    "decisions",
+    "files",
+    "lease",
+    "lineage",
+    "manifest",
+    "memory_store",
+    "off_chain",
+    "served",
+    "store",
+]

@@ -49,6 +49,7 @@ from storage.system.files import (
 )
 from storage.weights.candidate_files import candidate_files
 from storage.weights.candidates import Candidates
+from storage.weights.decisions import record
 from storage.weights.files import MAX_WEIGHTS, locked, read_document, read_file
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.lease import current_lease, require_fence
@@ -489,12 +490,14 @@ class WeightFolder:
             )
         now = int(self._clock() * 1_000_000)
         if to is None and live.canary_version is not None:
-            why = why or f"rolled back the canary, version {live.canary_version}"
-            return self._point(
+            done = f"rolled back the canary, version {live.canary_version}"
+            ended = self._point(
                 live.version,
                 expected_generation=live.generation,
-                pin=Pin(by=by, when=now, why=why),
+                pin=Pin(by=by, when=now, why=why or done),
             )
+            self._record_rollback(live.canary_version, by, done, why, published=False)
+            return ended
         target = self._before(live.version) if to is None else to
         if target not in (there := self.versions()):
             known = ", ".join(map(str, there[-10:]))
@@ -502,8 +505,8 @@ class WeightFolder:
                 f"{self.policy_id}: expected one of the versions {known} to go back to, got {to}"
             )
         manifest, _ = self.read(target)
-        why = why or f"rolled back from version {live.version} to the content of {target}"
-        pin = Pin(by=by, when=now, why=why)
+        done = f"rolled back from version {live.version} to the content of {target}"
+        pin = Pin(by=by, when=now, why=why or done)
         while True:
             version = self._number(
                 self._versions.folder(target),
@@ -512,12 +515,33 @@ class WeightFolder:
                 digest=manifest.candidate,
             )
             try:
-                return self._point(version, expected_generation=live.generation, pin=pin)
+                now_live = self._point(version, expected_generation=live.generation, pin=pin)
             except GenerationConflict:  # a trainer published first: roll that back as well
                 latest = self.live()
                 if expected_generation is not None or latest is None:
                     raise
                 live = latest
+            else:
+                self._record_rollback(version, by, done, why, published=True)
+                return now_live
+
+    def _record_rollback(
+        self, version: int, by: str, done: str, why: str, *, published: bool
+    ) -> None:
+        """Keep who rolled back and why beyond the pin. Where that fails the rollback stands."""
+        decision = {
+            "policy_id": self.policy_id,
+            "kind": "rollback",
+            "candidate": self._candidate_in(version) or "",
+            "published": published,
+            "version": version if published else None,
+            "by": by,
+            "reasons": [done, why] if why else [done],
+        }
+        try:
+            record(self.directory.parents[1], decision, clock=self._clock)
+        except OSError as error:
+            log.error("policy %s: %s; this is not recorded: %s", self.policy_id, done, error)
 
     # canaries
 

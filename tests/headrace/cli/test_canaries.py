@@ -41,7 +41,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         refusal = process("promote", *at_root)
         assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
         assert "cannot tell" in refusal.stderr
-        ended = answer(headrace("rollback", *at_root))
+        ended = answer(headrace("rollback", "--why", "fewer clicks", *at_root))
         assert (ended["version"], ended["served"]["state"]) == (1, "served")
         answer(headrace("resume", *at_root))
         answer(headrace("publish", digest, "--canary", "0.5", *at_root))
@@ -49,8 +49,20 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert (promoted["version"], promoted["served"]["state"]) == (2, "served")
         assert collector.stop() == 0
     assert refused(headrace("promote", "--root", tmp_path), "expected a running canary")
-    listed = headrace("decisions", "--root", tmp_path)
-    assert listed.stdout.count("cannot tell") == 2, listed.stdout
+    listed = headrace("decisions", "--root", tmp_path).stdout
+    assert listed.count("cannot tell") == 2, listed
+    lines = listed.splitlines()
+    assert [
+        lines.count(f"  version 2 acts in {share} of the episodes") for share in (0.1, 0.5)
+    ] == [
+        1,
+        1,
+    ]
+    assert sum(f"  {digest[:12]}  promote: " in line for line in lines) == 2
+    ended_at = lines.index("  rolled back the canary, version 2")
+    assert lines[ended_at - 1].endswith(f"  {digest[:12]}  rollback: not judged")
+    assert lines[ended_at + 1] == "  fewer clicks", "the reason outlives the pin"
+    assert lines[ended_at + 2].startswith("  by ")
 
 
 @pytest.mark.parametrize("text", ["0", "100%", "ten", "-5%", "1.0", "nan"])

@@ -40,7 +40,10 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
         "returns 0.8",
         "failures 0 0 0",
         "rollback",
-        "not judged 3 the weights of version 1 again",
+        "publish --canary",
+        "version 2 acts in 0.3 of the episodes",
+        "promote",
+        "live as version 3 rolled back from version 2 to the content of 1; complaints; by a",
     ):
         assert part in text, part
     assert page.count("<rect") >= 3
@@ -129,7 +132,7 @@ def test_what_was_imported_and_not_judged_is_called_so() -> None:
         "episodes": 0, "reasons": ["without a gate"],
     }  # fmt: skip
     text = text_of(report_page(document(data=data, decisions=[decision])))
-    for part in ("imported", "No version: an imported step", "hour of arrival", "command c0ffee"):
+    for part in ("imported", "No version: an imported step", "hour of arrival", "publish c0ffee"):
         assert part in text, part
 
 

@@ -25,6 +25,7 @@ from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
+from storage.weights.decisions import load_decisions
 from tests.collector_process import CollectorProcess, declare
 
 PATH = "/v1/policies/default"
@@ -210,9 +211,11 @@ def test_a_rollback_happens_once(house: House) -> None:
     """It names the generation that it was made for: repeated, it is a conflict."""
     for seed in (20, 21):
         assert house.post("/versions", {**candidate(seed), "version": house.next()})[0] == 201
-    body = {"generation": house.generation}
+    body = {"generation": house.generation, "why": "it was worse"}
     status, now = house.post("/rollback", body)
     assert status == 201
+    kept = load_decisions(house.process.root, "default").known[-1]
+    assert (kept["version"], kept["reasons"][1]) == (now["version"], "it was worse")
     assert house.store.manifest(now["version"]).metrics == {"seed": 20}
     assert house.post("/rollback", body)[0] == 409
     status, answer = house.post("/rollback", {"generation": house.generation, "to": 10_000})

@@ -12,7 +12,6 @@ import pytest
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.canary import judge_canary, promote, start_canary
-from policy.jobs.decisions import load_decisions
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -21,6 +20,7 @@ from storage.experience.episode import Ending, Part
 from storage.experience.hashed import ARM, is_canary
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+from storage.weights.decisions import load_decisions
 
 SPACES = Box((2,)), Discrete(4)
 SPEC = PolicySpec(*SPACES, ModuleSpec(hidden=(), value_head=False))
@@ -163,7 +163,10 @@ def test_a_better_canary_is_promoted_and_the_decision_kept(traffic: Traffic) -> 
     live = traffic.store.live()
     assert live is not None
     assert (live.version, live.canary_version) == (2, None)
-    (kept,) = load_decisions(traffic.root, "default").known
+    started, kept = load_decisions(traffic.root, "default").known
+    assert (started["kind"], started["verdict"]) == ("canary start", None)
+    assert started["reasons"] == ["version 2 acts in 0.3 of the episodes"]
+    assert started["candidate"] == kept["candidate"]
     assert (kept["kind"], kept["verdict"], kept["published"]) == ("canary", "better", True)
 
 

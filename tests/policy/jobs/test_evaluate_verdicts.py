@@ -16,7 +16,6 @@ from policy.algorithms.bandit import BanditConfig
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.decisions import load_decisions
 from policy.jobs.evaluate import evaluate
 from policy.jobs.gate import WITHOUT_EXPLORATION, Gate, publish
 from policy.jobs.train import train
@@ -27,6 +26,7 @@ from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+from storage.weights.decisions import load_decisions
 
 SPACES = Box((2,)), Discrete(4)
 SPEC = PolicySpec(*SPACES, ModuleSpec(hidden=(), value_head=False))

@@ -24,7 +24,7 @@ def test_everything_is_counted_once(tmp_path: Path) -> None:
     assert sum(one["episodes"] for one in bars) == 4200
     assert 0.2 < sum(one["rewards"] for one in bars) / 4200 < 0.4
     assert [one["version"] for one in found["versions"]] == [1, 2]
-    assert [one["kind"] for one in found["decisions"]] == ["canary"]
+    assert [one["kind"] for one in found["decisions"]] == ["canary start", "canary"]
     assert found["live"]["canary_version"] == 2
     assert found["damaged"] == {}
 

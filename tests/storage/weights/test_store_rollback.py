@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import GenerationConflict, WeightsNotFound
+from storage.weights.decisions import load_decisions
 from storage.weights.manifest import Live
 from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import NOON, add, any_weights, record, store_in, value_of
@@ -119,3 +120,31 @@ def test_without_anything_whole_a_rollback_says_so(tmp_path: Path) -> None:
     damage(store, 1)
     with pytest.raises(WeightsNotFound, match="expected a usable version before 2"):
         store.rollback()
+
+
+def test_who_rolled_back_and_why_outlives_the_pin(tmp_path: Path) -> None:
+    """Of a version and of a canary: each is a decision about what the candidate is from now on."""
+    store = store_of(tmp_path, 1.0, 2.0)
+    candidate = store.manifest(1).candidate
+    store.rollback(by="ann", why="complaints")
+    store.resume()
+    store.start_canary(add(store, 9.0), 0.1)
+    store.rollback(by="token 7")
+    known = load_decisions(tmp_path, "default").known  # at one moment of this store's clock
+    first, second = sorted(known, key=lambda one: one["by"])
+    assert (first["kind"], first["by"], first["verdict"]) == ("rollback", "ann", None)
+    assert (first["candidate"], first["published"], first["version"]) == (candidate, True, 3)
+    assert first["reasons"] == ["rolled back from version 2 to the content of 1", "complaints"]
+    assert (second["published"], second["version"]) == (False, None)
+    assert second["reasons"] == ["rolled back the canary, version 4"]
+    assert second["candidate"] == store.manifest(4).candidate
+
+
+def test_a_rollback_that_cannot_be_recorded_stands(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ending what hurts matters more than the record of it, and the log says what is missing."""
+    store = store_of(tmp_path, 1.0, 2.0)
+    (tmp_path / "decisions").write_text("not a folder")
+    assert value_of(store, store.rollback().version) == 1.0
+    assert "this is not recorded" in caplog.text

@@ -5,6 +5,10 @@
 
     decisions/{policy_id}/{microseconds}-{candidate12}.json
 
+A decision's `kind` is "canary start", "canary" (a promotion, or one that was refused), or
+"rollback"; those of the gate have none. Rollbacks are recorded by the store (`...store`), because a
+collector makes them too; the others by the jobs that make them (policy.jobs).
+
 The confidence of a verdict depends on how many looks at a candidate, and how many candidates, the
 same episodes have served before. Only these files have these numbers.
 """
@@ -51,11 +55,13 @@ def record(
 ) -> Path:
     """Write a decision to a new file, and return its path.
 
-    `decision` has at least `policy_id` and `candidate`. `clock` gives seconds since the epoch.
-    Raises OSError.
+    `decision` has at least `policy_id` and `candidate`; one that judged nothing needs no more of
+    what a judgement has: its `verdict` is None, with `episodes` 0 and no `rows`. `clock` gives
+    seconds since the epoch. Raises OSError.
     """
     decided = int(clock() * 1_000_000)
-    document = {"format": FORMAT_VERSION, "decided": decided, **decision}
+    unjudged: Document = {"verdict": None, "episodes": 0, "rows": {}}
+    document = {"format": FORMAT_VERSION, "decided": decided, **unjudged, **decision}
     folder = Path(root) / FOLDER / check_policy_id(str(decision["policy_id"]))
     make_directory(folder)
     path = folder / f"{decided:016d}-{str(decision['candidate'])[:12]}.json"

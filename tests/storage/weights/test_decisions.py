@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from policy.jobs.decisions import Earlier, earlier_of, load_decisions, record
 from storage.declarations.declaration import DeclarationError
+from storage.weights.decisions import Earlier, earlier_of, load_decisions, record
 
 
 def decision(candidate="a" * 64, episodes=10, rows=(0, 9), policy_id="default"):
