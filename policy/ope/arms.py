@@ -1,11 +1,11 @@
-"""Two policies that acted at the same time: is the one in a canary's share of the episodes better?
+"""Comparing two policies that acted at the same time: is the canary better than the live version?
 
     found = compare_arms(returns, in_canary, failed, share=0.1, limits=(0.0, 1.0), error=0.05)
     found.verdict, found.returns.interval, found.failures.interval, found.mismatch
 
-Chance assigned each episode, with a known share, so that no weight and no model is needed: episodes
-are compared as they were assigned, whatever acted in them. All bounds hold at every look.
-Pure: the episodes in the order in which they started; n of them.
+Each episode was assigned at random, with a known share, so no weights and no model are needed:
+episodes are compared as they were assigned, whichever version acted. All bounds hold at every look.
+Pure: arrays of n episodes, in the order in which they started.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 MISMATCH = math.log(1000)
-"""Log evidence against the share at which a comparison is refused: a sound split reaches it at any
-look with a probability of 1 / 1000 (Ville)."""
+"""The log evidence against the share at which a comparison is refused: a correct split reaches it
+at any look with a probability of 1 / 1000 (Ville 1939)."""
 FEWEST = 100
-"""Episodes in each arm before a bound that leans on a normal limit may decide."""
+"""The number of episodes in each arm that a verdict by a normal limit requires."""
 POWER = 0.8
 _PRIOR = 100.0
 _TUNED_FOR = 10_000
@@ -47,7 +47,7 @@ _TUNED_FOR = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The canary's mean less that of what is live, with an interval that holds at every look."""
+    """The canary's mean minus the live version's, with an interval that holds at every look."""
 
     canary: float
     live: float
@@ -62,17 +62,22 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmsComparison:
-    """What the arms say. `mismatch` names a split that is not the share; then nothing is judged."""
+    """The comparison of both arms.
+
+    `mismatch` describes a split that does not fit the share; then nothing is judged.
+    """
 
     verdict: Verdict
     reasons: tuple[str, ...]
-    n: tuple[int, int]  # episodes of the canary, of what is live
+    n: tuple[int, int]  # episodes of the canary, of the live version
     share: float
     error: float
     returns: Difference | None
-    failures: Difference | None  # abandoned and broken episodes, a guardrail of their own
+    # of the share of abandoned and broken episodes, which are judged separately
+    failures: Difference | None
     mismatch: str | None
-    missing: int | None  # about so many more episodes tell a difference of the size seen
+    # approximate number of further episodes that would show a difference of this size
+    missing: int | None
 
     @property
     def approximate(self) -> bool:
@@ -106,9 +111,9 @@ def compare_arms(
 ) -> ArmsComparison:
     """Judge by returns (n,) and by failed episodes (n,) bool; `in_canary` (n,) as assigned.
 
-    `limits` of a return, from outside of the data: then a betting bound decides, otherwise a normal
-    limit (approximate). An equal canary is called better or worse with a probability <= `error`:
-    each end of each interval fails with a third of it at most.
+    `limits` of a return must not come from the data. With them a betting bound decides, otherwise a
+    normal limit (approximate). A canary that is equal is called better or worse with a probability
+    <= `error`: each end of each interval fails with at most a third of it.
     """
     n, k = len(returns), int(in_canary.sum())
     known: dict[str, Any] = {"n": (k, n - k), "share": share, "error": error}
@@ -169,10 +174,10 @@ def compare_arms(
 
 
 def log_evidence_of_mismatch(canary: int, n: int, share: float) -> float:
-    """Log of the evidence that the canary's share of n episodes is not `share`.
+    """The log of the evidence that the canary's share of n episodes is not `share`.
 
     A Beta mixture over other shares against the binomial: a martingale if the share is right, so it
-    may be looked at after every episode. Lindon & Malek 2022, Anytime-valid inference for
+    may be computed after every episode. Lindon & Malek 2022, Anytime-valid inference for
     multinomial count data, section 3, for two counts.
     """
     a, b = _PRIOR * share, _PRIOR * (1 - share)
@@ -187,10 +192,10 @@ def log_evidence_of_mismatch(canary: int, n: int, share: float) -> float:
 def assignment_differences(values: FloatArray, in_canary: BoolArray, share: float) -> FloatArray:
     """(n - 1,) numbers whose mean is the difference: (y - m) (a / p - (1 - a) / (1 - p)).
 
-    m is the mean of the values before it, which takes off what both arms have in common; the
-    factor's mean is 0 whatever m is. The first value has none before it, and is an m alone.
-    Waudby-Smith, Wu, Ramdas, Karampatziakis & Mineiro 2024, Anytime-valid off-policy inference for
-    contextual bandits, section 3, with a constant propensity.
+    m is the mean of the earlier values, which removes what both arms have in common; the factor's
+    mean is 0 for any m. The first value only serves as an m. Waudby-Smith, Wu, Ramdas,
+    Karampatziakis & Mineiro 2024, Anytime-valid off-policy inference for contextual bandits,
+    section 3, with a constant propensity.
     """
     before = np.cumsum(values)[:-1] / np.arange(1, len(values))
     factors = np.where(in_canary, 1 / share, -1 / (1 - share))
@@ -238,12 +243,13 @@ def _radius(n: float, deviation: float, error: float) -> float:
 def episodes_needed(
     deviation: float, effect: float, share: float, error: float, *, width: float | None
 ) -> int:
-    """About how many episodes, of both arms, tell a difference of `effect` with power 0.8.
+    """The approximate number of episodes, of both arms, that show `effect` with power 0.8.
 
-    `deviation`: of an episode's return; `width`: from the least to the most of one, None unknown.
-    With a width the returns are taken for rare events, whose early bets cost most, and the effect
-    for a gain or a loss, whichever needs more; the bets' log wealth is taken for normal. 200
-    simulated logs a case had a power of .78 to .99. Rounded up to two digits.
+    `deviation`: standard deviation of a return; `width`: the range of returns, None if unknown.
+    With a width the returns are assumed to be rare events, whose early bets cost most, and the
+    effect to be a gain or a loss, whichever needs more episodes; the log wealth of the bets is
+    approximated by a normal distribution. In 200 simulated logs per case the power was .78 to .99.
+    Rounded up to two digits.
     """
     times = np.geomspace(1.0, 1e13, 6000)
     if width is not None:
@@ -272,8 +278,8 @@ def _tells(
 ) -> BoolArray:
     """Whether bets on rare events of one size have won enough by each of the times.
 
-    An event counts as size / share in the canary, `sign` says which way. Its rate there differs by
-    effect / size, and the size is such that the rate at most doubles.
+    An event counts as size / share in the canary, with the sign `sign`. Its rate there differs by
+    effect / size, and the size is chosen so that the rate at most doubles.
     """
     size, needed = min(width, deviation**2 / effect), math.log(1 / error)
     rate = (deviation / size) ** 2
@@ -290,7 +296,7 @@ def _tells(
 
 
 def _summed(terms: FloatArray, times: FloatArray) -> FloatArray:
-    """The sums up to each time of terms that change slowly."""
+    """The cumulative sums, at each time, of terms that change slowly."""
     areas = np.diff(times) * (terms[1:] + terms[:-1]) / 2
     sums: FloatArray = terms[0] + np.concatenate(([0.0], np.cumsum(areas)))
     return sums

@@ -1,17 +1,17 @@
-"""Bounds on a mean that hold at every sample size, for numbers whose range is known: betting.
+"""Bounds on a mean that hold at every sample size, for numbers with a known range: betting.
 
     low, high = betting_interval(differences, limits=(-5.0, 5.0), error=0.025)
 
-A gambler who bets that the mean is above m can expect no profit if it is m: his wealth is a
+A gambler who bets that the mean is above m cannot expect a profit if it is m: the wealth is a
 non-negative martingale, and exceeds 1 / error with a probability of at most `error` (Ville 1939).
-So every m at which it does is out of the interval. Waudby-Smith & Ramdas 2024, Estimating means of
+So the interval excludes every m at which it does. Waudby-Smith & Ramdas 2024, Estimating means of
 bounded random variables by betting, theorem 3; Karampatziakis, Mineiro & Ramdas 2021, Off-policy
 confidence sequences, section 4, for weighted rewards.
 
-The bound needs each number's range, from outside of the data: an observed maximum voids it. It does
-not need a variance, many events, or a normal limit. The wealth falls as m grows, so that the bound
-is a root, found by bracketing; a grid of candidates for m would miss it where its step is wide.
-Pure: the bets depend on the numbers before them alone, in the order given. Numbers may come as a
+The range of the numbers must be known independently of the data: an observed maximum invalidates
+the bound. Neither a variance, nor many events, nor a normal limit is required. The wealth decreases
+as m grows, so the bound is a root, which is found by bracketing; a grid of candidates for m could
+miss it. Pure: each bet depends only on the numbers before it, in the given order. Numbers may be a
 column (policy.ope.columns), which is read block by block.
 """
 
@@ -31,10 +31,10 @@ __all__ = ["betting_interval", "wealth_against"]
 FloatArray = npt.NDArray[np.float64]
 
 LARGEST_STAKE = 0.75
-"""Of the gambler's wealth, that the worst number may cost him; Waudby-Smith & Ramdas take 1/2 or
+"""The largest share of the wealth that the worst number may cost; Waudby-Smith & Ramdas use 1/2 or
 3/4."""
 FIRST_VARIANCE = 0.01
-"""Of the square of the range's half: the variance that is assumed before there are numbers."""
+"""The variance assumed before the first number, as a share of the square of half the range."""
 
 
 def betting_interval(
@@ -46,10 +46,10 @@ def betting_interval(
 ) -> tuple[float, float]:
     """(low, high) for the mean of `values` (n,); each end fails with a probability <= `error`.
 
-    `limits` hold for every number that might have come, also for those that did not; an end that
-    is infinite leaves that end of the interval infinite. `sequence`: the interval may be asked for
-    after every number, as often as one likes, and is the narrowest of all those so far. Otherwise
-    the bets are chosen for these n, and the error holds for one look.
+    `limits` hold for every number that was possible, not only for those observed. If one limit is
+    infinite, so is that end of the interval. With `sequence` the interval may be computed after
+    every number, any number of times, and is the intersection of all so far. Otherwise the bets are
+    chosen for these n, and the error holds for a single look.
 
     Raises ValueError for numbers outside their limits.
     """
@@ -67,7 +67,7 @@ def betting_interval(
     low, high = -math.inf, math.inf
     if math.isfinite(least):
         low = _lower(numbers, least, error, sequence)
-    # Nothing is above the upper limit, and the mean of the numbers turned round is bounded alike.
+    # an upper bound is a lower bound on the mean of the negated numbers
     if math.isfinite(most):
         high = -_lower(combined(np.negative, numbers), -most, error, sequence)
     return max(low, least), min(high, most)
@@ -78,8 +78,9 @@ def wealth_against(
 ) -> float:
     """The log of the wealth after betting that the mean of `values` is above `mean`.
 
-    Every number is `least` or more. Above log(1 / error) the mean is above `mean`, but for an
-    error. With `sequence` it is the highest wealth on the way.
+    Every number is `least` or more. A result above log(1 / error) shows that the mean is above
+    `mean`, with an error probability of at most `error`. With `sequence` it is the highest wealth
+    reached.
     """
     numbers = column_of(values)
     return _log_wealth(numbers, _bets(numbers, least, error, sequence), mean, least, sequence)
@@ -95,13 +96,14 @@ def _lower(values: NumberColumn, least: float, error: float, sequence: bool) -> 
 
 
 def _root(surplus: Callable[[float], float], least: float, mean: float) -> float:
-    """The mean at which the wealth is just not enough; `least` when it never is."""
-    # At `least` itself a bet has no limit: a number above it would be impossible, the stake free.
+    """The mean at which the wealth just reaches the threshold; `least` if it never does."""
+    # at `least` itself a bet has no limit, as numbers below it are impossible
     inside = least + (mean - least) * 1e-9
     if not mean > inside or surplus(inside) <= 0:
         return least
     high = mean
-    while surplus(high) > 0:  # the highest wealth of a sequence may have lain above its mean
+    # a sequence's highest wealth may be above the threshold at the mean of all numbers
+    while surplus(high) > 0:
         high += mean - least
     root: float = brentq(surplus, inside, high, xtol=1e-12 * max(1.0, abs(least)), rtol=1e-10)
     return root

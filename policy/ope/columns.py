@@ -1,11 +1,11 @@
-"""Numbers that need not fit into memory: a column is written once and read block by block.
+"""Number columns that may exceed memory: written once and read block by block.
 
     column = MemoryColumn()
     column.append(np.array([1.0, 2.0]))
     mean, variance, skew = moments(column)
 
-What a judgement needs of an episode is a few numbers, but of each episode. Here they lie in memory;
-`policy.jobs.scratch` has the twin on disk. Pure.
+A judgement needs only a few numbers per episode, but those of all episodes. Here they are in
+memory; `policy.jobs.scratch` stores them on disk. Pure.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class NumberColumn(Protocol):
     def append(self, values: FloatArray) -> None: ...
 
     def blocks(self) -> Iterator[FloatArray]:
-        """All of them, as often as asked; columns of one length made alike have equal blocks."""
+        """All blocks; may be called again. Columns written alike have blocks of equal sizes."""
 
     def like(self) -> NumberColumn:
-        """An empty one of this kind."""
+        """An empty column of this kind."""
 
 
 Numbers: TypeAlias = FloatArray | NumberColumn
@@ -68,7 +68,7 @@ class MemoryColumn:
 
 
 def column_of(numbers: Numbers) -> NumberColumn:
-    """An array as a column of one block; a column as it is."""
+    """An array as a column of one block; a column unchanged."""
     if not isinstance(numbers, np.ndarray):
         return numbers
     found = MemoryColumn()
@@ -78,7 +78,7 @@ def column_of(numbers: Numbers) -> NumberColumn:
 
 
 def combined(make: Callable[..., FloatArray], *columns: NumberColumn) -> NumberColumn:
-    """A column of what `make` gives of the blocks of columns of one length."""
+    """The column of what `make` returns for corresponding blocks of columns of equal length."""
     found = columns[0].like()
     for blocks in zip(*(one.blocks() for one in columns), strict=True):
         found.append(make(*blocks))
@@ -86,12 +86,12 @@ def combined(make: Callable[..., FloatArray], *columns: NumberColumn) -> NumberC
 
 
 def whole(column: NumberColumn) -> FloatArray:
-    """(n,) all of it, in memory."""
+    """(n,) all numbers, in memory."""
     return np.concatenate([np.empty(0), *column.blocks()])
 
 
 def ends(column: NumberColumn) -> tuple[float, float]:
-    """(least, largest); a NaN is both. (inf, -inf) of none."""
+    """(smallest, largest); both NaN if one is NaN. (inf, -inf) for an empty column."""
     low, high = np.inf, -np.inf
     for block in column.blocks():
         low, high = np.minimum(low, block.min()), np.maximum(high, block.max())
@@ -110,5 +110,5 @@ def moments(column: NumberColumn) -> tuple[float, float, float]:
 
 
 def mean_of(column: NumberColumn) -> float:
-    """Of n numbers, n > 0."""
+    """The mean of n numbers, n > 0."""
     return sum(float(block.sum()) for block in column.blocks()) / column.size

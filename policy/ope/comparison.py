@@ -3,9 +3,10 @@
     found = compare(differences, bar="live version 3", error=0.025)
     found.verdict, found.interval, found.missing
 
-With limits on both or one side the interval is a betting bound (policy.ope.betting), which holds at
-every sample size. Without, it is Student's t with Hall's correction for skewness, and the verdict
-is marked approximate; it is refused where that is known to fail, by the thresholds below.
+With limits on one or both sides the interval is a betting bound (policy.ope.betting), which holds
+at every sample size. Otherwise it is Student's t with Hall's correction for skewness, and the
+verdict is marked approximate; there is no verdict in cases in which this is known to fail
+(policy.ope.diagnostics).
 """
 
 from __future__ import annotations
@@ -41,39 +42,41 @@ WORSE: Verdict = "worse"
 CANNOT_TELL: Verdict = "cannot tell"
 
 FIRST_LOOK = 0.8
-"""Of the error, the share that the first look at a candidate spends; later looks at more episodes
-share the rest, by one confidence sequence. Both together keep the error."""
+"""The share of the error that the first look at a candidate uses. Later looks at more episodes use
+the rest, by one confidence sequence, so that the total error holds."""
 POWER = 0.8
-"""How likely the verdict is with the number of episodes that is said to be missing."""
+"""The probability of a verdict with the number of episodes that is reported as missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A candidate against one bar. Values are returns per episode, candidate less bar."""
+    """A candidate compared with one bar. Values are returns per episode, candidate minus bar."""
 
     bar: str  # "live version 3", "the logging policy", "0.8"
     verdict: Verdict
     difference: float
     stderr: float
     interval: tuple[float, float]
-    error: float  # that one end of the interval may fail with
+    error: float  # the error probability of one end of the interval
     bound: Bound
     method: str  # of the differences: dr, ips, pdis
     n: int  # episodes, or units of them
-    unit: str  # "episodes", or what counts as one: "values of user"
-    limits: tuple[float, float] | None  # of one episode's difference, where they are known
-    missing: int | None  # about so many more episodes to tell a difference of this size
+    unit: str  # "episodes", or what is counted as one: "values of user"
+    limits: tuple[float, float] | None  # of one episode's difference, if known
+    # approximate number of further episodes that would show a difference of this size
+    missing: int | None
 
     @property
     def approximate(self) -> bool:
-        """Whether the interval leans on a normal limit."""
+        """Whether the interval relies on a normal limit."""
         return self.bound == "student"
 
     @property
     def limited(self) -> bool:
-        """Whether the limits of one difference, and not the spread of all, make the interval wide.
+        """Whether the limits of one difference, rather than the spread, make the interval wide.
 
-        By more than twice: sqrt(2 log(1 / error)) deviations are what the spread alone asks for.
+        That is the case if it is more than twice as wide as the sqrt(2 log(1 / error)) deviations
+        that the spread alone requires.
         """
         if self.limits is None:
             return False
@@ -108,11 +111,11 @@ def compare(
     looks: int = 0,
     unit: str = "episodes",
 ) -> Comparison:
-    """Judge by an interval of which each end fails with a probability of at most `error`.
+    """Judge by an interval, each end of which fails with a probability of at most `error`.
 
-    `looks`: how often this candidate was judged before, on fewer episodes of the same log. Where
-    more episodes would change the numbers or their order, as of units that grow, no sequence holds:
-    each look has a share of the error.
+    `looks`: how often this candidate was judged before, on fewer episodes of the same log. If more
+    episodes change the numbers or their order, as with units that grow, no sequence holds, and each
+    look gets a share of the error.
     """
     values = column_of(differences.values)
     n, (mean, variance, _) = values.size, moments(values)
@@ -184,9 +187,9 @@ def _inverse_hall(x: float, a: float) -> float:
 
 
 def _missing(found: Comparison) -> int | None:
-    """About how many more episodes would tell a difference as large as this one seems.
+    """The approximate number of further episodes that would show a difference of this size.
 
-    None when there is no difference to go by, or no bound on its side.
+    None if there is no difference yet, or no bound on its side.
     """
     size = abs(found.difference)
     if not size > 0 or not math.isfinite(found.stderr):

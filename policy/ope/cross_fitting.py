@@ -1,12 +1,12 @@
-"""What actions are worth under a target policy, for estimators that need q and v: `cross_fit`.
+"""Values of actions under a target policy, for estimators that need q and v: `cross_fit`.
 
-Every step is scored by a model (policy.ope.value_models) that was fitted on other episodes. In
-episodes of one step it knows the reward; in longer ones it is fitted again and again to the reward
-of each step plus what its last fit says that the target policy gets from the next one: fitted Q
-evaluation.
+Every step is scored by a model (policy.ope.value_models) that was fitted on other episodes. For
+one-step episodes it is fitted to the reward. For longer ones it is fitted repeatedly (fitted Q
+evaluation): to the reward of each step plus the previous fit's value of the next one under the
+target policy.
 
-`EarlierScores` scores decisions of one step by models that were fitted on the rows before them, as
-a bound needs that is looked at several times, or that bets on one row after the other.
+`EarlierScores` scores one-step decisions by models that were fitted on earlier rows only, as
+required by a bound that is computed several times, or that bets on one row after the other.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 MOST_FITS = 200
-CLOSE = 1e-3  # of the largest target: less is no news
-FIRST_ROWS = 64  # are scored without a model
+CLOSE = 1e-3  # of the largest target: smaller changes end the iteration
+FIRST_ROWS = 64  # they are scored without a model
 
 
 class CrossFitted(NamedTuple):
-    """What `cross_fit` returns; S rows."""
+    """The result of `cross_fit` for S rows."""
 
     q: FloatArray  # (S,) of the action taken
     v: FloatArray  # (S,) expected under the target policy
-    fold: IntArray  # (S,) which fold's model scored the row; that model was fitted on the others
+    fold: IntArray  # (S,) the fold whose model scored the row; that model was fitted on the others
 
 
 def cross_fit(
@@ -61,15 +61,15 @@ def cross_fit(
 
     Chernozhukov et al. 2018, Double/debiased machine learning, definition 3.2; for episodes of
     several steps with Le, Voloshin & Yue 2019, Batch policy learning under constraints, algorithm
-    3. obs (S, *obs), actions and rewards (S,), target_probs (S, A); `lengths` (n,) says which rows
-    are one episode, in order (default: each row is), so that none is on both sides. `make_model`
-    gives a fresh model.
+    3. obs (S, *obs), actions and rewards (S,), target_probs (S, A). `lengths` (n,) are the lengths
+    of the episodes, in order (default: each row is one), whose rows are never in several folds.
+    `make_model` returns a new model.
 
-    `terminated` (n,): whether nothing would have followed an episode's last step (default: all);
-    where something would have, nobody knows what, and the step is left out of the fit. As many fits
-    as the longest episode has steps make values of so many steps. They are kept within what so
-    many can earn, because fits that learn from themselves may diverge. Raises ValueError for
-    shapes that do not fit.
+    `terminated` (n,): whether the episode ended with its last step (default: all). Otherwise its
+    continuation is unknown, and the last step is excluded from the fit. The number of fits is the
+    length of the longest episode, as each fit looks one step further ahead. Values are clipped to
+    what that many steps can earn, because fits to their own values may diverge. Raises ValueError
+    for shapes that do not fit.
     """
     taken = np.asarray(actions)
     sizes = np.ones(len(taken), np.int64) if lengths is None else np.asarray(lengths)
@@ -92,20 +92,22 @@ def cross_fit(
 
 
 class EarlierScores:
-    """q and v of one-step decisions by a linear model of the rows before them, block by block.
+    """q and v of one-step decisions by a linear model of earlier rows, block by block.
 
     The first 64 rows have no model: q and v are the middle of the limits, or without limits the
-    mean of their rewards. Each later stretch is as long as all before it, whose model scores it:
-    the same one however many rows follow, as a bound needs that is looked at several times. Values
-    are kept within the limits, without any within the rewards that the model has seen.
-    Karampatziakis, Mineiro & Ramdas 2021, section 5.2, with predictable control variates.
+    mean of their rewards. Each later stretch is as long as all rows before it, whose model scores
+    it. So the scores do not depend on later rows, as required by a bound that is computed several
+    times. Values are clipped to the limits, or without limits to the range of rewards that the
+    model has seen. Karampatziakis, Mineiro & Ramdas 2021, section 5.2, with predictable control
+    variates.
     """
 
     def __init__(self, actions: int, limits: tuple[float, float] | None) -> None:
         self._sums = LinearRewardModel(actions)
         self._limits, self._seen = limits, (np.inf, -np.inf)
         self._model: BoundedRewardModel | None = None
-        self._rows, self._due = 0, FIRST_ROWS  # a model is fitted when so many rows are there
+        # the number of rows at which the next model is fitted
+        self._rows, self._due = 0, FIRST_ROWS
 
     def scored(
         self,
@@ -114,9 +116,10 @@ class EarlierScores:
         rewards: FloatArray,
         targets: Sequence[FloatArray],
     ) -> tuple[FloatArray, list[FloatArray]]:
-        """(q of the actions taken (n,), v (n,) of each target), for the next n rows.
+        """Score the next n rows: (q of the actions taken (n,), v (n,) of each target).
 
-        obs (n, *obs), actions counted from 0, rewards (n,), each target's probabilities (n, A).
+        obs (n, *obs), actions int64 (n,) counted from 0, rewards (n,), probabilities (n, A) of each
+        target.
         """
         n = len(actions)
         q, values = np.empty(n), [np.empty(n) for _ in targets]
@@ -152,14 +155,14 @@ class EarlierScores:
 
 @dataclass(frozen=True)
 class _Steps:
-    """S steps, episodes one behind the other."""
+    """S steps, episodes one after the other."""
 
     obs: npt.NDArray[np.generic]
     actions: npt.NDArray[np.generic]
     rewards: FloatArray
     probs: FloatArray
-    last: BoolArray  # (S,) of its episode
-    known: BoolArray  # (S,) whether it is known what follows it: a step, or nothing
+    last: BoolArray  # (S,) whether it is the last step of its episode
+    known: BoolArray  # (S,) whether it is known what follows: a step or the end
 
     def __post_init__(self) -> None:
         for name in ("obs", "rewards", "probs"):
@@ -168,7 +171,7 @@ class _Steps:
                 raise ValueError(f"{name}: expected {len(self.actions)} rows, got {found}")
 
     def only(self, chosen: BoolArray) -> _Steps:
-        """Those of whole episodes."""
+        """The chosen rows, which have to be whole episodes."""
         return _Steps(
             self.obs[chosen],
             self.actions[chosen],
@@ -197,7 +200,7 @@ def _fit(
 
 
 def _attainable(rewards: FloatArray, gamma: float, steps: int) -> tuple[float, float]:
-    """The least and the most that an episode of 1 to `steps` steps can earn."""
+    """The smallest and largest return of an episode of 1 to `steps` steps."""
     weight = float(np.sum(gamma ** np.arange(steps)))
     least, most = float(rewards.min()), float(rewards.max())
     return min(least, least * weight), max(most, most * weight)
@@ -214,7 +217,7 @@ def _last(sizes: IntArray, total: int) -> BoolArray:
 
 
 def _folds(sizes: IntArray, folds: int, rng: np.random.Generator) -> IntArray:
-    """(S,) fold of each row: episodes dealt out at random, equally many to each fold."""
+    """(S,) fold of each row: episodes are assigned at random, equally many to each fold."""
     if not 2 <= folds <= len(sizes):
         raise ValueError(f"folds: expected 2 to {len(sizes)}, the number of episodes, got {folds}")
     return np.repeat(rng.permutation(np.arange(len(sizes)) % folds), sizes)

@@ -1,10 +1,10 @@
-"""What an interval cannot see of its own data: named checks, each with a threshold and its source.
+"""Checks of the data that an interval cannot make: each has a name, a threshold and its source.
 
     found = [*support.checks(0), mean_weight(...), largest_share(...), ...]
     [one.sentence for one in found if not one.passed]
 
-A check that fails turns a verdict into "cannot tell", and never into "worse": it says that these
-episodes do not answer the question. One without a threshold informs. S is the number of steps, A of
+A failed check turns a verdict into "cannot tell", never into "worse": it means that these episodes
+do not answer the question. A check without a threshold only informs. S is the number of steps, A of
 actions, n of episodes. Pure.
 """
 
@@ -46,8 +46,8 @@ MOST_OF_WEIGHT = 0.1
 
 ROWS_AN_ACTION = 50  # in a neighbourhood
 MOST_HALVINGS = 4
-SAMPLE_CELLS = 1 << 22  # numbers of the rows that neighbourhoods are cut by: 32 MB
-MOST_COMMON_OF = 1 << 16  # so many returns say which one is the most common
+SAMPLE_CELLS = 1 << 22  # numbers in the rows from which neighbourhoods are computed: 32 MB
+MOST_COMMON_OF = 1 << 16  # the number of returns from which the most common one is computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class Diagnostic:
 
     name: str
     value: float
-    threshold: float | None  # None: informs, and decides nothing
+    threshold: float | None  # None: only informs
     passed: bool
-    sentence: str  # what was found, and when it failed what to do
+    sentence: str  # what was found, and how to mend a failure
     source: str  # of the threshold
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Diagnostic:
 def at_most(
     name: str, value: float, threshold: float | None, sentence: str, source: str = ""
 ) -> Diagnostic:
-    """Passed when the value is not above the threshold; a NaN is not."""
+    """A check that passes if the value is not above the threshold; NaN fails."""
     passed = threshold is None or bool(value <= threshold)
     return _diagnostic(name, value, threshold, passed, sentence, source)
 
@@ -84,7 +84,7 @@ def at_most(
 def at_least(
     name: str, value: float, threshold: float | None, sentence: str, source: str = ""
 ) -> Diagnostic:
-    """Passed when the value is not below the threshold; a NaN is not."""
+    """A check that passes if the value is not below the threshold; NaN fails."""
     passed = threshold is None or bool(value >= threshold)
     return _diagnostic(name, value, threshold, passed, sentence, source)
 
@@ -103,11 +103,11 @@ def _diagnostic(
 
 
 class Support:
-    """What actions were logged, and what policies take that was not, over rows added in blocks.
+    """Which actions were logged, and which other ones policies take, over rows added in blocks.
 
-    Near an observation: among rows of its neighbourhood, one of up to 16 with 50 rows an action or
-    more, by the median cuts of a k-d tree (Friedman, Bentley & Finkel 1977, section 3) through the
-    first rows, as many as fit into `SAMPLE_CELLS`.
+    "Near an observation" means in the same neighbourhood. There are up to 16 of these, with 50 rows
+    per action or more each, from median cuts of a k-d tree (Friedman, Bentley & Finkel 1977,
+    section 3) through the first rows, as many as fit into `SAMPLE_CELLS`.
     """
 
     def __init__(self, actions: int, policies: int, *, start: int = 0) -> None:
@@ -123,7 +123,7 @@ class Support:
     def add(
         self, flat: npt.NDArray[np.floating[Any]], taken: IntArray, probs: Sequence[FloatArray]
     ) -> None:
-        """flat (S, D), taken (S,) counted from 0, probs (S, A) of each policy."""
+        """Add S rows: flat (S, D), taken int64 (S,) counted from 0, probs (S, A) of each policy."""
         self._logged += np.bincount(taken, minlength=self._actions)
         self._rows += len(taken)
         for mass, own in zip(self._mass, probs, strict=True):
@@ -136,7 +136,7 @@ class Support:
         return None
 
     def checks(self, policy: int) -> list[Diagnostic]:
-        """Of one of the policies, by its number."""
+        """The checks for one policy, by its number."""
         if self._tree is None and self._waiting:
             self._plant()
         mass = np.where(self._logged > 0, 0.0, self._mass[policy] / max(1, self._rows))
@@ -163,9 +163,10 @@ class Support:
 
 
 def _action_support(mass: FloatArray, start: int) -> Diagnostic:
-    """The candidate's probability (A,) of actions that were never logged, 0 for the others.
+    """The check of the candidate's probability of actions that were never logged.
 
-    Nothing is known of such an action's reward, whatever the effective sample size.
+    `mass` (A,) is that probability, 0 for logged actions. Nothing is known of the reward of an
+    action that was never logged, whatever the effective sample size.
     """
     lost = float(mass.sum())
     sentence = "every action that the candidate takes was logged"
@@ -187,7 +188,7 @@ def _action_support(mass: FloatArray, start: int) -> Diagnostic:
 
 
 def _context_support(lost: float, places: int) -> Diagnostic:
-    """The candidate's probability of actions that were never logged near the same observation."""
+    """The check of the probability of actions never logged near the same observation."""
     sentence = f"{lost:.1%} of the candidate's actions were never logged near the same observation"
     if lost > MOST_UNSUPPORTED_NEAR:
         sentence += f" ({places} neighbourhoods); log more of them, or use a canary"
@@ -202,7 +203,7 @@ def _context_support(lost: float, places: int) -> Diagnostic:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Rows whose feature is above the threshold (or at it) go to `above`."""
+    """A cut: rows with a feature above the threshold, or equal if `at_too`, go to `above`."""
 
     feature: int
     threshold: float
@@ -224,7 +225,7 @@ def _grown(rows: FloatArray, least: int, depth: int) -> _Tree:
     for feature in np.argsort(-rows.std(axis=0), kind="stable")[:4]:
         column = rows[:, feature]
         median = float(np.median(column))
-        at_too = not (column > median).any()  # the median is the largest: of two values the common
+        at_too = not (column > median).any()  # no value is above the median
         above = column >= median if at_too else column > median
         if least <= above.sum() <= len(rows) - least:
             sides = (_grown(rows[side], least, depth - 1) for side in (~above, above))
@@ -233,7 +234,7 @@ def _grown(rows: FloatArray, least: int, depth: int) -> _Tree:
 
 
 def _descend(tree: _Tree, flat: FloatArray, rows: IntArray, place: IntArray, bit: int) -> None:
-    """Number the neighbourhood of each row."""
+    """Compute the number of each row's neighbourhood."""
     if tree is None or not len(rows):
         return
     above = tree.is_above(flat[rows, tree.feature])
@@ -243,12 +244,13 @@ def _descend(tree: _Tree, flat: FloatArray, rows: IntArray, place: IntArray, bit
 
 
 def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
-    """Whether the ratios candidate / logging policy (S,) have mean 1, as they must at every step.
+    """Whether the ratios candidate / logging policy (S,) have mean 1, as expected at every step.
 
-    They do when each action's propensity is what was logged, and when the logging policy might have
-    done all that the candidate does. `largest` bounds them: 1 / the lowest propensity. Both ways to
-    fail are tested by betting, which a sound log fails with a probability of at most 0.0002 each,
-    also over many steps: given what came before, the mean is 1 at every one.
+    They have if the logged propensities are those of the logged actions, and the logging policy can
+    take every action that the candidate takes. `largest` is a bound on them: 1 / the lowest
+    propensity. Both directions are tested by betting. A correct log fails each with a probability
+    of at most 0.0002, also over many steps, because the mean is 1 at every step given the earlier
+    ones.
     """
     threshold = math.log(1 / WEIGHT_ERROR)
     column = column_of(ratios)
@@ -287,7 +289,7 @@ def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
 
 
 def largest_share(name: str, numbers: Numbers, threshold: float | None, what: str) -> Diagnostic:
-    """The largest of n numbers >= 0 over their sum: one that decides is no sample."""
+    """The largest of n numbers >= 0 as a share of their sum; it must not decide alone."""
     total = most = 0.0
     for block in column_of(numbers).blocks():
         total, most = total + float(block.sum()), max(most, float(block.max()))
@@ -301,10 +303,10 @@ def largest_share(name: str, numbers: Numbers, threshold: float | None, what: st
 
 
 def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None) -> Diagnostic:
-    """How many episodes say something of the reward where the policies act: an effective number.
+    """The effective number of episodes that tell something of the reward where the policy acts.
 
-    Events are the returns that differ from the most common one; each counts by its weight,
-    (sum w)^2 / sum w^2 (Kish 1965). returns, weights (n,). A normal limit needs them.
+    Events are the returns that differ from the most common one. Each counts with its weight, (sum
+    w)^2 / sum w^2 (Kish 1965). returns, weights (n,). A normal limit requires enough events.
     """
     column, weighed = column_of(returns), column_of(weights)
     common = _most_common(column)
@@ -325,7 +327,7 @@ def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None
 
 
 def _most_common(returns: NumberColumn) -> float:
-    """Among the first returns; nan where none comes twice."""
+    """The most common of the first returns; NaN if none occurs twice."""
     first, rows = [np.empty(0)], 0
     for block in returns.blocks():
         if rows >= MOST_COMMON_OF:
@@ -339,7 +341,7 @@ def _most_common(returns: NumberColumn) -> float:
 
 
 def effective_number(weights: Numbers) -> float:
-    """Kish 1965: (sum w)^2 / sum w^2; 0 without any weight."""
+    """Kish 1965: (sum w)^2 / sum w^2; 0 without weights above 0."""
     column = column_of(weights)
     largest = max((float(block.max()) for block in column.blocks()), default=0.0)
     if largest == 0:
@@ -352,7 +354,10 @@ def effective_number(weights: Numbers) -> float:
 
 
 def effective_sample_size(numbers: Numbers, threshold: float, unit: str) -> Diagnostic:
-    """Kish's (sum w)^2 / sum w^2 of the weights, of `unit`; about how many more make it enough."""
+    """The check of Kish's (sum w)^2 / sum w^2 of the weights, with the number missing.
+
+    `unit` names what has the weights, for the sentence.
+    """
     column = column_of(numbers)
     number = effective_number(column)
     sentence = f"the weights leave an effective sample size of {number:.1f}"
@@ -365,6 +370,6 @@ def effective_sample_size(numbers: Numbers, threshold: float, unit: str) -> Diag
 
 
 def _rounded(number: float) -> int:
-    """Two digits."""
+    """Round up to two digits."""
     digits = 10.0 ** max(0, math.floor(math.log10(max(number, 1.0))) - 1)
     return int(math.ceil(number / digits) * digits)

@@ -1,11 +1,11 @@
-"""What one policy earns more than another, episode by episode: what a verdict rests on.
+"""The difference between two policies' returns, per episode, on which verdicts are based.
 
     found = one_step_differences(rewards, weights, bar_weights, scores, ...)
     found.values.mean()              # an unbiased estimate of the difference between two values
 
-Both policies are weighed on the same episodes, so that what they share cancels. Every number has
-the difference as its mean (importance weights have mean 1 at every step), which is what the bounds
-of `policy.ope.betting` and `policy.ope.comparison` need; ratios of sums have no such numbers.
+Both policies are weighted on the same episodes, so that common variation cancels. The expectation
+of every number is the difference (importance weights have mean 1 at every step), as the bounds of
+`policy.ope.betting` and `policy.ope.comparison` require; ratios of sums have no such numbers.
 
 With a reward range (known, never taken from data) and the logging policy's lowest propensity, each
 number has limits. A is the number of actions, S of steps, n of episodes.
@@ -40,10 +40,10 @@ ROUNDING = 1e-6  # a float32 log-softmax may give a probability of 1 + 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """n numbers whose mean is the difference; `lower` and `upper` are the same mean, with limits.
+    """n numbers whose mean is the difference; `lower` and `upper` have the same mean, with limits.
 
-    An end of a bound needs limits on its own side alone, so that the numbers may be made otherwise
-    for each. Without a reward range both are `values`, and the limits infinite.
+    Each end of a bound needs a limit on its own side only, so each may use different numbers.
+    Without a reward range both are `values`, and the limits infinite.
     """
 
     method: str  # "dr", "ips", "pdis"
@@ -52,10 +52,10 @@ class Differences:
     least: float
     upper: Numbers  # (n,) each <= most
     most: float
-    in_order: bool = True  # of more episodes they are these, and more behind them
+    in_order: bool = True  # further episodes append numbers without changing these
 
     def scaled(self, numbers: float, limits: float) -> Differences:
-        """Numbers times one factor, limits times another one, both above 0."""
+        """Multiply the numbers by one factor and the limits by another, both above 0."""
         if numbers == limits == 1:
             return self
 
@@ -75,14 +75,14 @@ class Differences:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A reward model's view of one-step episodes; one that never saw the episode's own reward.
+    """A reward model's values for one-step episodes; the model must not have seen their rewards.
 
     v and bar_v are expectations of the same q, all within the reward range if there is one.
     """
 
     q: FloatArray  # (n,) of the action taken
     v: FloatArray  # (n,) expected under the candidate
-    bar_v: FloatArray | None  # (n,) expected under the bar; None: unknown, q in its place
+    bar_v: FloatArray | None  # (n,) expected under the bar; None: unknown, q is used instead
 
 
 def one_step_differences(
@@ -94,11 +94,11 @@ def one_step_differences(
     reward_range: Range | None = None,
     largest_weight: float = math.inf,
 ) -> Differences:
-    """v - v' + (w - w') (r - q): doubly robust, each episode one step.
+    """v - v' + (w - w') (r - q): doubly robust; each episode is one step.
 
-    Dudik, Langford & Li 2011, section 2, for the candidate less the same for the bar. rewards,
-    weights, bar_weights (n,); no bar_weights: the logging policy itself, of weight 1, whose bar_v
-    helps where it is known. `largest_weight` is 1 or more.
+    The estimator of Dudik, Langford & Li 2011, section 2, for the candidate minus that for the bar.
+    rewards, weights, bar_weights (n,). Without bar_weights the bar is the logging policy itself,
+    with weight 1; then bar_v reduces the variance if it is known. `largest_weight` is 1 or more.
     """
     q, v, bar_v = scores.q, scores.v, scores.bar_v
     other = np.ones_like(weights) if bar_weights is None else bar_weights
@@ -108,11 +108,11 @@ def one_step_differences(
 
 
 def one_step_limit(reward_range: Range | None, largest_weight: float, *, known: bool) -> float:
-    """How far from 0 a number of `one_step_differences` can be; `known`: the bar's v is."""
+    """The largest absolute value of `one_step_differences`. `known`: whether bar_v is known."""
     if reward_range is None or not math.isfinite(largest_weight):
         return math.inf
     width = reward_range[1] - reward_range[0]
-    # With bar_v = q and w' = 1 it is v - r + w (r - q), linear in each: its ends are corners.
+    # with bar_v = q and w' = 1 it is v - r + w (r - q), linear in each: extremes are at corners
     return (width * max(1.0, largest_weight) + (width if known else 0.0)) * (1 + ROUNDING)
 
 
@@ -169,12 +169,12 @@ def bounded_per_decision(
     largest_weight: float,
     against_log: bool,
 ) -> Differences:
-    """The differences whose terms (n,) are those of `per_decision_terms`, with their limits.
+    """The differences with terms (n,) from `per_decision_terms`, and their limits.
 
-    When all episodes are equally long, a constant may be taken off every reward, which both
-    policies earn alike; then the limit on the candidate's side is free of the largest weight.
-    `lengths` are the shortest and the longest episode: the horizon is that of the longest.
-    `against_log`: the bar's weights are 1.
+    If all episodes have the same length, a constant can be subtracted from every reward, which
+    affects both policies equally; then the limit on the candidate's side does not depend on the
+    largest weight. `lengths` are the shortest and the longest episode: the horizon is that of the
+    longest. `against_log`: whether the bar's weights are 1.
     """
     if reward_range is None:
         return Differences("pdis", values, values, -math.inf, values, math.inf)
@@ -185,7 +185,7 @@ def bounded_per_decision(
     bars = _total(gamma, lengths[1], 1.0 if against_log else largest_weight)
 
     def furthest(low: float, high: float) -> float:
-        """The most that two policies can differ by in one direction: one earns, one pays."""
+        """The largest difference in one direction: one policy gains, the other loses."""
         return (1 + ROUNDING) * (_times(-low, own) + _times(high, bars))
 
     def less(constant: float) -> NumberColumn:
@@ -199,7 +199,7 @@ def bounded_per_decision(
 
 
 def _total(gamma: float, horizon: int, weight: float) -> float:
-    """sum_t g^t weight^(t + 1), the most that an episode's weights can add up to."""
+    """sum_t g^t weight^(t + 1), the largest sum of an episode's weights."""
     with np.errstate(over="ignore"):
         steps = gamma ** np.arange(horizon) * np.power(weight, np.arange(1.0, horizon + 1))
     return float(steps.sum())

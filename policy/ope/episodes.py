@@ -1,4 +1,4 @@
-"""Whole logged episodes as flat arrays: what the off-policy estimators judge by.
+"""Whole logged episodes as flat arrays, the input of the off-policy estimators.
 
     episodes = Episodes.from_flat(
         rewards, lengths=lengths, behaviour_logp=action_logp, target_logp=target_logp, ended=ended
@@ -23,13 +23,13 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Endings = Sequence[str | None] | npt.NDArray[np.object_]
 
-# How an episode may have ended; "unfinished" stands for null, it still goes on.
+# how an episode may have ended; "unfinished" stands for null, an episode that has not
 ENDINGS = ("terminated", "truncated", "abandoned", "broken", "unfinished")
-# Nobody saw the end of these: a return cut short would be taken for the whole.
+# the ends of these were not observed: their returns may be incomplete
 NOT_WHOLE = ("abandoned", "broken", "unfinished")
-# A log-softmax in float32 may give a logp of 1e-7 where the probability is 1.
+# a float32 log-softmax may give a logp of 1e-7 for a probability of 1
 TOLERANCE = 1e-6
-# How many numbers a table of episodes of about the same length may hold: 8 MB of float64.
+# the size of a table of episodes of similar length: 8 MB of float64
 CELLS = 1 << 20
 
 
@@ -37,19 +37,21 @@ CELLS = 1 << 20
 class Episodes:
     """Whole episodes, flat: the steps of the first, then those of the second, ...
 
-    S is the number of steps of all n episodes. Build it with `from_flat`, `from_ragged` or
-    `one_step`, which check what they are given.
+    S is the number of steps of all n episodes. Create it with `from_flat`, `from_ragged` or
+    `one_step`, which check their arguments.
     """
 
     rewards: FloatArray  # (S,)
     lengths: IntArray  # (n,) steps of each episode, >= 1
-    behaviour_logp: FloatArray  # (S,) log propensity of the action taken; nan = unknown
+    behaviour_logp: FloatArray  # (S,) log propensity of the action taken; NaN = unknown
     target_logp: FloatArray | None = None  # (S,) of the same action; -inf = never taken
     q: FloatArray | None = None  # (S,) modelled value of the action taken
     v: FloatArray | None = None  # (S,) modelled value of the state under the target policy
-    excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> episodes left out
-    units: IntArray | None = None  # (n,) which unit an episode is of; those of one stand together
-    pass_prob: FloatArray | None = None  # (n,) in (0, 1]: that the episode was logged; None: 1
+    excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> number of episodes
+    # (n,) the unit of each episode; those of one unit are consecutive
+    units: IntArray | None = None
+    # (n,) in (0, 1], the probability that the episode was logged; None: 1
+    pass_prob: FloatArray | None = None
 
     def __repr__(self) -> str:
         known = [
@@ -81,12 +83,12 @@ class Episodes:
     ) -> Episodes:
         """Check flat arrays (S,) and exclude the episodes that are not whole.
 
-        `ended` gives the ending of each of the n episodes (None: it has not ended, "unfinished");
+        `ended` is the ending of each of the n episodes (None: it has not ended, "unfinished");
         those whose ending is in `leave_out` are excluded and counted. `excluded` adds counts of
-        episodes that the caller excluded before. `densities=True` lets logp exceed 0, as densities
-        of continuous actions do. `units` (n,): episodes with one number, which stand together, are
-        one sample to an interval. `pass_prob` (n,): how likely it was that an episode is logged.
-        Raises ValueError that names the episode and step of the first bad number.
+        episodes that the caller excluded before. `densities=True` allows logp above 0, as for
+        densities of continuous actions. `units` (n,): consecutive episodes with the same number are
+        one sample for an interval. `pass_prob` (n,): the probability that an episode was logged.
+        Raises ValueError that names the episode and step of the first invalid number.
         """
         sizes = _lengths(lengths)
         total = int(sizes.sum())
@@ -123,7 +125,7 @@ class Episodes:
         excluded: Mapping[str, int] | None = None,
         densities: bool = False,
     ) -> Episodes:
-        """The same from one array (T_i,) per episode in each list."""
+        """As `from_flat`, from one array (T_i,) per episode in each list."""
         sizes = [np.size(one) for one in rewards]
 
         def flat(name: str, given: Sequence[npt.ArrayLike] | None) -> FloatArray | None:
@@ -155,7 +157,7 @@ class Episodes:
     ) -> Episodes:
         """One-step episodes from probabilities (n,) of the action that was taken.
 
-        `behaviour_prob` is in (0, 1], nan where unknown; `target_prob` in [0, 1].
+        `behaviour_prob` is in (0, 1], NaN if unknown; `target_prob` in [0, 1]. Raises ValueError.
         """
         n = np.size(rewards)
         behaviour = _column("behaviour_prob", behaviour_prob, n)
@@ -180,7 +182,7 @@ class Episodes:
 
     @property
     def n(self) -> int:
-        """Episodes that are left."""
+        """The number of episodes."""
         return int(self.lengths.size)
 
     @property
@@ -194,10 +196,10 @@ class Episodes:
         return np.arange(self.rewards.size) - np.repeat(self.starts, self.lengths)
 
     def with_propensity(self) -> Episodes:
-        """Those whose every step has a behaviour logp; the rest are counted `no_propensity`.
+        """The episodes with a behaviour logp in every step; others are counted as `no_propensity`.
 
         Estimators that use importance weights call this themselves. Call it before `dm` or
-        `v_behavior` when they are to be compared with the others on the same episodes.
+        `v_behavior` to compare them with the others on the same episodes.
         """
         unknown = np.isnan(self.behaviour_logp)
         if not unknown.any():
@@ -205,7 +207,7 @@ class Episodes:
         return self.without(np.logical_or.reduceat(unknown, self.starts), "no_propensity")
 
     def without(self, leave: BoolArray, reason: str) -> Episodes:
-        """These less the episodes marked in `leave` (n,), counted under `reason`."""
+        """The episodes without those marked in `leave` (n,), which are counted under `reason`."""
         if not leave.any():
             return self
         rows = np.repeat(~leave, self.lengths)
@@ -224,7 +226,7 @@ class Episodes:
 
     @property
     def unit_starts(self) -> IntArray:
-        """The first episode of each unit; without units every episode is one."""
+        """The first episode of each unit (U,); without units every episode is one."""
         if self.units is None:
             return np.arange(self.n)
         return np.flatnonzero(np.append(True, np.diff(self.units) != 0))[: self.n]
@@ -233,9 +235,9 @@ class Episodes:
 def running_sums(values: FloatArray, lengths: IntArray) -> FloatArray:
     """(S,) sums from each episode's start; values (S,), lengths (n,).
 
-    Over tables of episodes of about the same length: one running sum over all S less its value at
-    the start would be shorter, but -inf (a probability of 0) and the rounding of one episode would
-    spoil those after it.
+    Computed in tables of episodes of similar length. One running sum over all S, minus its value at
+    the start, would be shorter, but -inf (a probability of 0) and rounding in one episode would
+    affect the following ones.
     """
     if values.size == lengths.size:
         return values
@@ -294,7 +296,7 @@ def _concatenated(name: str, given: Sequence[npt.ArrayLike], sizes: Sequence[int
 
 
 def _check_numbers(episodes: Episodes, highest_logp: float) -> None:
-    """Raise ValueError at the first number that no estimator could use."""
+    """Raise ValueError for the first number that no estimator can use."""
     behaviour, target = episodes.behaviour_logp, episodes.target_logp
     behaviour_is_bad = np.isinf(behaviour) | (behaviour > highest_logp)
     lengths = episodes.lengths
@@ -339,7 +341,7 @@ def _leave_out(
     words = np.array(ended, dtype=object)
     if words.shape != (episodes.n,):
         raise ValueError(f"ended: expected {episodes.n} words, one an episode, got {words.shape}")
-    # A data frame may have made nan of None; nan is what differs from itself.
+    # a data frame may contain NaN instead of None; NaN differs from itself
     words[(words == np.array(None)) | (words != words)] = "unfinished"
     strange = ~np.isin(words, np.array(ENDINGS, dtype=object))
     if strange.any():

@@ -1,6 +1,6 @@
-"""Off-policy estimators: what a target policy would have earned, by episodes of another one.
+"""Off-policy estimators: the return of a target policy, from episodes of another policy.
 
-Hold the log as flat arrays, one row a step, episodes one after the other, and say how long each is:
+Pass the log as flat arrays, one row per step, episodes one after the other, with their lengths:
 
     episodes = Episodes.from_flat(
         rewards, lengths=lengths, behaviour_logp=action_logp, target_logp=logp_of_the_new_policy
@@ -9,23 +9,23 @@ Hold the log as flat arrays, one row a step, episodes one after the other, and s
     wis(episodes, interval=Bootstrap(np.random.default_rng(7)))  # whole episodes drawn anew
     ESTIMATORS["cwpdis"](episodes, gamma=0.99).to_dict()         # by name, ready for JSON
 
-One-step decisions (bandits) usually hold probabilities instead:
+Logs of one-step decisions (bandits) usually contain probabilities instead:
 
     episodes = Episodes.one_step(clicks, behaviour_prob=propensity, target_prob=prob, q=q, v=v)
     dr(episodes).value
 
 `q` is a model's value of the action that was taken, `v` its expected value under the target policy;
-`policy.ope.value_models` fits both. Which estimator needs what:
+`policy.ope.value_models` fits both. The estimators need:
 
     v_behavior                     rewards (the logging policy's own value, for comparison)
     dm                             v
     ips snips is pdis wis cwpdis   both logps
     dr sndr switch_dr dr_os        both logps, q, v
 
-ips, snips, sndr, switch_dr and dr_os are for one-step episodes; the others take any length, and on
-one-step episodes is = pdis = ips and wis = cwpdis = snips. Everything here works on whole episodes:
-a weight is the product of the ratios target / behaviour of the steps up to and including its own.
-This module is pure: arrays in, numbers out; randomness enters as an argument.
+ips, snips, sndr, switch_dr and dr_os are for one-step episodes; the others accept any length, and
+on one-step episodes is = pdis = ips and wis = cwpdis = snips. All of them use whole episodes: a
+weight is the product of the ratios target / behaviour of the steps up to and including its own.
+Pure: arrays in, numbers out; randomness is an argument.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 FloatArray = npt.NDArray[np.float64]
 
 STUDENT_T_95 = StudentT()
-# Beyond this the square of a weight is no longer a number.
+# the square of a larger weight would overflow
 LARGEST_WEIGHT = 1e150
 
 _WHAT_TO_DO = {
@@ -78,11 +78,11 @@ _WHAT_TO_DO = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator says. Values are returns per episode; `stderr` is of `value`."""
+    """The result of an estimator. Values are returns per episode; `stderr` is that of `value`."""
 
     name: str
     value: float
-    stderr: float  # inf when one episode is all there is
+    stderr: float  # inf if there is only one episode
     interval: tuple[float, float]
     level: float  # of the interval, e.g. 0.95
     ess: float  # effective sample size, (sum w)^2 / sum w^2 over whole-episode weights
@@ -132,8 +132,8 @@ def v_behavior(
 def dm(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
     """Direct method: mean of v at the first step. Dudik, Langford & Li 2011, section 2.
 
-    Its interval shows how v varies over episodes and ignores the model's error. Needs no
-    propensities; `gamma` is in v already.
+    Its interval reflects how v varies over episodes, not the model's error. Needs no propensities;
+    v already includes the discount.
     """
     data = _prepared(episodes, "v")
     _check_gamma(gamma)
@@ -235,7 +235,7 @@ def switch_dr(
     data, weights, residual = _bandit(episodes, "switch_dr", gamma)
     if not tau >= 0:
         raise ValueError(f"tau: expected a weight >= 0, got {tau}")
-    # A ratio that is tau exactly may come out of its logarithms one rounding above it.
+    # a ratio of exactly tau may be slightly above it after rounding
     kept = np.where(weights <= tau * (1 + 1e-9), weights, 0.0)
     terms = _given(data.v) + kept * residual
     return _estimate("switch_dr", data, Sums(base=terms), interval, weights)
@@ -255,7 +255,7 @@ def dr_os(
     data, weights, residual = _bandit(episodes, "dr_os", gamma)
     if not shrinkage >= 0:
         raise ValueError(f"shrinkage: expected a number >= 0, got {shrinkage}")
-    # The same as in the docstring, but inf does not divide by itself.
+    # as in the docstring, without dividing inf by inf
     shrunk = weights / (1 + weights**2 / shrinkage) if shrinkage > 0 else np.zeros_like(weights)
     terms = _given(data.v) + shrunk * residual
     return _estimate("dr_os", data, Sums(base=terms), interval, weights)
@@ -277,19 +277,20 @@ ESTIMATORS: Mapping[str, Estimator] = {
 }
 
 
-# ------------------------------------------------------------------ what they share
+# shared functions
 
 
 def _estimate(
     name: str, data: Episodes, sums: Resampled, interval: Interval, weights: FloatArray
 ) -> Estimate:
-    """Put a value, its standard error and its interval together. weights (n,)."""
+    """Combine a value, its standard error and its interval. weights (n,)."""
     n, starts = data.n, data.unit_starts
-    if data.pass_prob is not None:  # one logged with p stands for 1 / p: Horvitz & Thompson 1952
+    # an episode logged with probability p counts 1 / p times: Horvitz & Thompson 1952
+    if data.pass_prob is not None:
         sums, weights = sums.weighed(1 / data.pass_prob), weights / data.pass_prob
     value = float(sums.value(np.ones((1, n)))[0])
     spread, units = np.add.reduceat(sums.influence(), starts), len(starts)
-    # For ratios too: with equal weights their error is then that of a plain mean. Of units it is
+    # Also for ratios: with equal weights their error equals that of a plain mean. With units it is
     # Liang & Zeger 1986, eq. 11, with the factor u / (u - 1).
     scale = n * n * (units - 1) / units
     stderr = float(np.sqrt(spread @ spread / scale)) if units > 1 else np.inf
@@ -307,7 +308,7 @@ def _estimate(
 
 
 def _effective(weights: FloatArray) -> float:
-    """Kish 1965: (sum w)^2 / sum w^2; 0 when no episode has any weight."""
+    """Kish 1965: (sum w)^2 / sum w^2; 0 if no episode has any weight."""
     largest = weights.max()
     if largest == 0:
         return 0.0
@@ -316,7 +317,7 @@ def _effective(weights: FloatArray) -> float:
 
 
 def _prepared(data: Episodes, *needs: str) -> Episodes:
-    """Raise ValueError when a column is missing or no episode is left."""
+    """Raise ValueError if a column is missing or no episode is left."""
     missing = [name for name in needs if getattr(data, name) is None]
     if missing:
         raise ValueError(f"this estimator needs {', '.join(missing)}: give it to Episodes")
@@ -351,7 +352,7 @@ def _bandit(data: Episodes, name: str, gamma: float) -> tuple[Episodes, FloatArr
 
 
 def _given(column: FloatArray | None) -> FloatArray:
-    """A column that _prepared has found there."""
+    """A column that `_prepared` has checked."""
     if column is None:
         raise ValueError("a column that this estimator needs is missing")
     return column

@@ -3,9 +3,9 @@
     interval = StudentT(level=0.9)
     interval = Bootstrap(np.random.default_rng(7), resamples=1000)
 
-An estimate is a function of sums over episodes (`Sums`, `PerStepSums`). Both intervals come from
-that: the bootstrap weighs each episode by how often it was drawn, and the delta method gives the
-standard error of a ratio of sums. Pure: randomness enters as a Generator.
+An estimate is a function of sums over episodes (`Sums`, `PerStepSums`), from which both intervals
+are computed: the bootstrap weights each episode by how often it was drawn, and the delta method
+gives the standard error of a ratio of sums. Pure: randomness is passed as a Generator.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ __all__ = ["Bootstrap", "Interval", "PerStepSums", "Resampled", "StudentT", "Sum
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# How many numbers the table of bootstrap counts may hold at a time: 8 MB of float64.
+# the size of the table of bootstrap counts: 8 MB of float64
 CELLS = 1 << 20
 
 
 class Resampled(Protocol):
-    """An estimate that can be computed anew from weighted episodes."""
+    """An estimate that can be recomputed from weighted episodes."""
 
     @property
     def n(self) -> int:
-        """Episodes."""
+        """The number of episodes."""
 
     def value(self, counts: FloatArray) -> FloatArray:
-        """(b,) estimates; counts (b, n) says how often each episode is taken. nan: undefined."""
+        """(b,) estimates; counts (b, n) says how often each episode is used. NaN: undefined."""
 
     def influence(self) -> FloatArray:
-        """(n,) of each episode on the estimate, of mean 0: value ~ truth + mean(influence)."""
+        """(n,) the influence of each episode on the estimate, with mean 0: value ~ truth + mean."""
 
     def weighed(self, by: FloatArray) -> Resampled:
-        """The same with each episode counted `by` (n,) times."""
+        """The same estimate with each episode counted `by` (n,) times."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
     """mean(base) + sum(numerator) / sum(denominator); either part may be missing.
 
-    With `by` (n,) the mean is a weighted one: sum(by base) / sum(by).
+    With `by` (n,) the mean is weighted: sum(by base) / sum(by).
     """
 
     base: FloatArray | None = None  # (n,)
@@ -77,10 +77,10 @@ class Sums:
         return total
 
     def influence(self) -> FloatArray:
-        """Of a ratio R = N / D: (N_i - R D_i) / mean(D).
+        """For a ratio R = N / D: (N_i - R D_i) / mean(D).
 
-        Owen 2013, Monte Carlo theory, methods and examples, section 9.2 gives the standard error
-        of a self-normalised mean in this form.
+        Owen 2013, Monte Carlo theory, methods and examples, section 9.2 gives the standard error of
+        a self-normalised mean in this form.
         """
         total = np.zeros(self.n)
         if self.base is not None:
@@ -130,13 +130,13 @@ class PerStepSums:
         steps = scale[t] * self.weights * (self.rewards - means[t])
         ends = np.cumsum(self.lengths)
         alive = np.add.reduceat(steps, ends - self.lengths)
-        # What the kept weight adds at all steps from the episode's end to T_max, with reward 0.
+        # the kept weight's contribution at all steps from the episode's end to T_max, with reward 0
         later = np.append(np.cumsum((scale * means)[::-1])[::-1], 0.0)
         influence: FloatArray = alive - self.weights[ends - 1] * later[self.lengths]
         return influence
 
     def _totals(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(T_max,) numerators and denominators with each episode taken counts (n,) times."""
+        """(T_max,) numerators and denominators with each episode used counts (n,) times."""
         longest, t = int(self.lengths.max()), self._t()
         weights = self.weights * np.repeat(counts, self.lengths)
         last = self.weights[np.cumsum(self.lengths) - 1] * counts
@@ -166,8 +166,10 @@ class StudentT:
     def around(
         self, sums: Resampled, value: float, stderr: float, starts: IntArray | None = None
     ) -> tuple[float, float]:
-        """(low, high); unbounded when stderr is not finite (one unit). `starts`: the first episode
-        of each unit; by default each episode is one."""
+        """(low, high); unbounded if stderr is not finite (one unit).
+
+        `starts`: the first episode of each unit; by default each episode is one.
+        """
         if not np.isfinite(stderr):
             return -np.inf, np.inf
         units = sums.n if starts is None else len(starts)
@@ -177,11 +179,11 @@ class StudentT:
 
 @dataclass(frozen=True, eq=False)
 class Bootstrap:
-    """Percentiles of the estimate over whole episodes drawn anew with replacement.
+    """Percentiles of the estimate over resamples of whole episodes, drawn with replacement.
 
-    Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. Time: resamples * n.
-    A resample without any weight has no ratio; it counts as -inf for the lower limit and as +inf
-    for the upper one, so that it widens the interval instead of flattering it.
+    Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. Time: resamples * n. A
+    resample without any weight has no ratio; it counts as -inf for the lower limit and as +inf for
+    the upper one, so that the interval is not too narrow.
     """
 
     rng: np.random.Generator
@@ -196,7 +198,7 @@ class Bootstrap:
     def around(
         self, sums: Resampled, value: float, stderr: float, starts: IntArray | None = None
     ) -> tuple[float, float]:
-        """As `StudentT.around`; whole units are drawn."""
+        """As `StudentT.around`; draws whole units."""
         if not np.isfinite(stderr):
             return -np.inf, np.inf
         begins = np.arange(sums.n) if starts is None else starts
@@ -233,7 +235,7 @@ def _binned(bins: IntArray, values: FloatArray, size: int) -> FloatArray:
 
 
 def _divided(numerators: FloatArray, denominators: FloatArray) -> FloatArray:
-    """nan where there is no weight to divide by."""
+    """The quotients; NaN where the denominator is 0."""
     undefined = np.full_like(numerators, np.nan)
     return np.divide(numerators, denominators, out=undefined, where=denominators > 0)
 

@@ -1,11 +1,11 @@
-"""Better, worse, or cannot tell, and why: the whole judgement of a candidate on logged episodes.
+"""The whole judgement of a candidate on logged episodes: better, worse, or cannot tell, and why.
 
     found = judge(episodes, candidate, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
     found.verdict, found.reasons         # "cannot tell", ("action 2 was never logged ...",)
 
-A bar is what the candidate must be better than: the live version, the logging policy. Only unbiased
-differences decide (policy.ope.differences); ratio estimators and the direct method inform. S is the
-number of steps, n of episodes, A of actions. Pure: arrays in, a judgement out.
+A bar is what the candidate has to be better than: the live version, the logging policy. Only
+unbiased differences decide (policy.ope.differences); ratio estimators and the direct method only
+inform. S is the number of steps, n of episodes, A of actions. Pure: arrays in, a judgement out.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "c
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-MOST_LOG_WEIGHT = 300.0  # a weight of 1e130: its square is a number still
-MODEL_CELLS = 1 << 25  # numbers of a reward model: 256 MB
-LOW_PROPENSITY = 0.1  # below it the bound's width is worth a word
-SAME_LOGP = 1e-4  # a float32 log-probability, computed twice
+MOST_LOG_WEIGHT = 300.0  # a weight of 1e130, whose square does not overflow
+MODEL_CELLS = 1 << 25  # numbers in a reward model: 256 MB
+LOW_PROPENSITY = 0.1  # below it the reasons mention the propensity
+SAME_LOGP = 1e-4  # tolerance for a float32 log-probability that was computed twice
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Whole episodes with propensities, in the order that they came in: steps one by one."""
+    """Whole episodes with propensities, in the order in which they came; flat arrays of steps."""
 
     rewards: FloatArray  # (S,)
     lengths: IntArray  # (n,)
-    behaviour_logp: FloatArray  # (S,) of the logged action, known all
+    behaviour_logp: FloatArray  # (S,) of the logged action, all known
     flat: npt.NDArray[np.floating[Any]]  # (S, D) observations
     taken: IntArray | None = None  # (S,) logged actions counted from 0; None: not Discrete
-    start: int = 0  # the first action's name
+    start: int = 0  # the number of the first action
     discrete: bool = True  # propensities are probabilities, not densities
-    units: IntArray | None = None  # (n,) which unit an episode is of, counted from 0
-    pass_prob: FloatArray | None = None  # (n,) that an episode was logged at all; None: 1
+    units: IntArray | None = None  # (n,) the unit of each episode, counted from 0
+    pass_prob: FloatArray | None = None  # (n,) the probability that an episode was logged; None: 1
 
     @property
     def one_step(self) -> bool:
@@ -79,21 +79,21 @@ class Judged:
 
     @property
     def returns(self) -> FloatArray:
-        """(n,) undiscounted."""
+        """(n,) undiscounted returns."""
         return np.add.reduceat(self.rewards, self.starts)
 
 
 @dataclass(frozen=True, eq=False)
 class TargetPolicy:
-    """A policy on the judged steps."""
+    """A policy's probabilities on the judged steps."""
 
     logp: FloatArray  # (S,) of the logged actions
-    probs: FloatArray | None = None  # (S, A) of all actions, where they are Discrete
+    probs: FloatArray | None = None  # (S, A) of all actions, if they are Discrete
 
 
 @dataclass(frozen=True, eq=False)
 class Bar:
-    """What the candidate must be better than; without a policy it is the logging policy."""
+    """What the candidate has to be better than; without a policy it is the logging policy."""
 
     name: str
     policy: TargetPolicy | None = None
@@ -101,15 +101,15 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a judgement is made by."""
+    """The settings of a judgement."""
 
-    confidence: float = 0.95  # of a two-sided interval: each end fails with half of the rest
+    confidence: float = 0.95  # of a two-sided interval: each end fails with half of the remainder
     gamma: float = 1.0
-    reward_range: tuple[float, float] | None = None  # of a step's reward: known, never from data
+    reward_range: tuple[float, float] | None = None  # of a step's reward; known, never from data
     min_ess: float = 100.0
-    looks: int = 0  # earlier ones at this candidate, on fewer episodes
-    unit: str = "episodes"  # what `Judged.units` are
-    in_order: bool = True  # a later look adds episodes behind those of earlier ones
+    looks: int = 0  # earlier judgements of this candidate, on fewer episodes
+    unit: str = "episodes"  # the name of `Judged.units`
+    in_order: bool = True  # whether later looks append their episodes to the earlier ones
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -123,22 +123,22 @@ class Rules:
 
     @property
     def error(self) -> float:
-        """That a candidate which is not better is called better."""
+        """The probability that a candidate which is not better is called better."""
         return (1 - self.confidence) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A verdict, and all that it rests on."""
+    """A verdict with its reasons and all results that it is based on."""
 
     verdict: Verdict
-    reasons: tuple[str, ...]  # why it is not "better"; what is missing
+    reasons: tuple[str, ...]  # why it is not "better", and what is missing
     comparisons: tuple[Comparison, ...]
     diagnostics: tuple[Diagnostic, ...]
 
     @property
     def approximate(self) -> bool:
-        """Whether an interval that it rests on leans on a normal limit."""
+        """Whether an interval that it is based on relies on a normal limit."""
         return any(one.approximate for one in self.comparisons)
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,9 +159,10 @@ def judge(
     rules: Rules,
     counted: Sequence[Diagnostic] = (),
 ) -> Judgement:
-    """Judge the candidate against each bar; `counted` are checks of what was left out before.
+    """Judge the candidate against each bar. `counted` are checks made by the caller.
 
-    A bar's policy that gives the logged actions their logged propensities is the logging policy.
+    A bar's policy whose probabilities of the logged actions equal the logged propensities counts as
+    the logging policy.
     """
     evidence = Evidence([bar.name for bar in bars], rules)
     evidence.add(data, candidate, [bar.policy for bar in bars])
@@ -169,11 +170,11 @@ def judge(
 
 
 class Evidence:
-    """What episodes say of a candidate and its bars, gathered block by block, judged at the end.
+    """The evidence for a candidate and its bars, collected block by block and judged at the end.
 
-    Of an episode some numbers are kept, in columns of the kind of `column`; of a step one for each
-    policy that is weighed. All else is sums, and a number for each unit.
-    Discount and units of the rules are those of `judged` too, and of one-step episodes the range.
+    It stores a few numbers per episode, in columns that `column` creates, and one per step for each
+    weighted policy; everything else is sums, or one number per unit. Discount and units of the
+    rules have to be the same in `judged`, and for one-step episodes the range as well.
     """
 
     def __init__(
@@ -188,12 +189,12 @@ class Evidence:
         self._returns = column()
         self._steps = _Steps()
         self._one_step = self._discrete = True
-        self._scored = True  # all blocks have a reward model's view
+        self._scored = True  # whether all blocks were scored by a reward model
 
     def add(
         self, data: Judged, candidate: TargetPolicy, policies: Sequence[TargetPolicy | None]
     ) -> None:
-        """The next whole episodes, and what the candidate and each bar's policy say of them."""
+        """Add whole episodes, with the probabilities of the candidate and of each bar's policy."""
         if not data.lengths.size:
             return
         self._steps.add(data, self._range)
@@ -243,15 +244,16 @@ class Evidence:
         ]
         return combined(comparisons, [*counted, *in_range, *checks, *tails], self._steps.widening())
 
-    # what is kept of a block
+    # results of a block
 
     def _view(
         self, data: Judged, candidate: TargetPolicy, policies: Sequence[TargetPolicy | None]
     ) -> list[Scores] | None:
-        """A model's view of the episodes for each bar, where all are one step and Discrete.
+        """A model's scores of the episodes for each bar, if all are one step and Discrete.
 
-        Units go on through the log: a model of the rows before would know an episode's own unit,
-        so that with a range, where the bound is exact, there is none.
+        None if there are units and a range: units continue through the log, so that a model of
+        earlier rows would have seen other episodes of the same unit, and the exact bound would not
+        hold.
         """
         self._scored &= data.taken is not None and self._one_step
         if data.taken is None or not self._scored:
@@ -285,7 +287,7 @@ class Evidence:
             self._support = Support(probs[0].shape[1], len(probs), start=data.start)
         self._support.add(data.flat, taken, probs)
 
-    # what comes of it
+    # results
 
     def _plan(self, reward_range: tuple[float, float] | None) -> _Plan:
         return _Plan(
@@ -311,9 +313,11 @@ class Evidence:
 def combined(
     comparisons: Sequence[Comparison], diagnostics: Sequence[Diagnostic], widening: str = ""
 ) -> Judgement:
-    """One verdict: a failed check or nothing to go by is "cannot tell", one worse bar "worse".
+    """Combine results to one verdict.
 
-    `widening` is why limits of a difference are wide; it is told where they keep from a verdict.
+    A failed check, or no comparison, gives "cannot tell"; one worse comparison gives "worse".
+    `widening` says why limits of a difference are wide; it becomes a reason if they prevent a
+    verdict.
     """
     failed = [f"{one.name}: {one.sentence}" for one in diagnostics if not one.passed]
     worse = [_told(one) for one in comparisons if one.verdict == WORSE]
@@ -350,7 +354,7 @@ def _told(one: Comparison) -> str:
 
 
 class _Kept:
-    """A number of each episode, or the mean of those of each unit."""
+    """One number per episode, or the mean for each unit."""
 
     def __init__(self, column: Callable[[], NumberColumn]) -> None:
         self._column = column()
@@ -381,26 +385,26 @@ class _Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """How differences become numbers with limits, which the whole log decides."""
+    """How differences become numbers with limits; depends on the whole log."""
 
     one_step: bool
     scored: bool
     reward_range: tuple[float, float] | None
-    largest: float  # importance weight of a step
+    largest: float  # the largest importance weight of a step
     gamma: float
 
 
 class _Bar:
-    """One bar's differences: doubly robust ones while episodes are one step, and per decision."""
+    """One bar's differences: doubly robust while episodes are one step, and per decision."""
 
     def __init__(self, name: str, column: Callable[[], NumberColumn]) -> None:
         self.name = name
-        self.logged = True  # its weights are 1 on all that was added
-        self._known = False  # it has a policy
+        self.logged = True  # whether its weights are 1 on all episodes added
+        self._known = False  # whether it has a policy
         self._robust, self._values, self._apart = (_Kept(column) for _ in range(3))
 
     def weights(self, data: Judged, policy: TargetPolicy | None) -> FloatArray | None:
-        """None where they are 1: the policy made these episodes."""
+        """The bar's weights (S,), None if they are 1: its policy made these episodes."""
         if policy is None:
             return None
         self._known = True
@@ -426,8 +430,12 @@ class _Bar:
             self._robust.add(by * whole(column_of(robust.values)), data.units)
 
     def differences(self, steps: _Steps, plan: _Plan) -> Differences:
-        """One logged with p stands for 1 / p (Horvitz & Thompson 1952): numbers over all episodes,
-        by the mean of 1 / p in the log, have the sign of the difference, and its size nearly."""
+        """The differences over all episodes, with limits.
+
+        An episode logged with probability p counts 1 / p times (Horvitz & Thompson 1952). The
+        numbers are divided by the mean of 1 / p in the log, so that they have the sign of the
+        difference, and nearly its size.
+        """
         if plan.one_step and plan.scored:
             found = self._of_model(plan)
         elif plan.one_step:
@@ -452,7 +460,7 @@ class _Bar:
         return Differences("dr", values, values, -most, values, most)
 
     def _of_constant(self, plan: _Plan) -> Differences:
-        """(w - w') (r - c): weighted rewards, less the middle of their range."""
+        """(w - w') (r - c): weighted rewards, minus the middle c of their range."""
         values = self._values.means()
         if plan.reward_range is not None:
             middle = sum(plan.reward_range) / 2
@@ -463,7 +471,7 @@ class _Bar:
 
 
 class _Steps:
-    """What is the same for all bars: counts, and the ends of rewards, lengths and propensities."""
+    """Results common to all bars: counts, and the ranges of rewards, lengths and propensities."""
 
     def __init__(self) -> None:
         self.episodes = self._outside = 0
@@ -491,7 +499,7 @@ class _Steps:
         return math.exp(-self._lowest)
 
     def widening(self) -> str:
-        """What makes limits wide, and what would narrow them; "" where no propensity is low."""
+        """Why limits are wide, and how to narrow them; "" if no propensity is low."""
         lowest = math.exp(self._lowest)
         if not lowest < LOW_PROPENSITY:
             return ""
@@ -515,7 +523,7 @@ class _Steps:
 
 
 def _merged(bars: Sequence[_Bar]) -> list[_Bar]:
-    """The bars, less a logging policy that another one is as well."""
+    """The bars, with only one of those that are the logging policy."""
     found: list[_Bar] = []
     for bar in bars:
         if not (bar.logged and any(one.logged for one in found)):
@@ -524,7 +532,7 @@ def _merged(bars: Sequence[_Bar]) -> list[_Bar]:
 
 
 def _ratios(data: Judged, policy: TargetPolicy) -> FloatArray:
-    """(S,) candidate / logging policy of each step alone."""
+    """(S,) the ratio of the policy to the logging policy at each step."""
     ratios: FloatArray = np.exp(np.minimum(policy.logp - data.behaviour_logp, MOST_LOG_WEIGHT))
     return ratios
 
@@ -542,7 +550,7 @@ def _weights(data: Judged, policy: TargetPolicy) -> FloatArray:
 
 
 class _Weighed:
-    """The weights of the candidate, or with a prefix of a bar that is weighed like it."""
+    """The weights of the candidate, or of a bar if there is a `prefix`."""
 
     def __init__(self, prefix: str, column: Callable[[], NumberColumn]) -> None:
         self.prefix = prefix

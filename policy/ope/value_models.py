@@ -1,15 +1,15 @@
-"""Value models: what the model-based estimators need fitted.
+"""Value models for the estimators that need q and v.
 
-A model says what reward an action earns where: `fit`, then `q` of the actions that were taken and
-`q_all` of all of them. With the target policy's probabilities (n, A) that makes the q and v of
+A model predicts the reward of an action for an observation: `fit`, then `q` of the actions taken
+and `q_all` of all actions. With the target policy's probabilities (n, A) this gives the q and v of
 `policy.ope.estimators`:
 
     model = LinearRewardModel(n_actions=4).fit(obs, actions, rewards)
     q, v = model.q(obs, actions), expected_value(model, obs, target_probs)
 
-A model judges the rows it was fitted on too kindly, and knows the reward of a step but not what
-follows it. `policy.ope.cross_fitting` scores every episode with a model that never saw it, and in
-episodes of several steps with one that looks ahead:
+A model's predictions are too good for the rows that it was fitted on, and it predicts the reward of
+a step without the following ones. `policy.ope.cross_fitting` scores every episode with a model
+fitted on others, which for episodes of several steps includes the following rewards:
 
     fitted = cross_fit(
         lambda: LinearRewardModel(n_actions=4), obs, actions, rewards, target_probs,
@@ -17,7 +17,7 @@ episodes of several steps with one that looks ahead:
     )
     episodes = Episodes.from_flat(rewards, lengths=lengths, q=fitted.q, v=fitted.v, ...)
 
-Actions are those of a Discrete space. numpy alone.
+Actions are those of a Discrete space. Needs only numpy.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# How many values q_all may fill at a time when only their mean is wanted: 32 MB of float64.
+# the number of values in q_all at a time if only their mean is needed: 32 MB of float64
 CELLS = 1 << 22
 
 
 class RewardModel(Protocol):
-    """The contract of a model; n rows, A actions."""
+    """The interface of a model; n rows, A actions."""
 
     def fit(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
         """Learn from obs (n, *obs), actions (n,) and rewards (n,); return the model itself."""
@@ -56,11 +56,11 @@ class RewardModel(Protocol):
 
 
 class SmoothedMeanRewardModel:
-    """The mean reward of each action, pulled towards a prior; the observation plays no part.
+    """The mean reward of each action, shrunk towards a prior; the observation is not used.
 
-    q(a) = (sum of rewards of a + prior_successes) / (number of a + prior_count), the mean of a
-    Beta posterior when rewards are 0 or 1 (Gelman et al. 2013, Bayesian Data Analysis, eq. 2.6).
-    Actions run from `start` to `start + n_actions - 1`, as in Discrete(n, start).
+    q(a) = (sum of rewards of a + prior_successes) / (number of a + prior_count), the mean of a Beta
+    posterior if rewards are 0 or 1 (Gelman et al. 2013, Bayesian Data Analysis, eq. 2.6). Actions
+    run from `start` to `start + n_actions - 1`, as in Discrete(n, start).
     """
 
     def __init__(
@@ -98,18 +98,19 @@ class SmoothedMeanRewardModel:
         return _fitted(self._means)[index]
 
     def q_all(self, obs: npt.ArrayLike) -> FloatArray:
-        """(n, A), read-only: one row seen n times."""
+        """(n, A), read-only: a single row repeated n times."""
         return np.broadcast_to(_fitted(self._means), (len(_features(obs)), self.n_actions))
 
 
 class LinearRewardModel:
     """Ridge regression of the reward on the observation, one for each action.
 
-    The pooled model b = argmin |r - X b|^2 + l2 |b|^2 over all rows (its intercept free) is where
-    each action starts from: b_a = argmin |r_a - X_a b_a|^2 + l2 |b_a - b|^2. So an action that was
-    rarely taken is judged like the average one, and one never taken exactly so. Closed form,
-    Hoerl & Kennard 1970, eq. 2.1. Features are scaled to unit variance first, so that l2 counts
-    rows: an action needs about l2 of them to move half way from the pooled model.
+    The coefficients of each action are shrunk towards a pooled model over all rows, b = argmin |r -
+    X b|^2 + l2 |b|^2 (its intercept free): b_a = argmin |r_a - X_a b_a|^2 + l2 |b_a - b|^2. So an
+    action that was rarely taken has values close to the pooled ones, and one never taken exactly
+    these. Closed form, Hoerl & Kennard 1970, eq. 2.1. Features are scaled to unit variance first,
+    so that l2 counts rows: with about l2 rows an action is half way from the pooled model to its
+    own.
     """
 
     def __init__(self, n_actions: int, *, l2: float = 10.0, start: int = 0) -> None:
@@ -129,9 +130,9 @@ class LinearRewardModel:
         return self.add(obs, actions, rewards).solved()
 
     def add(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
-        """More rows, of which sums are kept: `solved` then gives what `fit` gives of all of them.
+        """Add rows to the stored sums; `solved` then gives what `fit` gives for all of them.
 
-        Memory is A (F + 1)^2 numbers, whatever the rows.
+        Memory is A (F + 1)^2 numbers, independent of the number of rows.
         """
         index = _action_index(actions, self.n_actions, self.start)
         reward = _numbers("rewards", rewards, (len(index),))
@@ -144,7 +145,7 @@ class LinearRewardModel:
         return self
 
     def solved(self) -> Self:
-        """Fit to all rows that were added."""
+        """Fit to all rows that were added, and return the model itself."""
         if self._moments is None:
             raise ValueError("this model has not been fitted yet: call fit(obs, actions, rewards)")
         self._center, self._scale, grams, sides = self._moments.standardised()
@@ -152,7 +153,7 @@ class LinearRewardModel:
         free = penalty.copy()
         free[-1, -1] = 0.0
         pooled = np.linalg.solve(grams.sum(axis=0) + free, sides.sum(axis=0))
-        # Of an action without rows both sides are 0.
+        # both sides are 0 for an action without rows
         self._coefficients = pooled + np.linalg.solve(
             grams + penalty, (sides - grams @ pooled)[:, :, None]
         ).squeeze(2)
@@ -185,8 +186,8 @@ class LinearRewardModel:
 class _Moments:
     """Sums over rows by action: Z^T Z (A, F + 1, F + 1) and Z^T r (A, F + 1).
 
-    Z are features less the mean of the first rows, over their spread, and a column of ones: so that
-    sums of squares lose no digits to a mean that is far from 0.
+    Z are features minus the mean of the first rows, divided by their spread, and a column of ones,
+    so that sums of squares keep their precision if a mean is far from 0.
     """
 
     def __init__(self, first: FloatArray, actions: int) -> None:
@@ -207,12 +208,12 @@ class _Moments:
                 self._sides[action] += own.T @ reward[rows]
 
     def standardised(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """(center (F,), scale (F,), grams, sides) as of features of mean 0 and variance 1."""
+        """(center (F,), scale (F,), grams, sides) for features scaled to mean 0 and variance 1."""
         total = self._grams.sum(axis=0)
         count = total[-1, -1]
         mean = total[-1, :-1] / count
         variance = np.maximum(np.diagonal(total)[:-1] / count - mean**2, 0.0)
-        # A constant column carries no information: its centred values are 0 at any scale.
+        # a constant column carries no information: its centred values are 0 at any scale
         wide = np.sqrt(variance)
         scale = np.where(wide > 1e-7, wide, 1.0)
         change = np.diag(np.append(1 / scale, 1.0))
@@ -227,7 +228,7 @@ class _Moments:
 
 
 def _spread(spread: FloatArray, center: FloatArray) -> FloatArray:
-    """What to divide by: 1 where a column is constant but for rounding."""
+    """The divisors of features: 1 for columns that are constant except for rounding."""
     found: FloatArray = np.where(spread > 1e-12 * np.abs(center), spread, 1.0)
     return found
 
@@ -237,11 +238,11 @@ def _with_ones(features: FloatArray) -> FloatArray:
 
 
 class BoundedRewardModel:
-    """Another model within limits: without any, those of the rewards that it was fitted on.
+    """Another model, clipped to limits: by default those of the rewards that it was fitted on.
 
-    A line goes on beyond all rewards where observations are far out; one such value can outweigh a
-    log. Both q and what is expected of it are of the bounded model, so that a doubly robust
-    estimate stays unbiased: limits on q alone would not do.
+    For observations far from the others a linear model predicts values beyond all rewards, and one
+    such value can outweigh a whole log. q and its expectation are both of the clipped model, so
+    that a doubly robust estimate stays unbiased; clipping only q would bias it.
     """
 
     def __init__(self, model: RewardModel, limits: tuple[float, float] | None = None) -> None:
@@ -305,7 +306,7 @@ def _action_index(actions: npt.ArrayLike, n_actions: int, start: int) -> IntArra
 
 
 def _features(obs: npt.ArrayLike, rows: int | None = None) -> FloatArray:
-    """(n, F) each observation flattened."""
+    """(n, F): each observation flattened."""
     given = np.asarray(obs)
     if given.ndim == 0 or given.dtype.kind not in "biuf":
         raise ValueError(
@@ -333,7 +334,7 @@ def _probabilities(given: npt.ArrayLike, rows: int) -> FloatArray:
     probs = np.asarray(given, dtype=np.float64)
     if probs.ndim != 2 or len(probs) != rows:
         raise ValueError(f"target_probs: expected shape ({rows}, A), got {probs.shape}")
-    # 1e-5: a softmax in float32 over many actions.
+    # 1e-5: a float32 softmax over many actions
     bad = ~((probs >= 0).all(axis=1) & (np.abs(probs.sum(axis=1) - 1) < 1e-5))
     if bad.any():
         row = int(bad.argmax())
