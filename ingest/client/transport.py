@@ -416,9 +416,8 @@ class Transport:
             self._is_known = True
             return reply
         except Exception as error:  # a session can raise any error; none may end the sending thread
-            hint = "" if self._is_known else _other_scheme(self._url, error)
             raise CollectorUnavailable(
-                f"{self.address}: {type(error).__name__}: {error}{hint}",
+                f"{self.address}: {_told(self._url, error, known=self._is_known)}",
                 maybe_applied=not _never_connected(error),
                 retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
@@ -582,23 +581,49 @@ def _is_distrusted(error: BaseException) -> bool:
     return _has_cause(error, (ssl.SSLCertVerificationError,))
 
 
-def _other_scheme(url: Url, error: BaseException) -> str:
-    """A hint where the server seems to speak the other one of http and https; "" elsewhere."""
+def _told(url: Url, error: BaseException, *, known: bool) -> str:
+    """What is wrong in plain words, if they are known, and then in the library's.
+
+    `known`: whether the server has answered before, so that its scheme cannot be the cause.
+    """
+    cause = _causes(error)[-1]
+    library = f"{type(cause).__name__}: {cause}"
+    plain = _in_plain_words(url, error, cause, known=known)
+    return f"{plain} ({library})" if plain else library
+
+
+def _in_plain_words(url: Url, error: BaseException, cause: BaseException, *, known: bool) -> str:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = getattr(cause, "verify_message", "") or "it cannot be verified"
+        if "mismatch" in why:
+            return "the server's certificate does not name this address"
+        return (
+            f"the server's certificate is not trusted: {why}; give the certificate of its "
+            "authority as --ca, HEADRACE_CA or ca="
+        )
+    if isinstance(cause, NewConnectionError) and "refused" in str(cause):
+        return "no collector is listening there"
+    if known:
+        return ""
     if url.scheme == "https":
         if any(sign in str(error) for sign in _PLAIN_ANSWERS):
-            return f"; the server seems to speak plain http: try http://{url.netloc}"
+            return f"the server seems to speak plain http: try http://{url.netloc}"
     elif _has_cause(error, (ProtocolError, ConnectionResetError)):
-        return f"; if the server speaks TLS, its address is https://{url.netloc}"
+        return f"no HTTP answer; if the server speaks TLS, its address is https://{url.netloc}"
     return ""
 
 
 def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    seen: BaseException | None = error
-    for _ in range(5):  # requests wraps MaxRetryError, which wraps the cause
-        if isinstance(seen, kinds):
-            return True
-        inner = getattr(seen, "reason", None) or (seen.args[0] if seen and seen.args else None)
+    return any(isinstance(one, kinds) for one in _causes(error))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and what it wraps, the innermost last: requests wraps MaxRetryError, which wraps."""
+    found = [error]
+    while len(found) < 5:
+        seen = found[-1]
+        inner = getattr(seen, "reason", None) or (seen.args[0] if seen.args else None)
         if not isinstance(inner, BaseException):
-            return False
-        seen = inner
-    return False
+            break
+        found.append(inner)
+    return found

@@ -82,4 +82,10 @@ def test_open_episodes_are_shown_to_an_admin(house: House) -> None:
 def test_a_certificate_of_another_authority_is_not_trusted(house: House) -> None:
     """Nor one that nobody vouches for: no token is sent, and the message says what is wrong."""
     for words in (("--ca", house.other.ca), ()):
-        assert refused(house.run("verify", "admin", *words), "certificate verify failed", status=1)
+        told = house.run("verify", "admin", *words)
+        assert refused(told, "certificate verify failed", status=1)
+        hint = told.stderr.index("the server's certificate is not trusted: ")
+        assert (
+            hint < told.stderr.index("as --ca, HEADRACE_CA or ca= (") < told.stderr.index("_ssl.c")
+        )
+        assert "Max retries" not in told.stderr

@@ -289,15 +289,24 @@ def test_an_address_of_the_other_scheme_is_named(
             plain.attempt(*REGISTER)
         thread.join()
         secret = Transport(collector.address.replace("http", "https"), session=given_session)
-        with pytest.raises(CollectorUnavailable, match="plain http: try http://127"):
+        hint = rf"^{secret.address}: the server seems to speak plain http: try http://127\S+ \("
+        with pytest.raises(CollectorUnavailable, match=hint):
             secret.attempt(*REGISTER)
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            port = silent.getsockname()[1]
+            gone = Transport(f"http://127.0.0.1:{port}", session=given_session)
+            with pytest.raises(
+                CollectorUnavailable, match=r"\d: no collector is listening there \("
+            ):
+                gone.attempt(*REGISTER)
         known = Transport(collector.address, session=given_session)
         known.attempt(*REGISTER)
         collector.faults.append(cut_before)
         with pytest.raises(CollectorUnavailable) as caught:
             known.attempt(*REGISTER)
         assert "https" not in str(caught.value)
-        for one in (plain, secret, known):
+        for one in (plain, secret, gone, known):
             one.close()
 
 
