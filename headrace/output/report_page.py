@@ -31,8 +31,40 @@ MOST_BARS = 60
 MOST_SERIES = 7
 MOST_CURVES = 12
 MOST_DECISIONS = 200
-SETTINGS = ("seed", "evaluation_share", "cluster", "config", "algorithm")
+SETTINGS = ("seed", "evaluation_share", "cluster", "config", "algorithm", "chain", "update")
 """Entries of a version's metrics that are settings, and get no curve."""
+METRICS = {
+    "algorithm": "algorithm",
+    "chain": "chain of checkpoints",
+    "clip": "clip range of the ratios",
+    "clip_fraction": "share of clipped ratios",
+    "clipped_share": "share of clipped importance weights",
+    "cluster": "held out together",
+    "config": "settings",
+    "entropy": "entropy of the action distributions",
+    "ess": "effective sample size of the training rows (PPO: as a share)",
+    "evaluation_share": "share held out",
+    "explained_variance": "variance of the returns that the value function explains",
+    "gap": "conservative gap",
+    "kl_k1": "KL divergence from the behaviour policy (k1)",
+    "kl_k3": "KL divergence from the behaviour policy (k3)",
+    "left_out": "rows left out",
+    "loss": "training loss",
+    "lr": "learning rate",
+    "mean_value": "mean value of the logged actions",
+    "mean_weight": "mean importance weight of the training rows",
+    "policy_lag_max": "policy lag, largest",
+    "policy_lag_mean": "policy lag, mean",
+    "rows": "rows of the update",
+    "rows_trained": "rows trained on",
+    "stale_kl": "KL divergence from the behaviour policy before the update",
+    "td_error": "temporal-difference error",
+    "train_loss": "training loss, over all rows",
+    "train_mean_reward": "mean reward of the training rows",
+    "train_snips": "estimate (snips) on the training rows, which is no judgement",
+    "value_loss": "loss of the value function",
+}
+"""Words for the names of metrics; in all other names, underscores are replaced by spaces."""
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
 
 
@@ -217,8 +249,8 @@ def _tick(value: float) -> str:
 
 
 def _curves(versions: Sequence[Document]) -> str:
-    """Curves of all numbers in the versions' metrics, over the trained versions."""
-    versions = [one for one in versions if one.get("copy_of") is None]  # the others are rollbacks
+    """Each number that changes among the versions' metrics, over the versions that were trained."""
+    versions = [one for one in versions if one.get("copy_of") is None]  # the others rolled back
     if not versions:
         return "<p>No versions.</p>"
     found: dict[str, list[tuple[int, float]]] = {}
@@ -228,21 +260,28 @@ def _curves(versions: Sequence[Document]) -> str:
                 continue
             if type(value) in (int, float) and math.isfinite(value):
                 found.setdefault(name, []).append((one["version"], float(value)))
-    curves = [item for item in sorted(found.items()) if len(item[1]) > 1][:MOST_CURVES]
+    changing = [item for item in sorted(found.items()) if len({value for _, value in item[1]}) > 1]
     drawn = "".join(
-        f"<figure><figcaption>{_text(name)}, n = {len(points)} versions</figcaption>"
-        f"{_curve(name, points)}</figure>"
-        for name, points in curves
+        f"<figure><figcaption>{_text(_metric(name))}, n = {len(points)} versions</figcaption>"
+        f"{_curve(_metric(name), points)}</figure>"
+        for name, points in changing[:MOST_CURVES]
     )
     last = versions[-1]
-    numbers = {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in last["metrics"].items()
-    }
+    numbers = {_metric(name): _value(value) for name, value in last["metrics"].items()}
     table = _table((f"metrics of version {last['version']}", "value"), numbers.items())
     if not numbers:
         return "<p>The versions have no metrics.</p>"
     return f'<div class="grid">{drawn}</div>{table}'
+
+
+def _metric(name: str) -> str:
+    return METRICS.get(name, name.replace("_", " "))
+
+
+def _value(value: object) -> object:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {json.dumps(one)}" for name, one in value.items())
+    return value if value is None or type(value) in (str, int, float) else json.dumps(value)
 
 
 def _curve(name: str, points: Sequence[tuple[int, float]]) -> str:

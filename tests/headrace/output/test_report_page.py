@@ -96,13 +96,16 @@ def test_nothing_is_a_page_too() -> None:
 
 
 def test_curves_have_their_versions_and_their_number() -> None:
-    """A metric that is no number, or stands in one version alone, has no curve, nor a setting."""
+    """Of numbers that change: settings, constants and what one version alone has are left out."""
     versions = [
         {
             "version": n,
             "metrics": {
                 "loss": 1.0 / n,
                 "algorithm": "ppo",
+                "config": {"hidden": [8]},
+                "lr": 0.01,
+                "train_snips": 0.5,
                 "seed": n,
                 **({"x": 1} if n < 2 else {}),
             },
@@ -112,7 +115,12 @@ def test_curves_have_their_versions_and_their_number() -> None:
     rolled_back = {**versions[0], "version": 4, "copy_of": 1, "created": 0, "candidate": "c0ffee"}
     page = report_page(document(versions=[*versions, rolled_back]))
     assert page.count("<polyline") == 1
-    assert "loss, n = 3 versions" in page, "a rollback is no step of training"
+    assert "training loss, n = 3 versions" in page, "a rollback is no step of training"
+    text = text_of(page)
+    assert "learning rate 0.01" in text, "a constant is in the table"
+    assert "settings hidden [8]" in text
+    assert "estimate (snips) on the training rows" in text
+    assert "train_snips" not in text
     assert "metrics of version 3" in page
 
 
