@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.options import ROOT, Json, PolicyId, Root
+from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
 from headrace.cli.roots import require_root
 from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
 
 CANNOT_TELL_EXIT = 4
+STATUSES = {"better": 0, "worse": 1}
 
 Age = Annotated[
     float | None,
@@ -78,6 +79,8 @@ def canary(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     age: Age = None,
+    token: AdminToken = None,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Judge the open canary against the live version, by its own episodes.
@@ -89,11 +92,32 @@ def canary(
     from policy.jobs.canary import judge_canary
 
     found = judge_canary(root, policy_id, age=age)
+    if found["verdict"] not in STATUSES:
+        found["journal"] = _in_journal(root, policy_id, token, ca)
     if as_json:
         console.line(found)
     else:
         results.arms(found)
     _exit(found)
+
+
+def _in_journal(root: Path, policy_id: str, token: str | None, ca: Path | None) -> dict[str, Any]:
+    """What does not count yet because it is in no shard; `why` it is unknown, else ""."""
+    from ingest.protocol.errors import IngestError
+    from ingest.verification import journal_account
+    from storage.errors import JournalLocked
+
+    try:
+        account = journal_account(root, token=token, ca=ca)
+    except (JournalLocked, IngestError) as error:
+        return {"open_episodes": None, "steps_being_written": None, "why": str(error)}
+    if account is None:
+        return {"open_episodes": 0, "steps_being_written": 0, "why": ""}
+    return {
+        "open_episodes": account.open_episodes.get(policy_id, 0),
+        "steps_being_written": account.waiting_steps + sum(account.plans.values()),
+        "why": "",
+    }
 
 
 def promote(
@@ -135,7 +159,6 @@ def promote(
 
 
 def _exit(found: dict[str, Any]) -> None:
-    statuses = {"better": 0, "worse": 1}
-    status = statuses.get(found["verdict"], CANNOT_TELL_EXIT)
+    status = STATUSES.get(found["verdict"], CANNOT_TELL_EXIT)
     if status:
         raise typer.Exit(status)

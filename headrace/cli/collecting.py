@@ -20,6 +20,7 @@ import typer
 from headrace.cli.options import (
     ROOT,
     ActionSpace,
+    AdminToken,
     Ca,
     EnvSpaces,
     Json,
@@ -208,12 +209,6 @@ def up(
         well = both.watch(stop)
         both.close()
     raise typer.Exit(0 if well else 1)
-
-
-AdminToken = Annotated[
-    str | None,
-    typer.Option(envvar="HEADRACE_TOKEN", help="Token with scope admin, for a running collector."),
-]
 
 
 def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json = False) -> None:

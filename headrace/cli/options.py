@@ -113,6 +113,10 @@ Token = Annotated[
     str | None,
     typer.Option(envvar="HEADRACE_TOKEN", help="Token. Prefer the variable: `ps` shows options."),
 ]
+AdminToken = Annotated[
+    str | None,
+    typer.Option(envvar="HEADRACE_TOKEN", help="Token with scope admin, for a running collector."),
+]
 Ca = Annotated[
     Path | None, typer.Option(envvar="HEADRACE_CA", help="PEM certificates to trust for https.")
 ]

@@ -213,12 +213,24 @@ def arms(document: Document) -> None:
     )
     print(
         f"Not compared yet: {document['young'] - document['waiting']:,} episodes that are too "
-        f"recent, {document['waiting']:,} that wait for later ones, and those without a shard."
+        f"recent, {document['waiting']:,} that wait for later ones."
     )
+    if "journal" in document:
+        print(f"In no shard yet, so not counted: {_in_journal(document['journal'])}.")
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
     print(f"{document['verdict']}{approximate}")
     for reason in document["reasons"]:
         print(f"  {reason}")
+
+
+def _in_journal(found: Document) -> str:
+    if found["why"]:
+        return f"an unknown number of episodes ({found['why']})"
+    episodes, steps = found["open_episodes"], found["steps_being_written"]
+    return (
+        f"{episodes:,} open episode{'s' * (episodes != 1)} of the policy, and "
+        f"{steps:,} step{'s' * (steps != 1)} being written"
+    )
 
 
 def armed(document: Document) -> Table:
