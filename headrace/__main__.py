@@ -104,14 +104,16 @@ def _command_line() -> typer.Typer:
         name="headrace",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich keeps a docstring's line breaks and drops what is in []
         context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
     )
-    from headrace.cli.options import Command
+    from headrace.cli.options import Command, Group
 
-    app.callback()(_options)
+    app.callback(cls=Group)(_options)
     for command in _commands():
         name = "import" if command.__name__ == "import_source" else None  # a keyword of Python
-        app.command(name, cls=Command)(command)
+        summary = " ".join((command.__doc__ or "").partition("\n\n")[0].split())
+        app.command(name, cls=Command, short_help=summary)(command)
     for group in _groups():
         app.add_typer(group)
     return app
@@ -162,7 +164,11 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Carry experience to a learner and better weights back."""
+    """Carry experience to a learner and better weights back.
+
+    Each option is an environment variable, too: --reward of `import` is HEADRACE_IMPORT_REWARD. The
+    help of a command names the variables that several commands share.
+    """
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -123,7 +123,7 @@ def _in_journal(root: Path, policy_id: str, token: str | None, ca: Path | None) 
 def promote(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    gated: Annotated[
+    gate: Annotated[
         bool,
         typer.Option(
             "--gate/--no-gate", help="Promote only if its episodes show that it is better."
@@ -144,7 +144,7 @@ def promote(
     from headrace.output import console
     from policy.jobs.canary import promote as run
 
-    document = run(root, policy_id, gated=gated, age=age)
+    document = run(root, policy_id, gated=gate, age=age)
     if not document["promoted"]:
         for reason in document["reasons"]:
             print(f"{document['verdict']}: {reason}", file=sys.stderr)
@@ -154,7 +154,7 @@ def promote(
     audited("promoted", policy=policy_id, version=document["version"], by="command line")
     where = Where(root, policy_id, None, None, None)
     judged = f"{document['verdict']}, by {document['episodes']:,} episodes"
-    note = f" ({judged if gated else 'without a gate: not judged'})"
+    note = f" ({judged if gate else 'without a gate: not judged'})"
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 

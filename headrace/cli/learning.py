@@ -342,7 +342,7 @@ def publish(
     digest: Annotated[str, typer.Argument(help="Digest of a candidate, or latest.")] = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    gated: Annotated[bool, typer.Option("--gate/--no-gate", help="Judge it first.")] = True,
+    gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Judge it first.")] = True,
     reward_range: RewardRange = None,
     min_ess: MinEss = 100.0,
     confidence: Annotated[float, typer.Option(help="Of the intervals that decide.")] = 0.95,
@@ -397,10 +397,10 @@ def publish(
     if url is not None and manifest is not None:
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
     frozen = None if manifest is None else load_frozen(manifest)
-    gate = settings if gated else None
+    judge = settings if gate else None
     with _make_live(url, token, ca) as make_live, console.progress() as told:
         document = run(
-            root, policy_id, chosen, gate, frozen=frozen, on_progress=told, make_live=make_live
+            root, policy_id, chosen, judge, frozen=frozen, on_progress=told, make_live=make_live
         )
     if not document["published"]:
         verdict = document["gate"]["verdict"]
@@ -416,7 +416,7 @@ def publish(
     for note in document.get("notes", ()):
         print(f"note: {note}", file=sys.stderr)
     where = Where(root, policy_id, url, token, ca)
-    note = f" ({results.why_published(document, gated=gated)})"
+    note = f" ({results.why_published(document, gated=gate)})"
     return report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 

@@ -10,11 +10,34 @@ import typer
 import typer.core
 
 
+def _name_shared_variables(params: list[Any]) -> None:
+    """Leave the variables that follow from an option's name out of the help."""
+    for one in params:
+        one.show_envvar = one.envvar is not None
+
+
+class Group(typer.core.TyperGroup):
+    """The command line itself."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _name_shared_variables(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
 class Command(typer.core.TyperCommand):
     """A command that refuses a repeated option if the option takes one value.
 
     Typer would silently use the last value.
     """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _name_shared_variables(self.params)
+        super().format_help(ctx, formatter)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As the types stand in the help: <source>, where the library has {source}."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [f"<{one[1:-1]}>" if one.startswith("{") else one for one in pieces]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]

@@ -26,7 +26,7 @@ def test_a_damaged_shard_stops_no_learning_and_is_named(tmp_path: Path) -> None:
         assert loop.metric("headrace_training_excluded_shards", policy="default") == shards
         assert loop.metric("headrace_trainer_up", policy="default") == 1
         assert loop.metric("headrace_training_stalled_seconds", policy="default") >= 0
-        assert f"version {held} is held and everything that can be read was read" in loop.stderr()
+        assert f"version {held} are held, and everything that can be read was read" in loop.stderr()
         assert loop.stop() == 0
     found = headrace("verify", "--root", tmp_path / "run", "--json")
     assert "damaged" in {one["kind"] for one in answer(found)["findings"]}

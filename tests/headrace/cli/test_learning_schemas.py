@@ -16,7 +16,7 @@ def test_changed_spaces_are_told_and_can_be_chosen(tmp_path: Path) -> None:
     root = ("--root", tmp_path)
     trained = headrace("train", *root, "--epochs", "1")
     assert trained.returncode == 0, trained.stderr
-    assert "not read: other_schema" in trained.stdout
+    assert "not read: of other spaces" in trained.stdout
     frozen = headrace("freeze", *root)
     assert frozen.stderr == "left out: other schemas: 30 rows\n"
     chosen = ("--schema-id", old, "--json")

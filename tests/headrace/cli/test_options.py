@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from headrace.__main__ import _command_line
 from tests.headrace.command import answer, headrace, refused
 
 
@@ -31,3 +35,30 @@ def test_an_option_of_several_values_is_repeated(tmp_path: Path) -> None:
     listed = headrace("token", "list", *root, "--json", env={"HEADRACE_ROOT": "elsewhere"})
     (token,) = answer(listed)["tokens"]
     assert sorted(token["scopes"]) == ["act", "log"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_can_be_read_at_every_width(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Nothing is cut, an argument stands as its type does, and sentences go on to the next line."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    group = typer.main.get_command(_command_line())
+    told = {}
+
+    def ask(command: Any, name: str) -> None:
+        with command.make_context(name, ["--json"], resilient_parsing=True) as ctx:
+            ctx.terminal_width = width
+            told[name] = command.get_help(ctx)
+        for inner, one in getattr(command, "commands", {}).items():
+            ask(one, f"{name} {inner}")
+
+    ask(group, "headrace")
+    assert len(told) > 20
+    for name, text in told.items():
+        assert max(map(len, text.splitlines())) <= width, name
+        assert not re.search(r"[a-z,;]\.\.\.$|[{}]|\(\)", text, re.M), name
+    assert "Usage: headrace import [OPTIONS] <source>" in told["headrace import"]
+    assert "HEADRACE_IMPORT_" not in told["headrace import"]
+    assert "env var: HEADRACE_ROOT" in " ".join(told["headrace verify"].split())
+    assert "compare ([train])" in " ".join(told["headrace verify"].split())
+    paragraph = told["headrace collect"].split("\n\n")[2].splitlines()
+    assert all(len(line) > width - 40 for line in paragraph[:-1]), paragraph

@@ -346,7 +346,7 @@ def test_a_key_that_nothing_reads_is_refused_with_the_nearest_name():
         worker(policy_config={"gama": 0.9})
     with pytest.raises(TypeError, match="near observation_filters: observation_filter"):
         worker(policy={"default": (None, None, None, {"observation_filters": "NoFilter"})})
-    with pytest.raises(TypeError, match="near bonuss: bonus; what Reading reads"):
+    with pytest.raises(TypeError, match="near bonuss: bonus; list further keys of Reading"):
         Reading(Box((1,)), Discrete(2), {"bonuss": 1})
     spaces = AgentsEnv.observation_space, AgentsEnv.action_space
     forms = {"a": (Reading, *spaces, {}), "b": (None, *spaces, {})}
