@@ -1,7 +1,7 @@
 """Batches from environments: samplers, callbacks, metrics, postprocessing.
 
 Imports environments, batches and `policy.inference`; of the algorithms only `TrainablePolicy` and
-PPO's advantages; nothing of workers.
+PPO's advantages; no workers.
 """
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""One agent's rows in one episode while they grow, step by step: for samplers that speak in dicts.
+"""One agent's rows in an episode in progress, step by step: for samplers with dicts by agent.
 
-A row is begun with an observation and an action, gathers rewards while the agent is not asked, and
-is completed by the agent's next observation or by its end. `Play` is one env's episode
-with its agents, `Pack` holds finished rows, `Waiting` the agents that want an action now.
+A row begins with an observation and an action, adds up rewards until the agent acts again, and is
+completed by the agent's next observation or its end. `Play` is one env's episode with its agents,
+`Pack` has finished rows, `Waiting` the agents that wait for an action.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class ActedRow:
-    """A row whose outcome is open."""
+    """A row whose result is not known yet."""
 
     obs: Any
     action: Any
     logp: float
     dist_inputs: Array
     version: int
-    env_t: int  # the episode's length when the action was made
-    action_env: Any = None  # what was sent, where it is not what is stored
-    logged: bool = False  # the environment's own program chose
+    env_t: int  # the episode's length when the action was chosen
+    action_env: Any = None  # the action as sent, if it differs from the stored one
+    logged: bool = False  # whether the environment's own program chose the action
     state: list[Array] = field(default_factory=list)
     reward: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class ActedRow:
     terminated: bool = False
     truncated: bool = False
     cut: int = 0
-    agents: int = -1  # how many the episode had, which ended with this row
+    agents: int = -1  # the number of agents in an episode that ended with this row
 
 
 class AgentRows:
-    """The complete rows of an agent in one episode that were not handed out yet, and the open one.
+    """An agent's complete rows in one episode that were not taken yet, and its open row.
 
-    `t` counts the agent's own steps. `joint`: others may act in the same episode, and the rows say
-    where in it they stand.
+    `t` counts the agent's own steps. `joint`: other agents may act in the same episode, and rows
+    have their position in it.
     """
 
     def __init__(self, spec: PolicySpec, *, joint: bool = False) -> None:
@@ -88,14 +88,14 @@ class AgentRows:
 
     @property
     def last(self) -> ActedRow | None:
-        """The newest complete row that was not handed out."""
+        """The latest complete row that was not taken."""
         return self._rows[-1] if self._rows else None
 
     def begin(self, row: ActedRow) -> None:
         self.open = row
 
     def complete(self, next_obs: Any, *, terminated: bool, truncated: bool) -> None:
-        """The open row's outcome; None: there is no next observation."""
+        """Set the open row's result; `next_obs` None: there is no next observation."""
         row = self.open
         if row is None:
             return
@@ -104,7 +104,7 @@ class AgentRows:
         self.open = None
 
     def take(self) -> tuple[dict[str, Array], Array]:
-        """(columns of the complete rows, (N,) whether there is a next observation)."""
+        """Remove the complete rows; return (their columns, bool (N,) whether new_obs is known)."""
         rows, self._rows = self._rows, []
         t0 = self._t0
         self._t0 += len(rows)
@@ -159,19 +159,19 @@ class AgentRows:
 
 @dataclass
 class Play:
-    """One env's episode as it goes on."""
+    """One env's episode in progress."""
 
     episode: RolloutEpisode
     number: int
     agents: dict[Any, AgentRows] = field(default_factory=dict)
     states: dict[Any, list[Any]] = field(default_factory=dict)
     env_steps: int = 0  # since the last fragment
-    kept: bool = True  # False: training is disabled, its rows are in no batch
+    kept: bool = True  # False: training is disabled, and no batch contains its rows
 
 
 @dataclass
 class Pack:
-    """Finished rows by policy id that wait until a fragment is full, of one episode or several."""
+    """Finished rows of one or more episodes, by policy id, that wait for a full fragment."""
 
     by_policy: dict[str, list[SampleBatch]] = field(default_factory=dict)
     env_steps: int = 0
@@ -179,7 +179,7 @@ class Pack:
 
 @dataclass
 class Waiting:
-    """Agents that want an action now, by policy id."""
+    """Agents of one policy that wait for an action."""
 
     env_ids: list[Any] = field(default_factory=list)
     agents: list[Any] = field(default_factory=list)
@@ -187,7 +187,7 @@ class Waiting:
 
 
 def observation_columns(space: Any, values: list[Any]) -> dict[str, Any]:
-    """Leaf path -> (M, *shape) of M observations."""
+    """Leaf path -> (M, *shape) from M observations."""
     split = [list(leaf_values(space, value, "observation")) for value in values]
     return {
         leaf.path: np.array([one[i] for one in split], leaf.dtype)
@@ -196,7 +196,7 @@ def observation_columns(space: Any, values: list[Any]) -> dict[str, Any]:
 
 
 def same_action(stored: Any, sent: Any) -> bool:
-    """Whether an action reaches the environment as it is stored."""
+    """Whether an action is sent in the same form as stored."""
     if isinstance(stored, Mapping):
         return all(same_action(stored[name], sent[name]) for name in stored)
     if isinstance(stored, tuple):

@@ -1,7 +1,8 @@
 """Sampling from any BaseEnv: several agents, several policies, programs that call us.
 
-One poll after another: complete the rows that the news are about, act for every agent that waits
-with one forward pass a policy, send the actions. See policy.envs.base_env for what a poll says.
+After each poll, the sampler completes the rows that the results belong to, acts for every waiting
+agent with one forward pass per policy, and sends the actions. See policy.envs.base_env for the
+contents of a poll.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ ObservationFn = Callable[..., Any]
 
 
 class BaseEnvSampler:
-    """Plays with a BaseEnv; `next_batch` is a fragment of one env, or a whole episode: a
-    SampleBatch where the default policy is the only one, else a MultiAgentBatch.
+    """Samples from a BaseEnv; `next_batch` is a fragment of one env, or a whole episode.
 
-    `observation_fn(agent_obs=, worker=, base_env=, policies=, episode=)` may change what the agents
-    of an env see; it returns a dict by agent. `joint`: several agents may act in an episode; rows
-    then have `env_t`, the episode's length when the action was made, and the last rows of the
-    agents that end with the episode `agents`, how many acted in it (else -1).
+    It is a SampleBatch if the default policy is the only one, else a MultiAgentBatch.
+    `observation_fn(agent_obs=, worker=, base_env=, policies=, episode=)` may change the
+    observations of an env's agents; it returns a dict by agent. `joint`: several agents may act in
+    an episode. Rows then have `env_t`, the episode's length when the action was chosen, and
+    `agents`: in the last rows of agents that end with the episode the number of agents, else -1.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class BaseEnvSampler:
         self._plays: dict[Any, Play] = {}
         self._packs: dict[Any, Pack] = {}
         self._waiting: dict[str, Waiting] = {}
-        self._logged: dict[Any, dict[Any, Any]] = {}  # actions that their own programs chose
+        # actions that the environments' own programs chose
+        self._logged: dict[Any, dict[Any, Any]] = {}
         self._ready: deque[SampleBatch | MultiAgentBatch] = deque()
         self.excluded: Callable[[SampleBatch], None] | None = None
         self._actors: dict[str, Actor] = {}
@@ -95,7 +97,7 @@ class BaseEnvSampler:
         self._warned = False  # of rewards that came too late for their rows
 
     def next_batch(self) -> SampleBatch | MultiAgentBatch:
-        """The next fragment or episode; raises what cannot be mended, and again at every call."""
+        """The next fragment or episode; raises fatal errors, and again at every later call."""
         if not self._ready:
             self._renew_actors()
         while not self._ready:
@@ -130,7 +132,7 @@ class BaseEnvSampler:
             if actions:
                 self._env.send_actions(actions)
         except Exception as error:
-            self._stopped_by = error  # half a round was played: its rows would not fit together
+            self._stopped_by = error  # part of a round was played, so its rows are inconsistent
             raise
         self._recorder.round_done()
 
@@ -143,7 +145,7 @@ class BaseEnvSampler:
         infos: MultiEnvDict,
         logged: MultiEnvDict,
     ) -> None:
-        """A poll's news, env by env."""
+        """Process the results of a poll, env by env."""
         for env_id, by_agent in obs.items():
             if isinstance(by_agent, Exception):
                 self._mend(env_id, by_agent)
@@ -159,7 +161,7 @@ class BaseEnvSampler:
             )
 
     def _stop_with(self, error: Exception) -> None:
-        """Nothing more comes: the rows that are complete are handed over, the error comes after."""
+        """Stop: return the complete rows first, then raise the error."""
         self._stopped_by = error
         for env_id, play in self._plays.items():
             self._close(play, self._pack_of(env_id))
@@ -168,7 +170,7 @@ class BaseEnvSampler:
             self._flush(key)
 
     def _mend(self, env_id: Any, error: Exception) -> None:
-        """A failed env: its episode is lost, it is made anew and begins another one."""
+        """Drop a failed env's episode, restart the env, and begin another episode."""
         if self._plays.pop(env_id, None) is not None:
             self._restarts.discarded += 1
         worker = self._finisher.worker
@@ -201,7 +203,7 @@ class BaseEnvSampler:
         infos: Mapping[Any, Mapping[str, Any]],
         logged: Mapping[Any, Any],
     ) -> None:
-        """One env's news."""
+        """Process one env's results."""
         play = self._plays.get(env_id)
         fresh = play is None
         if play is None:
@@ -261,7 +263,7 @@ class BaseEnvSampler:
         over: tuple[bool, bool],
         reached: bool,
     ) -> set[Any]:
-        """Complete the rows that the news are about; the agents that have ended."""
+        """Complete the rows that the results belong to; return the agents that have ended."""
         for agent, reward in rewards.items():
             rows = play.agents.get(agent)
             if rows is not None and (rows.open or reward):
@@ -296,7 +298,7 @@ class BaseEnvSampler:
         return ended
 
     def _tell_late(self, episode: RolloutEpisode, agent: Any, reward: float) -> None:
-        """A reward for an agent that has ended, and whose rows were handed out in a fragment."""
+        """Count a reward for an agent that has ended, and whose rows were already returned."""
         told = episode.custom_metrics
         told["late_reward"] = told.get("late_reward", 0.0) + reward
         if not self._warned:
@@ -318,7 +320,7 @@ class BaseEnvSampler:
         own: tuple[bool, bool],
         over: tuple[bool, bool],
     ) -> None:
-        """An env that we step has to show its live agents where its end left them."""
+        """Raise ValueError if an env that we step omits a live agent's last observation."""
         missing = agent not in obs and any(over) and not any(own)
         if missing and self._env.can_reset and not self._rules.no_done_at_end:
             raise ValueError(
@@ -330,7 +332,7 @@ class BaseEnvSampler:
     def _want_actions(
         self, env_id: Any, obs: Mapping[Any, Any], ended: set[Any], logged: Mapping[Any, Any]
     ) -> None:
-        """Note who waits for an action."""
+        """Collect the agents that wait for an action."""
         play = self._plays[env_id]
         if logged:
             self._logged[env_id] = dict(logged)
@@ -352,7 +354,7 @@ class BaseEnvSampler:
     # acting
 
     def _act(self) -> dict[Any, dict[Any, Any]]:
-        """An action for every agent that waits, env id -> agent id."""
+        """Choose an action for every waiting agent: env id -> agent id -> action."""
         sent: dict[Any, dict[Any, Any]] = {}
         waiting, self._waiting = self._waiting, {}
         for policy_id, asked in waiting.items():
@@ -397,7 +399,7 @@ class BaseEnvSampler:
         return actions, states
 
     def _take_logged(self, env_id: Any, agent: Any, row: ActedRow) -> None:
-        """The environment's own program chose: its action is recorded, with its propensity."""
+        """Record an action that the environment's own program chose, with its propensity."""
         logged = self._logged.get(env_id, {}).get(agent)
         if logged is None:
             return
@@ -434,8 +436,11 @@ class BaseEnvSampler:
         }
 
     def _end(self, env_id: Any, play: Play, going_on: dict[Any, Any], *, soft: bool) -> None:
-        """The episode is over; with a soft horizon the env goes on under a new id, with the agents
-        that are `going_on` and what they see."""
+        """End the episode.
+
+        With a soft horizon the env continues under a new id. `going_on`: the agents that continue,
+        with their observations.
+        """
         self._callbacks.on_episode_end(**self._hook(play.episode))
         self._recorder.add(play.episode.metrics(self._recorder.perf_stats()))
         self._restarts.progressed(env_id)
@@ -456,7 +461,7 @@ class BaseEnvSampler:
     # fragments
 
     def _pack_of(self, env_id: Any) -> Pack:
-        """Where the env's rows wait: with envs that come and go, all wait together."""
+        """The pack for the env's rows; envs that come and go share one."""
         return self._packs.setdefault(env_id if self._env.can_reset else None, Pack())
 
     def _close(self, play: Play, pack: Pack) -> None:
@@ -485,7 +490,7 @@ class BaseEnvSampler:
             pack.by_policy.setdefault(policy_id, []).append(rows)
 
     def _flush(self, env_id: Any) -> None:
-        """Hand over what is packed; env steps without a whole row count for the next fragment."""
+        """Return the packed rows; env steps without a complete row count for the next fragment."""
         pack = self._pack_of(env_id)
         if not pack.by_policy:
             return

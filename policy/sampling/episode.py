@@ -1,4 +1,4 @@
-"""An episode as callbacks and policy mapping functions see it while a worker plays it."""
+"""An episode in progress, as callbacks and policy mapping functions see it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["RolloutEpisode"]
 class RolloutEpisode:
     """One episode of one env copy.
 
-    Attributes: `episode_id`, a random one, because estimators split by it; `env_id`; `length` in
-    env steps; `total_reward` and `agent_rewards` ((agent id, policy id) -> sum), before any
-    clipping; `worker`; for the user's own use `user_data`, `custom_metrics` (name -> number),
-    `hist_data` (name -> list of numbers) and `media`: metrics hand them out when the episode ends.
+    Attributes: `episode_id`, random, because estimators split by it; `env_id`; `length` in env
+    steps; `total_reward` and `agent_rewards` ((agent id, policy id) -> sum), unclipped; `worker`.
+    For the user: `user_data`, `custom_metrics` (name -> number), `hist_data` (name -> list of
+    numbers) and `media`, which the metrics contain when the episode ends.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class RolloutEpisode:
         self._last: dict[Any, tuple[Any, Any, Mapping[str, Any]]] = {}
 
     def policy_for(self, agent_id: Any) -> str:
-        """The id of the agent's policy: asked for once, when it appears, and bound from then on."""
+        """The id of the agent's policy, which is chosen when the agent appears and then stays."""
         if agent_id not in self._policies:
             self._policies[agent_id] = self._policy_of(agent_id, self)
         return self._policies[agent_id]
 
     def get_agents(self) -> list[Any]:
-        """The agents that appeared so far."""
+        """The agents that have appeared."""
         return list(self._policies)
 
     def last_observation_for(self, agent_id: Any) -> Any:
-        """The agent's newest observation, raw; None before its first."""
+        """The agent's latest observation, unprocessed; None before the first."""
         return self._last.get(agent_id, (None, None, {}))[0]
 
     def last_action_for(self, agent_id: Any) -> Any:
-        """The agent's newest action; None before its first."""
+        """The agent's latest action; None before the first."""
         return self._last.get(agent_id, (None, None, {}))[1]
 
     def last_info_for(self, agent_id: Any) -> Mapping[str, Any]:
-        """The info that came with the agent's newest observation."""
+        """The info of the agent's latest observation."""
         return self._last.get(agent_id, (None, None, {}))[2]
 
-    # what a sampler notes
+    # for samplers
 
     def note(self, agent_id: Any, obs: Any, action: Any, info: Mapping[str, Any]) -> None:
         self._last[agent_id] = (obs, action, info)
@@ -75,7 +75,7 @@ class RolloutEpisode:
         self.total_reward += reward
 
     def metrics(self, perf_stats: Mapping[str, float]) -> RolloutMetrics:
-        """What is said of it when it has ended."""
+        """The metrics of the episode at its end."""
         return RolloutMetrics(
             length=self.length,
             reward=self.total_reward,

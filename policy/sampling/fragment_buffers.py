@@ -1,7 +1,7 @@
-"""Rows of N copies of an environment while they grow into fragments: arrays (N, capacity, ...).
+"""Rows of N copies of an environment, until they form fragments: arrays (N, capacity, ...).
 
-A row is begun when its action is chosen and completed when the environment answers; several columns
-are written for many copies in one call. What a copy has gathered leaves as columns.
+A row begins when its action is chosen and is completed by the environment's step. Each call writes
+a column for many copies. A copy's rows are returned as columns.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ Index = npt.NDArray[np.intp]
 
 CUT, INFOS = "cut", "infos"
 CUTS = ("", "fragment", "terminated", "truncated", "horizon", "soft_horizon")
-"""Why nothing is carried over a row, as the column `cut` (uint8) counts it. "fragment": the episode
-goes on and its next observation is there; "terminated": nothing follows; the others bootstrap."""
+"""Why nothing is carried across a row, as numbers in the column `cut` (uint8). "fragment": the
+episode continues, and the next observation is known; "terminated": no bootstrap; the others
+bootstrap."""
 
 
 def row_layout(
     observation: Space, action: Space, dist_inputs: int
 ) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Column -> (shape, dtype) of a row that a worker gathers; texts are objects."""
+    """Column -> (shape, dtype) of a worker's row; texts are objects."""
     layout: dict[str, tuple[tuple[int, ...], Any]] = {}
     for prefix, space in ((OBS, observation), (NEXT_OBS, observation), ("actions", action)):
         for leaf in leaves(space):
@@ -62,7 +63,7 @@ def row_layout(
 
 @dataclass
 class EpisodeSegment:
-    """Where an episode begins among a copy's rows."""
+    """The first row of an episode among a copy's rows."""
 
     start: int
     episode_id: str
@@ -84,19 +85,19 @@ class FragmentBuffers:
         self._segments: list[list[EpisodeSegment]] = [[] for _ in range(copies)]
 
     def put(self, copies: Index, columns: Mapping[str, Any]) -> None:
-        """Write columns (M, ...) into the row that each of M copies is at."""
+        """Write columns (M, ...) into the current rows of M copies."""
         at = self.filled[copies]
         for name, values in columns.items():
             self._columns[name][copies, at] = values
 
     def advance(self, copies: Index) -> None:
-        """The rows that these copies are at are complete."""
+        """Mark the current rows of these copies as complete."""
         self.filled[copies] += 1
         if int(self.filled.max()) >= self.capacity:
             self._grow()
 
     def _grow(self) -> None:
-        """Twice the room: an episode may be longer than what was set aside."""
+        """Double the capacity, for an episode that exceeds it."""
         self.capacity *= 2
         for name, column in self._columns.items():
             wider = np.zeros((len(column), self.capacity, *column.shape[2:]), column.dtype)
@@ -104,22 +105,21 @@ class FragmentBuffers:
             self._columns[name] = wider
 
     def begin_episode(self, copy: int, episode_id: str, number: int) -> None:
-        """The copy's next row is the first of this episode."""
+        """Make the copy's next row the first of this episode."""
         segments, start = self._segments[copy], int(self.filled[copy])
         if segments and segments[-1].start == start:
             segments.pop()  # an episode without rows
         segments.append(EpisodeSegment(start, episode_id, number))
 
     def discard_episode(self, copy: int) -> int:
-        """Drop the rows of the episode that the copy is in; how many they were."""
+        """Drop the rows of the copy's current episode, and return their number."""
         start = self._segments[copy][-1].start
         dropped = int(self.filled[copy]) - start
         self.filled[copy] = start
         return dropped
 
     def take_episode(self, copy: int) -> tuple[dict[str, Array], EpisodeSegment]:
-        """The rows of the episode that the copy is in, copied, and whose they are; the episode goes
-        on without them."""
+        """Remove and return the rows of the copy's current episode; it continues without them."""
         current = self._segments[copy][-1]
         here = slice(current.start, int(self.filled[copy]))
         self.filled[copy] = current.start
@@ -137,8 +137,11 @@ class FragmentBuffers:
     def take(
         self, copies: Sequence[int], count: int
     ) -> tuple[dict[str, Array], list[EpisodeSegment]]:
-        """The first `count` rows of each of these copies behind each other, copied, and their
-        segments with starts among them. The copies begin anew, within the episodes they are in."""
+        """Remove and return the first `count` rows of each of these copies, and their segments.
+
+        Columns are concatenated copies; starts of segments refer to them. The copies start again
+        with no rows, in their current episodes.
+        """
         chosen = np.asarray(copies, np.intp)
         columns = {
             name: column[chosen, :count].reshape(len(chosen) * count, *column.shape[2:])

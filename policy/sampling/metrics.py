@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["MetricsRecorder", "OffPolicyEstimate", "RolloutMetrics"]
 
-# A worker that nobody asks keeps the newest episodes only.
+# without a consumer, only the latest episodes are stored
 _MOST = 10_000
 
 
@@ -19,7 +19,7 @@ _MOST = 10_000
 class RolloutMetrics:
     """An episode that ended: `length` in env steps, `reward` summed over agents, unclipped.
 
-    `perf_stats` are mean milliseconds a step of the worker so far: `env_wait_ms`, `inference_ms`.
+    `perf_stats` are the worker's mean milliseconds per step so far: `env_wait_ms`, `inference_ms`.
     """
 
     length: int
@@ -40,7 +40,7 @@ class OffPolicyEstimate:
 
 
 class MetricsRecorder:
-    """Collects ended episodes until they are drained. Two threads may share it."""
+    """Collects ended episodes until they are read. Two threads may share it."""
 
     def __init__(self) -> None:
         self._episodes: deque[RolloutMetrics] = deque(maxlen=_MOST)
@@ -51,7 +51,7 @@ class MetricsRecorder:
         self._episodes.append(episode)
 
     def drain(self) -> list[RolloutMetrics]:
-        """The episodes that ended since the last call, the oldest first."""
+        """Remove and return the episodes that ended since the last call, oldest first."""
         drained = []
         while self._episodes:
             drained.append(self._episodes.popleft())
@@ -72,6 +72,6 @@ class MetricsRecorder:
         self._rounds += 1
 
     def perf_stats(self) -> dict[str, float]:
-        """Mean milliseconds a round of stepping every copy."""
+        """Mean milliseconds per round, in which every copy is stepped."""
         rounds = max(self._rounds, 1)
         return {f"{what}_ms": 1000.0 * spent / rounds for what, spent in self._seconds.items()}

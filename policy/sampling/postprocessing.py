@@ -1,4 +1,4 @@
-"""From gathered columns to a batch: identity of the rows, clipped rewards, postprocessing."""
+"""From collected columns to a batch: identity of the rows, clipped rewards, postprocessing."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ RAW_REWARDS, SOURCE = "raw_rewards", "source"
 
 
 def clip_rewards(mode: Any, rewards: Array) -> Array | None:
-    """Rewards (N,) float64 clipped: True or "sign" gives their signs, a number x keeps them within
-    -x to x; None when they stay as they are (None, False)."""
+    """Clipped rewards (N,) float64; None if they are not to be clipped (mode None or False).
+
+    Mode True or "sign" gives their signs; a number x clips them to -x..x.
+    """
     if mode is None or mode is False:
         return None
     if mode is True or mode == "sign":
@@ -54,7 +56,7 @@ def clip_rewards(mode: Any, rewards: Array) -> Array | None:
 
 
 def check_clip_rewards(mode: Any) -> Any:
-    """The mode, if it is one. Raises ValueError."""
+    """Return a valid mode of clipping. Raises ValueError for any other value."""
     plain = mode is None or isinstance(mode, bool) or mode == "sign"
     if not plain and not (isinstance(mode, (int, float)) and mode > 0):
         raise ValueError(
@@ -64,7 +66,7 @@ def check_clip_rewards(mode: Any) -> Any:
 
 
 def env_columns(stored: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[str, Array]:
-    """Leaf path -> what was sent, if anything that was sent is not what is stored; else empty."""
+    """Leaf path -> actions as sent; empty if all of them equal the stored ones."""
     same = all(
         stored[path] is sent[path] or np.array_equal(stored[path], sent[path]) for path in sent
     )
@@ -72,8 +74,10 @@ def env_columns(stored: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[
 
 
 def alike(batches: Sequence[SampleBatch]) -> list[SampleBatch]:
-    """The batches with `actions_env` columns in all or in none: they are only there where what was
-    sent differs from what is stored."""
+    """The batches with `actions_env` columns in all or in none.
+
+    A batch has these columns only if an action was sent in another form than stored.
+    """
     names = {name for batch in batches for name in batch if name.startswith("actions_env")}
     done = []
     for batch in batches:
@@ -87,11 +91,11 @@ def alike(batches: Sequence[SampleBatch]) -> list[SampleBatch]:
 
 
 def finish_read(policy: TrainablePolicy, rows: SampleBatch) -> SampleBatch:
-    """What a policy makes of rows that a reader brought, as of rows that were sampled: advantages
-    of fragments, or its own `postprocess_trajectory` of each run of one agent in one episode.
+    """Complete rows from a reader in the same way as sampled rows.
 
-    Rows that have them already, and rows of a reader that was asked for other columns, stay as
-    they are: they may be there for estimators alone.
+    Adds advantages of fragments, or calls the policy's `postprocess_trajectory` for each run of one
+    agent in one episode. Rows that have advantages already, or lack columns because the reader was
+    asked for others, are returned unchanged: they may be meant for estimators only.
     """
     there = {name.partition(".")[0] for name in rows}
     if not rows.count or ADVANTAGES in rows or not there.issuperset(_NEEDED):
@@ -116,10 +120,11 @@ _NEEDED = frozenset({*PPOConfig.columns, STREAM, EPISODE_ORDINAL, AGENT_ID, T})
 
 @dataclass
 class RowFinisher:
-    """Gives rows their identity, and lets policies and callbacks complete them.
+    """Adds the identity of rows, and lets policies and callbacks complete them.
 
-    `stream` is this worker's own and new in every process, so that two workers' rows never mix. As
-    in shards, what stands before its last hyphen collected the rows; it has those of all policies.
+    `stream` is this worker's own and new in every process, so that rows of two workers are never
+    mixed. As in shards, the text before its last hyphen identifies the collector of the rows; the
+    stream contains the rows of all policies.
     """
 
     policies: Mapping[str, TrainablePolicy]
@@ -129,7 +134,7 @@ class RowFinisher:
     stream: str = field(default_factory=lambda: f"worker-{secrets.token_hex(6)}-all")
 
     def trains(self, policy_id: str) -> bool:
-        """Whether the policy learns here; else its filter is not to move either."""
+        """Whether the policy learns here; otherwise its filter must not learn either."""
         return self.worker is None or policy_id in self.worker.policies_to_train
 
     def identified(
@@ -141,7 +146,10 @@ class RowFinisher:
         agent_id: str,
         has_next: Array | None = None,
     ) -> SampleBatch:
-        """A batch of gathered columns: rows of `segments` behind each other."""
+        """A batch from collected columns: rows of `segments`, one after the other.
+
+        `has_next`: bool (N,), whether there is a next observation (default: True).
+        """
         count = len(columns[REWARDS])
         lengths = np.diff([*(one.start for one in segments), count])
         ids = np.array([one.episode_id for one in segments], object)
@@ -157,14 +165,14 @@ class RowFinisher:
         return SampleBatch(columns)
 
     def is_hooked(self, policy: TrainablePolicy) -> bool:
-        """Whether trajectories have to be handed over one by one."""
+        """Whether trajectories have to be passed on one by one."""
         own = type(policy).postprocess_trajectory is not TrainablePolicy.postprocess_trajectory
         return own or is_overridden(self.callbacks, "on_postprocess_trajectory")
 
     def finish_runs(
         self, batch: SampleBatch, segments: Sequence[EpisodeSegment], episodes: Mapping[int, Any]
     ) -> SampleBatch:
-        """Postprocess rows of the one default agent: runs of episodes behind each other."""
+        """Postprocess rows of the default agent: runs of episodes, one after the other."""
         policy_id = next(iter(self.policies))
         policy = self.policies[policy_id]
         if not self.is_hooked(policy):

@@ -1,4 +1,4 @@
-"""What both samplers share: how long an episode may be, how fragments are cut, what ends mean."""
+"""Definitions for both samplers: horizons, fragments, and ends of episodes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _HORIZON, _SOFT_HORIZON = CUTS.index("horizon"), CUTS.index("soft_horizon")
 
 
 class Sampler(Protocol):
-    """Plays and hands out fragments; one thread at a time.
+    """Steps environments and returns fragments; for one thread at a time.
 
-    `excluded` gets the rows of episodes that learners are to skip (their column `training_enabled`
-    is False), a run of one agent at a time; they are in no batch. None: they go nowhere.
+    `excluded` is called with the rows of episodes that learners are to skip (their column
+    `training_enabled` is False), one agent's run at a time; no batch contains them. None: they are
+    dropped.
     """
 
     excluded: Callable[[SampleBatch], None] | None
@@ -38,7 +39,7 @@ class Sampler(Protocol):
         """The next fragment of one copy (truncate_episodes) or one episode."""
 
     def simulate(self, episodes: int) -> None:
-        """Play that many episodes for their metrics; their rows are thrown away."""
+        """Play this many episodes only for their metrics; their rows are dropped."""
 
 
 TRAINING_ENABLED = "training_enabled"
@@ -51,13 +52,13 @@ def is_excluded(info: Mapping[str, Any]) -> bool:
 
 
 def without_marker(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment's own info."""
+    """The environment's info without the marker."""
     return {name: value for name, value in info.items() if name != TRAINING_ENABLED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """How M steps ended: recorded flags (M,), who begins a new episode, who needs a reset."""
+    """How M steps ended: recorded flags (M,), new episodes, resets."""
 
     terminateds: BoolArray
     truncateds: BoolArray
@@ -68,11 +69,11 @@ class Ends:
 
 @dataclass(frozen=True, kw_only=True)
 class CutRules:
-    """When rows are cut.
+    """When episodes and fragments end.
 
-    `horizon` (inf: none) ends an episode as truncated; with `soft_horizon` the environment goes on
-    under a new episode id, and nothing is recorded as done. `no_done_at_end` records nothing as
-    done at any end.
+    `horizon` (inf: none) ends an episode as truncated. With `soft_horizon` the environment
+    continues under a new episode id, and no end is recorded. `no_done_at_end` records no end at
+    all.
     """
 
     fragment: int
@@ -86,7 +87,7 @@ class CutRules:
         return self.mode == "truncate_episodes"
 
     def ends(self, lengths: npt.NDArray[Any], terminated: BoolArray, truncated: BoolArray) -> Ends:
-        """The ends of M steps, of episodes that are `lengths` (M,) long now."""
+        """The ends of M steps in episodes whose lengths are now `lengths` (M,)."""
         env = terminated | truncated
         reached = (lengths >= self.horizon) & ~env
         hard = reached & (not self.soft_horizon)

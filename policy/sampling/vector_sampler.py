@@ -1,7 +1,7 @@
 """Sampling from N copies of a single-agent environment, as columns.
 
-Each round acts in all copies that wait, with one forward pass, and writes what came of it into
-buffers, a call a column: nothing is done per row but the environment's own step.
+Each round acts in all copies that wait, with one forward pass, and writes the results into buffers,
+with one call per column. Only the environment's own step is done row by row.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ __all__ = ["VectorSampler"]
 
 Array = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]
-# Room set aside for an episode whose length nobody knows; buffers double when it is not enough.
+# the initial capacity for episodes of unknown length; buffers double when it is exceeded
 _FIRST_ROOM = 128
 
 
 class VectorSampler:
-    """Plays with `copies`; `next_batch` is a fragment of one of them, or a whole episode.
+    """Samples from `copies`; `next_batch` is a fragment of one of them, or a whole episode.
 
-    `restarts` counts failures; `finisher` knows the policy. `actions_env` columns are there where
-    clipping changed what was sent. What goes wrong in a round leaves copies and rows half a step
-    apart, so that nothing more is played: the same error comes at every later call.
+    `restarts` counts failures; `finisher` has the policy. Batches have `actions_env` columns if
+    clipping changed an action. An error within a round leaves copies and rows in an inconsistent
+    state, so nothing more is sampled: every later call raises the same error.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class VectorSampler:
         self._action_names = {p: leaf.column("actions") for p, leaf in self._paths(spec.action)}
         self._env_names = {p: leaf.column("actions_env") for p, leaf in self._paths(spec.action)}
         self._plain_discrete = isinstance(spec.action, Discrete)
-        # only a Box can be clipped to something else than what is stored
+        # clipping only changes Box actions
         self._may_differ = self._clip and spec.layout.log_stds > 0
         layout = row_layout(spec.observation, spec.action, spec.layout.size)
         if self._may_differ:
@@ -118,18 +118,21 @@ class VectorSampler:
         self._numbers = np.zeros(count, np.int64)
         self._by_number: dict[int, RolloutEpisode] = {}
         self._count = 0
-        self._skipped = np.zeros(count, np.bool_)  # copies whose episode learners are to skip
+        # copies with an episode that learners are to skip
+        self._skipped = np.zeros(count, np.bool_)
         self._waiting: Index = np.empty(0, np.intp)  # copies that wait for an action
 
     @staticmethod
     def _paths(space: Any) -> list[tuple[str, Any]]:
         return [(leaf.path, leaf) for leaf in leaves(space)]
 
-    # what callers use
+    # public methods
 
     def next_batch(self) -> SampleBatch:
-        """The next fragment or episode; raises what an environment raised that is not mended, and
-        again at every later call."""
+        """The next fragment or episode.
+
+        Raises the error of an environment that is not restarted, and again at every later call.
+        """
         if not self._ready:
             self._actor = self._policy.actor()
         while not self._ready:
@@ -144,7 +147,7 @@ class VectorSampler:
             self._ready.clear()
 
     def _play_on(self) -> None:
-        """One round, after the first resets; none after one that failed."""
+        """Play one round, after the first resets; raises the error of an earlier round."""
         if self._stopped_by is not None:
             raise self._stopped_by
         try:
@@ -179,7 +182,7 @@ class VectorSampler:
         self._recorder.round_done()
 
     def _act(self, waiting: Index) -> list[Any]:
-        """Choose an action for each copy that waits, begin its row, and give what is sent."""
+        """Choose an action for each waiting copy, begin its row, and return the actions to send."""
         policy = self._policy
         columns = self._copies.observations.take(waiting)
         flat = policy.flatten(columns)
@@ -202,7 +205,7 @@ class VectorSampler:
     def _forward(
         self, flat: npt.NDArray[np.float32], waiting: Index
     ) -> tuple[Actions, list[Array]]:
-        """(actions, the recurrent states that they were chosen in)."""
+        """(actions, the recurrent states before them)."""
         if not self._state:
             return self._actor.act(flat, self._rng, explore=self._explore), []
         states = [state[waiting] for state in self._state]
@@ -213,7 +216,7 @@ class VectorSampler:
         return actions, states
 
     def _log(self, stepped: Stepped) -> list[int]:
-        """Complete the rows of what came back; the copies that are to be reset."""
+        """Complete the rows of the returned steps; return the copies that have to be reset."""
         index = stepped.index
         self._lengths[index] += 1
         self._returns[index] += stepped.rewards
@@ -244,7 +247,7 @@ class VectorSampler:
         return again
 
     def _watch(self, stepped: Stepped, after: Mapping[str, Array]) -> None:
-        """Tell the callbacks about each step."""
+        """Call the callbacks for each step."""
         for row, copy in enumerate(stepped.index.tolist()):
             episode = self._noted(copy)
             obs = after[""][row] if "" in after else {p: c[row] for p, c in after.items()}
@@ -254,7 +257,7 @@ class VectorSampler:
             self._callbacks.on_episode_step(**self._hook(episode, copy))
 
     def _noted(self, copy: int) -> RolloutEpisode:
-        """The copy's episode with its length and reward as they are now."""
+        """The copy's episode, updated to the current length and reward."""
         episode = self._episodes[copy]
         if episode is None:
             raise RuntimeError(f"env copy {copy}: expected an episode that goes on")
@@ -276,7 +279,7 @@ class VectorSampler:
     # episodes
 
     def _begin(self, copies: list[int]) -> None:
-        """The first observations of these copies are there."""
+        """Begin episodes in copies that have their first observations."""
         for copy in copies:
             for mine, initial in zip(self._state, self._initial, strict=True):
                 mine[copy] = initial
@@ -317,11 +320,12 @@ class VectorSampler:
             if ends.reset[row]:
                 again.append(copy)
             else:
-                self._new_episode(copy)  # a soft horizon: the environment goes on, states too
+                # a soft horizon: the environment and recurrent states continue
+                self._new_episode(copy)
         return again
 
     def _discard(self, copy: int) -> None:
-        """The copy failed: the rows of its episode that are here are lost, and nothing else."""
+        """Drop the rows of a failed copy's current episode, and no others."""
         self._buffers.discard_episode(copy)
         self._restarts.discarded += 1
         self._by_number.pop(int(self._numbers[copy]), None)
@@ -329,7 +333,7 @@ class VectorSampler:
     # fragments
 
     def _exclude(self, copy: int) -> None:
-        """Hand over what is here of an episode that learners are to skip: it is in no fragment."""
+        """Pass on the rows of an episode that learners are to skip; no fragment contains them."""
         columns, segment = self._buffers.take_episode(copy)
         if self.excluded is None or not len(columns[REWARDS]):
             return
@@ -343,7 +347,7 @@ class VectorSampler:
         )
 
     def _emit(self, copies: list[int], count: int) -> None:
-        """Hand over `count` rows of each of these copies."""
+        """Return `count` rows of each of these copies as batches."""
         columns, segments = self._buffers.take(copies, count)
         rows = len(columns[REWARDS])
         last = np.arange(count - 1, rows, count)
@@ -370,7 +374,7 @@ class VectorSampler:
         return bool(env_columns(stored, sent))
 
     def _finish(self, batch: SampleBatch, segments: list[Any], here: slice) -> SampleBatch:
-        """Postprocess one copy's rows, a trajectory at a time."""
+        """Postprocess one copy's rows, one trajectory at a time."""
         mine = [one for one in segments if here.start <= one.start < here.stop]
         shifted = [type(one)(one.start - here.start, one.episode_id, one.number) for one in mine]
         done = self._finisher.finish_runs(batch, shifted, self._by_number)
