@@ -1,9 +1,10 @@
-"""A worker's inputs and outputs: the context of their creators, and the worker's own sampler as an
-input.
+"""A worker's inputs and outputs: the argument of their creators, and its own sampler as an input.
 
     def from_shards(ioctx): return ShardReader(ioctx.log_dir)
     def to_shards(ioctx): return ParquetOutputWriter(ioctx.log_dir, ioctx.worker.descriptors())
     RolloutWorker(..., input_creator=from_shards, output_creator=to_shards)
+
+Samplers become inputs by `SamplerInput`, `AsyncSamplerInput` and `FakeInput`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class IOContext:
-    """The argument of input and output creators. `log_dir` is the working directory unless
-    given."""
+    """The argument of input and output creators.
+
+    `log_dir` is by default the working directory.
+    """
 
     log_dir: str = field(default_factory=os.getcwd)
     config: Mapping[str, Any] = field(default_factory=dict)
     worker_index: int = 0
-    worker: Any = None  # the RolloutWorker, whose module imports this one
+    worker: Any = None  # the RolloutWorker; not its type, as its module imports this one
     sampler: InputReader | None = None
 
     def default_sampler_input(self) -> InputReader:
@@ -55,7 +58,7 @@ class NoopOutput(OutputWriter):
 
 
 class SamplerInput(InputReader):
-    """The worker's sampler, a fragment or an episode at a time."""
+    """The worker's sampler as an input; a batch is a fragment or an episode."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -65,8 +68,11 @@ class SamplerInput(InputReader):
 
 
 class FakeInput(InputReader):
-    """Samples once, then returns copies of the first batch forever, to measure everything except
-    sampling. Copies, because batches are changed in place."""
+    """Samples once, then returns copies of the first batch forever.
+
+    Used to measure everything except sampling. It returns copies because batches are changed in
+    place.
+    """
 
     def __init__(self, source: InputReader) -> None:
         self._source = source
@@ -82,7 +88,7 @@ class FakeInput(InputReader):
 
 
 class AsyncSamplerInput(InputReader):
-    """A sampler in a thread of its own, at most `depth` batches ahead.
+    """A sampler in its own thread, at most `depth` batches ahead.
 
     An exception of the sampler is raised by `next`, and again by every later call.
     """
@@ -95,7 +101,7 @@ class AsyncSamplerInput(InputReader):
         self._thread: threading.Thread | None = None
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next batch; raises TimeoutError when none comes for 600 s (or `timeout`)."""
+        """The next batch. Raises TimeoutError if none comes for 600 s (or `timeout`)."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
             self._thread.start()
@@ -128,7 +134,7 @@ class AsyncSamplerInput(InputReader):
             return
 
     def close(self) -> None:
-        """Stop playing after the step in progress; an environment that blocks is left behind."""
+        """Stop after the current step; wait at most 5 s for an environment that blocks."""
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5.0)

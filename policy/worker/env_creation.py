@@ -28,13 +28,13 @@ __all__ = [
     "time_limit",
 ]
 
-# Far enough apart that the copies of two workers never begin with one seed.
+# far enough apart that copies of two workers never start with the same seed
 _SEEDS_A_WORKER = 10_007
 
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Makes copy after copy; a value, so that a copy's own process can make it."""
+    """Creates copies of the environment; picklable, so that a copy's own process can call it."""
 
     env_creator: Callable[[EnvContext], Any]
     context: EnvContext
@@ -55,7 +55,7 @@ class EnvMaker:
         return cls(settings.env_creator, context, deepmind, settings.monitor_path)
 
     def __call__(self, vector_index: int = 0) -> Any:
-        """The copy of that index, wrapped as the settings say."""
+        """The copy with this index, with the wrappers that the settings ask for."""
         env = self.env_creator(self.context.copy_with_overrides(vector_index=vector_index))
         if env is None:
             raise ValueError("env_creator: expected an environment, got None")
@@ -74,7 +74,7 @@ class EnvMaker:
 
 @dataclass(frozen=True)
 class CopyMaker:
-    """`EnvMaker` for one index, without an argument."""
+    """`EnvMaker` for a single index, as a function without arguments."""
 
     maker: EnvMaker
     vector_index: int
@@ -84,17 +84,17 @@ class CopyMaker:
 
 
 def is_atari(env: Any) -> bool:
-    """Whether it is a game of the Arcade Learning Environment."""
+    """Whether the environment is a game of the Arcade Learning Environment."""
     return hasattr(getattr(env, "unwrapped", None), "ale")
 
 
 def _deepmind(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """84 x 84 grey, 4 frames, as in Mnih et al. 2015. The env has to be made with frameskip=1."""
+    """84 x 84 grey, 4 frames, as in Mnih et al. 2015. The env must be created with frameskip=1."""
     return gym.wrappers.FrameStackObservation(gym.wrappers.AtariPreprocessing(env), 4)
 
 
 def _monitored(env: gym.Env[Any, Any], folder: str) -> gym.Env[Any, Any]:
-    """Statistics in the last info of every episode; videos too where the env renders pictures."""
+    """Add statistics to the last info of every episode, and videos if the env renders images."""
     if env.render_mode == "rgb_array":
         try:
             env = gym.wrappers.RecordVideo(env, folder)
@@ -104,29 +104,29 @@ def _monitored(env: gym.Env[Any, Any], folder: str) -> gym.Env[Any, Any]:
 
 
 def single_agent(env: Any) -> bool:
-    """Whether it is a plain gymnasium environment, which needs no protocol between."""
+    """Whether it is a plain gymnasium environment, which is stepped without `BaseEnv`."""
     many = hasattr(env, "agents") or hasattr(env, "possible_agents")
     return isinstance(env, gym.Env) and not many and not hasattr(env, "to_base_env")
 
 
 def time_limit(env: Any) -> float | None:
-    """The env's own limit on the steps of an episode; None when it has none."""
+    """The env's own limit on the steps of an episode; None if it has none."""
     spec = getattr(env, "spec", None)
     limit = getattr(spec, "max_episode_steps", None)
     return None if limit is None else float(limit)
 
 
 def seed_of(settings: WorkerSettings, copy: int) -> int | None:
-    """The seed of a copy's first reset."""
+    """The seed of a copy's first reset; None without a seed."""
     if settings.seed is None:
         return None
     return settings.seed + settings.seed_place * _SEEDS_A_WORKER + copy
 
 
 def base_env_of(settings: WorkerSettings, first: Any) -> BaseEnv:
-    """Everything but plain gymnasium environments, behind the protocol of policy.envs.base_env.
+    """Any environment but a plain gymnasium one, behind the protocol of policy.envs.base_env.
 
-    Raises ValueError for a horizon where nothing can be reset.
+    Raises ValueError for a horizon if the environment cannot be reset.
     """
     vector = isinstance(first, gym.vector.VectorEnv)
     env = to_base_env(
@@ -140,16 +140,18 @@ def base_env_of(settings: WorkerSettings, first: Any) -> BaseEnv:
 
 
 def is_multi_agent(env: Any) -> bool:
-    """Whether several agents may act in it: anything that is neither a gymnasium environment nor a
-    vector of them. What is behind a protocol of its own may map its agents to policies, unless it
-    says itself that it has one."""
+    """Whether several agents may act in the environment.
+
+    That is any but a gymnasium environment or a vector of them. An environment with its own
+    `BaseEnv` may also map agents to policies, unless its `one_agent` is True.
+    """
     if getattr(env, "one_agent", False):
         return False
     return not single_agent(env) and not isinstance(env, gym.vector.VectorEnv)
 
 
 def env_spaces(env: Any) -> tuple[Any, Any]:
-    """(observation, action) of one agent, or by agent where they are declared so."""
+    """(observation, action) of one agent, or by agent if they are declared so."""
     if isinstance(env, gym.vector.VectorEnv):
         return env.single_observation_space, env.single_action_space
     found = []

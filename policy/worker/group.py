@@ -1,4 +1,4 @@
-"""A driver's worker and N remote ones on Ray: sample from all, learn here, send weights out once.
+"""A driver's worker and N remote ones on Ray: sample from all, learn here, send weights once.
 
     group = WorkerGroup(
         RolloutWorker, 4, {"env_creator": make, "policy": TrainablePolicy, "num_envs": 8}
@@ -10,7 +10,7 @@
     group.stop()
 
 If a remote worker dies, only its current sample is lost: a new worker replaces it and gets the
-newest weights, global variables and filters. Needs the [ray] extra. Ray pickles what it sends
+latest weights, global variables and filters. Needs the [ray] extra. Ray pickles what it sends
 between its own processes; Headrace's files and messages contain no pickle.
 """
 
@@ -36,10 +36,10 @@ Result = TypeVar("Result")
 
 @dataclass
 class GroupStats:
-    """Counts since the group was made."""
+    """Counts since the group was created."""
 
     lost: int = 0  # workers that died
-    restarted: int = 0  # workers that took their places
+    restarted: int = 0  # workers that replaced them
     weights_sent: int = 0  # versions put into Ray's store, each once
 
 
@@ -50,16 +50,16 @@ class _Remote:
     index: int
     actor: Any
     version: int = -1  # of the weights that it has
-    taking: Any = None  # what its taking up of them will answer
-    failures: int = 0  # in a row
+    taking: Any = None  # the pending result of sending them
+    failures: int = 0  # failures in a row
 
 
 class WorkerGroup:
     """`local_worker` (index 0, which learns) and `num_workers` remote ones.
 
-    `worker_args` are the constructor's; `worker_index`, `num_workers` and, for a worker that takes
-    a lost one's place, `incarnation` are added. `actor_options` are those of `as_remote`. A worker
-    that fails more than `most_restarts` times in a row is left out, and when none is left `sample`
+    `worker_args` are the constructor's; `worker_index`, `num_workers` and, for a worker that
+    replaces a lost one, `incarnation` are added. `actor_options` are those of `as_remote`. A worker
+    that fails more than `most_restarts` times in a row is not replaced; if none is left, `sample`
     raises RuntimeError.
     """
 
@@ -82,14 +82,14 @@ class WorkerGroup:
         self.stats = GroupStats()
         self._last_loss = "none"
         self._stopped = False
-        # what good workers answered to a call that raised another's error, for the next such call
+        # results of workers in a call in which another worker raised, for the next call
         self._held_batches: dict[int, Batch] = {}
         self._held_metrics: list[Any] = []
         self.local_worker = worker_class(**self._args, worker_index=0, num_workers=num_workers)
         self.version = 0
-        self._latest: dict[str, Any] = {}  # of every policy: what a new worker starts with
-        self._lives: Counter[int] = Counter()  # how many workers each index had
-        self._weights: Any = None  # the reference in Ray's store
+        self._latest: dict[str, Any] = {}  # of every policy, for new workers
+        self._lives: Counter[int] = Counter()  # how many workers each index has had
+        self._weights: Any = None  # their reference in Ray's store
         self._put_weights()
         self._remotes = [self._create(index) for index in range(1, num_workers + 1)]
 
@@ -98,8 +98,11 @@ class WorkerGroup:
         return f"WorkerGroup({self.num_workers} workers, version {self.version}{stopped})"
 
     def _create(self, index: int) -> _Remote:
-        """A remote worker with everything the driver knows. One that takes a lost one's place plays
-        on with random numbers of its own, not the lost one's episodes again."""
+        """Create a remote worker with the driver's weights, global variables and filters.
+
+        A worker that replaces a lost one gets other random numbers, so that it does not repeat the
+        lost one's episodes.
+        """
         place = {"worker_index": index, "num_workers": self.num_workers}
         if self._lives[index]:
             place["incarnation"] = self._lives[index]
@@ -119,7 +122,7 @@ class WorkerGroup:
         *,
         policies: Collection[str] | None = None,
     ) -> int:
-        """Send the driver's weights to every worker as a new version; its number.
+        """Send the driver's weights to every worker as a new version; return its number.
 
         They are put into Ray's store once, however many workers there are. If a worker refuses
         them, its error is raised by the next call to that worker.
@@ -130,7 +133,7 @@ class WorkerGroup:
             self.local_worker.set_global_vars(global_vars)
         self._put_weights(policies)
         for remote in self._remotes:
-            if remote.actor is not None:  # who takes a lost one's place gets them when it is made
+            if remote.actor is not None:  # a replacement gets them when it is created
                 self._send(remote, self._weights)
         return self.version
 
@@ -149,12 +152,14 @@ class WorkerGroup:
         remote.version = self.version
 
     def sync_filters(self) -> None:
-        """Merge the observations of all workers' filters since the last call into the driver's
-        filters, and send the result to all; no observation counts twice."""
+        """Merge all workers' new filter statistics into the driver's, and send them to all.
+
+        No observation is counted twice.
+        """
         driver = self.local_worker.filters
         for one in driver.values():
             if isinstance(one, MeanStdFilter):
-                one.clear_buffer()  # the driver's own observations are in its statistics already
+                one.clear_buffer()  # its statistics already include the driver's own observations
         answers, failed = self._ask("get_filters", True)
         for filters in answers.values():
             for name, theirs in filters.items():
@@ -162,18 +167,18 @@ class WorkerGroup:
                 if isinstance(mine, MeanStdFilter):
                     mine.apply_changes(theirs)
         if failed is not None:
-            raise failed  # what the others handed over is in the driver's
+            raise failed  # the driver has merged the others' observations
         merged = {name: _without_buffer(one) for name, one in driver.items()}
         self._each("sync_filters", merged)
 
     # sampling
 
     def sample(self) -> list[Batch]:
-        """A sample of every worker that is alive, in the order of their indices.
+        """A sample of every live worker, in the order of their indices.
 
-        A worker that died meanwhile is missing from the list, and its replacement is there the next
-        time. Raises RuntimeError when no worker returned a batch, and exceptions of a worker's own
-        code: the batches of the others are then kept for the next call, which does not ask those
+        A worker that died meanwhile is missing from the list; its replacement is included next
+        time. Raises RuntimeError if no worker returned a batch, and exceptions of a worker's own
+        code: then the batches of the others are kept for the next call, which does not ask those
         workers again.
         """
         answers, failed = self._ask("sample", but=self._held_batches)
@@ -190,7 +195,7 @@ class WorkerGroup:
         return batches
 
     def _each(self, method: str, *args: Any) -> list[Any]:
-        """A method of every remote worker, at once; answers of those that are alive."""
+        """Call a method on every remote worker in parallel; return the results of the live ones."""
         answers, failed = self._ask(method, *args)
         if failed is not None:
             raise failed
@@ -199,10 +204,10 @@ class WorkerGroup:
     def _ask(
         self, method: str, *args: Any, but: Collection[int] = ()
     ) -> tuple[dict[int, Any], BaseException | None]:
-        """(answers by index, what a worker's own code raised): one's error costs no other's answer.
+        """Call a method on all live workers, except those with an index in `but`.
 
-        Asked are all that are alive, without those of the indices `but`. Of several errors the
-        first is returned, the others are logged.
+        Returns (results by index, the first error of a worker's own code); other errors are logged.
+        One worker's error does not affect the results of others.
         """
         self._require_running()
         self._revive()
@@ -226,7 +231,7 @@ class WorkerGroup:
         return answers, failures[0] if failures else None
 
     def _answer(self, remote: _Remote, ref: Any, failures: list[BaseException]) -> Any:
-        """What it answered; _NOTHING from a worker that died, or whose own code raised."""
+        """A worker's result; _NOTHING if it died or its own code raised."""
         try:
             return self._ray.get(ref)
         except self._ray.exceptions.RayActorError as error:
@@ -244,7 +249,7 @@ class WorkerGroup:
             raise RuntimeError("this group was stopped")
 
     def _revive(self) -> None:
-        """New workers in place of those that died."""
+        """Replace the workers that died."""
         revived = []
         for remote in self._remotes:
             if remote.actor is None and remote.failures <= self._most_restarts:
@@ -259,22 +264,22 @@ class WorkerGroup:
     # every worker
 
     def foreach_worker(self, func: Callable[[Any], Result]) -> list[Result]:
-        """`func(worker)` of the driver's worker and of every remote one that is alive, in order.
+        """Call `func(worker)` with the driver's worker and every live remote one, in order.
 
-        The function travels by Ray's own pickling; so does what it answers.
+        Ray pickles the function and its results.
         """
         self._require_running()
         return [func(self.local_worker), *self._each("apply", func)]
 
     def foreach_policy(self, func: Callable[[Any, str], Result]) -> list[Result]:
-        """`func(policy, policy id)` of every policy of every worker, the driver's first."""
+        """Call `func(policy, policy id)` for every policy of every worker, the driver's first."""
         found = self.foreach_worker(lambda worker: worker.foreach_policy(func))
         return [result for results in found for result in results]
 
     def get_metrics(self) -> list[Any]:
-        """The reports of all workers since the last call.
+        """The metrics of all workers since the last call.
 
-        If a worker's own code raises, the next call includes the reports of the others.
+        If a worker's own code raises, the next call includes the metrics of the others.
         """
         self._require_running()
         self._held_metrics += self.local_worker.get_metrics()
@@ -287,11 +292,11 @@ class WorkerGroup:
 
     @property
     def remote_workers(self) -> list[Any]:
-        """The actors' handles of the workers that are alive as far as is known."""
+        """The actor handles of the workers that are not known to be dead."""
         return [remote.actor for remote in self._remotes if remote.actor is not None]
 
     def stop(self) -> None:
-        """Stop every worker and its process; every call but this one raises RuntimeError then."""
+        """Stop all workers and their processes; any other call then raises RuntimeError."""
         self._stopped = True
         self.local_worker.stop()
         for actor in self.remote_workers:
@@ -314,14 +319,14 @@ _NOTHING: Any = object()
 
 
 def _own_error(error: Any) -> BaseException:
-    """What the worker's own code raised, as it would have been raised here."""
+    """The error that the worker's own code raised, as it would be raised here."""
     own: BaseException = error.as_instanceof_cause()
     own.__cause__ = error
     return own
 
 
 def _without_buffer(one: Any) -> Any:
-    """A plain copy that has nothing to hand over."""
+    """A plain copy with an empty buffer."""
     if not isinstance(one, MeanStdFilter):
         return one
     copied = one.as_serialisable()

@@ -1,8 +1,8 @@
-"""What the worker's policy would have earned, judged by the episodes that its input holds.
+"""Estimates of the worker's policy from the episodes of its input.
 
-Only whole episodes are judged: fragments wait, over any number of batches, until they are all
-there. Estimators are those of policy.ope.estimators by name; "simulation" is the worker's own
-matter.
+Only whole episodes are used: fragments wait, over any number of batches, until all of them are
+there. The names of estimators are those of policy.ope.estimators; the worker itself handles
+"simulation".
 """
 
 from __future__ import annotations
@@ -46,19 +46,22 @@ SIMULATION = "simulation"
 _ALIASES: Mapping[str, str] = {"wis_pd": "cwpdis", "is_pd": "pdis"}
 _NEED_MODEL = {"dm", "dr", "sndr", "switch_dr", "dr_os"}
 _FOLDS = 5
-# Rows of episodes whose end never comes are given up, the oldest episodes first.
+# the oldest episodes without an end are dropped beyond this number of rows
 _MOST_ROWS = 1_000_000
 
 
 def _ends(run: SampleBatch) -> bool:
-    """Whether an episode ends with these rows: recorded as done, or cut by what ends one without
-    that (a soft horizon, `no_done_at_end`)."""
+    """Whether an episode ends with these rows.
+
+    Either the end is recorded, or `cut` shows an end that is not (a soft horizon,
+    `no_done_at_end`).
+    """
     cut = int(run[CUT][-1]) if CUT in run else 0
     return bool(run[TERMINATEDS][-1] or run[TRUNCATEDS][-1]) or cut > FRAGMENT_CUT
 
 
 def check_methods(methods: Collection[str]) -> tuple[str, ...]:
-    """The methods' names of today. Raises ValueError for one that is unknown."""
+    """Check the methods' names. Raises ValueError for an unknown one."""
     if isinstance(methods, str):
         raise ValueError(f"input_evaluation: expected a list of names, got {methods!r}")
     for name in methods:
@@ -70,19 +73,19 @@ def check_methods(methods: Collection[str]) -> tuple[str, ...]:
 
 @dataclass
 class _Whole:
-    """Episodes that are complete: rows one behind the other, S in all."""
+    """Complete episodes: rows one episode after the other, S in all."""
 
     rows: SampleBatch
     lengths: list[int]
 
 
 class InputEvaluation:
-    """Gathers whole episodes of one policy and judges the policy as it is when asked.
+    """Collects whole episodes of one policy, and evaluates the policy as it is at the call.
 
-    `gamma` discounts. The estimates' metrics are those of `Estimate.to_dict`, `v_old`, the mean
-    return of the log over the same episodes, `v_gain`, their quotient, and `unavailable`, why an
-    estimator has nothing to say. `open_rows` wait for their episode's end; of `given_up` episodes
-    a piece never came.
+    `gamma` is the discount. The metrics of an estimate are those of `Estimate.to_dict`; `v_old`,
+    the mean return in the log over the same episodes; `v_gain`, the quotient of both; and
+    `unavailable`, why an estimator has no result. `open_rows` wait for their episode's end; parts
+    of `given_up` episodes never came.
     """
 
     def __init__(self, methods: Collection[str], policy: TrainablePolicy, gamma: float) -> None:
@@ -92,11 +95,13 @@ class InputEvaluation:
         self._open_rows = 0
         self._whole: list[SampleBatch] = []
         self.given_up = 0  # episodes
-        self._asked = True  # since the newest rows came
+        self._asked = True  # whether `estimates` was called since the latest rows
 
     def add(self, batch: SampleBatch | MultiAgentBatch) -> None:
-        """Take a batch of the input. Raises NotImplementedError for several policies, ValueError
-        where no row says how likely its action was."""
+        """Add a batch of the input.
+
+        Raises NotImplementedError for several policies, and ValueError if no row has a propensity.
+        """
         if isinstance(batch, MultiAgentBatch):
             raise NotImplementedError(
                 "input_evaluation: expected the batches of a single policy, got a MultiAgentBatch; "
@@ -132,7 +137,7 @@ class InputEvaluation:
         if np.array_equal(rows[T], np.arange(rows.count)):
             self._whole.append(rows)
         else:
-            self._give_up()  # its beginning, or a piece of it, was never here
+            self._give_up()  # its beginning or another part is missing
 
     def _give_up(self) -> None:
         self.given_up += 1
@@ -145,8 +150,10 @@ class InputEvaluation:
             )
 
     def estimates(self) -> list[OffPolicyEstimate]:
-        """Estimates from the whole episodes since the last call. Where rows came and no episode of
-        them is whole, `unavailable` says so; none when nothing came."""
+        """Estimates from the episodes completed since the last call.
+
+        If rows came but completed no episode, `unavailable` says so; no estimates if nothing came.
+        """
         whole, self._whole = self._whole, []
         asked, self._asked = self._asked, True
         if not whole:
@@ -157,7 +164,7 @@ class InputEvaluation:
         return [self._estimate(name, judged) for name in self.methods]
 
     def _told(self) -> dict[str, Any]:
-        """What is not judged."""
+        """The numbers of episodes and rows that are not used."""
         return {"given_up": self.given_up, "open_rows": self._open_rows}
 
     def _none_whole(self, name: str) -> OffPolicyEstimate:
@@ -197,7 +204,7 @@ class InputEvaluation:
         )
 
     def _fit(self, whole: _Whole, flat: Any) -> CrossFitted:
-        """q and v, cross-fitted over episodes; in longer ones by fitted Q evaluation."""
+        """q and v, cross-fitted over episodes; for longer ones by fitted Q evaluation."""
         space = self._policy.spec.action
         if not isinstance(space, Discrete):
             raise ValueError("value models need a Discrete action space")

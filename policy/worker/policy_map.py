@@ -1,8 +1,8 @@
-"""Which policies a worker has, and which of them acts for an agent.
+"""A worker's policies, and the choice of the policy that acts for an agent.
 
-Forms of `policy`: None or a class, the one policy of all agents; a `PolicySpec`; a mapping of ids
-to a class, a spec, or (class, observation space, action space, config), where None stands for
-`TrainablePolicy` and for the environment's own spaces.
+`policy` may be None or a class, the single policy of all agents; a `PolicySpec`; or a mapping of
+ids to a class, a spec, or (class, observation space, action space, config), in which None stands
+for `TrainablePolicy` and for the environment's own spaces.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PolicyOf = Callable[[Any, RolloutEpisode], str]
 def build_policies(
     settings: WorkerSettings, spaces: Spaces | None, *, multi_agent: bool
 ) -> dict[str, TrainablePolicy]:
-    """The policies by id, built in the order of their ids.
+    """The policies by id, created in the order of their ids.
 
     `spaces` are the environment's (observation, action), None without an environment. Raises
-    ValueError for several policies of an environment with one agent, for spaces that nobody names,
-    and for raw Dict or Tuple observations when preprocessing is off.
+    ValueError for several policies of an environment with one agent, for missing spaces, and for
+    raw Dict or Tuple observations if preprocessing is off.
     """
     given = settings.policy
     forms = dict(given) if isinstance(given, Mapping) else {DEFAULT_POLICY: given}
@@ -110,7 +110,7 @@ def _parts(policy_id: str, form: Any) -> tuple[type[Any], Any, Any, Mapping[str,
 
 
 def _fields(settings: PolicySettings) -> dict[str, Any]:
-    """The typed form as a dict; an algorithm that nobody chose leaves it to policy_config."""
+    """The settings as a dict, without a default `algorithm`: policy_config may set it."""
     found = {one.name: getattr(settings, one.name) for one in fields(settings)}
     if settings.algorithm == PolicySettings().algorithm:
         del found["algorithm"]
@@ -118,7 +118,7 @@ def _fields(settings: PolicySettings) -> dict[str, Any]:
 
 
 def _one(space: Any, policy_id: str) -> Any:
-    """The space of all agents if they share one."""
+    """The space of all agents if it is the same for all, else None."""
     if isinstance(space, Mapping) and not isinstance(space, gym.Space):
         different = list(space.values())
         return different[0] if all(one == different[0] for one in different) else None
@@ -132,8 +132,11 @@ def _is_composite(space: Any) -> bool:
 def _config(
     settings: WorkerSettings, own: Mapping[str, Any], place: int, known: Collection[str]
 ) -> dict[str, Any]:
-    """What the policy's class knows of policy_config, then the policy's own; the worker's place
-    beside them."""
+    """The config of one policy.
+
+    It has the keys of policy_config that the policy's class knows, overridden by the policy's own
+    config, and the worker's index and number.
+    """
     common = {name: value for name, value in settings.policy_config.items() if name in known}
     if "algorithm" in own:
         common = {name: value for name, value in common.items() if name not in SHORT_NAMES}
@@ -148,7 +151,7 @@ def _config(
     if settings.model_config and "model" not in config:
         config["model"] = dict(settings.model_config)
     if settings.seed is not None and "seed" not in config:
-        # the same weights in every worker of a seed, others for every policy
+        # the same weights in every worker with this seed, but different ones for each policy
         config["seed"] = settings.seed + place
     return config
 
@@ -156,8 +159,8 @@ def _config(
 def make_mapping(settings: WorkerSettings, policies: Mapping[str, Any]) -> PolicyOf:
     """(agent id, episode) -> policy id, by the user's function of the agent or of both.
 
-    The mapping raises ValueError for an id that is no policy's. A worker that only reads an input
-    has nothing to choose: its batches say whose rows they are.
+    The mapping raises ValueError for an id without a policy. A worker that only reads an input
+    needs no function: its batches contain the policy ids.
     """
     function = settings.policy_mapping_fn
     only = next(iter(policies))

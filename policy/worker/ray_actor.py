@@ -8,7 +8,7 @@ __all__ = ["ray_module", "remote_class"]
 
 
 def ray_module() -> Any:
-    """Ray; raises ImportError that names the extra."""
+    """Import Ray; raises ImportError that names the extra."""
     try:
         import ray  # noqa: PLC0415  an optional extra
     except ImportError as error:
@@ -19,7 +19,7 @@ def ray_module() -> Any:
 
 
 def remote_class(cls: type[Any], **options: Any) -> Any:
-    """The class as a Ray actor class with the options that were given."""
+    """The class as a Ray actor class, with the options that are not None."""
     given = {name: value for name, value in options.items() if value is not None}
     ray = ray_module()
     return ray.remote(**given)(cls) if given else ray.remote(cls)

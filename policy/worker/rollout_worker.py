@@ -72,14 +72,14 @@ _MULTI_AGENT = "a MultiAgentBatch, whose keys are policies"
 
 
 class RolloutWorker(EnvRunner):
-    """Samples from environments or from an input, learns, and reports.
+    """Samples from environments or from an input, learns, and reports metrics.
 
-    Arguments are those of `WorkerSettings`, with the names of old as well; the first four also by
-    position. One thread at a time may use a worker.
+    Arguments are those of `WorkerSettings`, also with their earlier names; the first four may be
+    positional. Only one thread at a time may use a worker.
 
     Attributes: `policies` by id; `policies_to_train`; `settings`; `env`, the first copy;
-    `restarts`, failures of environments and the partial episodes they cost; `callbacks`;
-    `excluded`, why -> rows that were played and are in no sample.
+    `restarts`, which counts failures of environments and the partial episodes lost; `callbacks`;
+    `excluded`, why -> rows that were sampled but are in no batch.
     """
 
     def __init__(
@@ -127,16 +127,16 @@ class RolloutWorker(EnvRunner):
             level = "WARNING" if self.settings.log_level == "WARN" else self.settings.log_level
             logging.getLogger("headrace.worker").setLevel(level)
 
-    # what a runner makes
+    # making environments and policies
 
     def make_env(self) -> None:
-        """Make the first copy; none where the worker only reads an input."""
+        """Create the first copy, unless the worker only reads an input."""
         self.env = None
         if self.settings.env_creator is not None:
             self.env = EnvMaker.of(self.settings)(0)
 
     def make_module(self) -> None:
-        """Build the policies, in the order of their ids."""
+        """Create the policies, in the order of their ids."""
         spaces = None if self.env is None else env_spaces(self.env)
         multi_agent = self.env is not None and is_multi_agent(self.env)
         self.policies = build_policies(self.settings, spaces, multi_agent=multi_agent)
@@ -151,7 +151,7 @@ class RolloutWorker(EnvRunner):
         self.policies_to_train = [p for p in self.policies if chosen is None or p in chosen]
 
     def _require_concurrent_filters(self) -> None:
-        """What samples in a thread needs filters that two threads may use."""
+        """Raise ValueError if sampling uses a thread, but a filter does not support two threads."""
         settings = self.settings
         if not (settings.sample_async or SIMULATION in settings.input_evaluation):
             return
@@ -175,20 +175,20 @@ class RolloutWorker(EnvRunner):
         policy = next(iter(self.policies.values()))
         return InputEvaluation(estimators, policy, policy.settings.algorithm.gamma)
 
-    # what a runner does
+    # the interface of `EnvRunner`
 
     def assert_healthy(self) -> None:
-        """Raise RuntimeError for a worker that is stopped, or has neither environment nor input."""
+        """Raise RuntimeError if the worker was stopped, or has no environment and no input."""
         if self._stopped or self._sampling is None:
             raise RuntimeError("this worker was stopped")
         self._sampling.require_input()
 
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """Policy id -> (observation space, action space), as they were given."""
+        """Policy id -> (observation space, action space), as they were passed."""
         return {k: (p.observation_space, p.action_space) for k, p in self.policies.items()}
 
     def descriptors(self) -> dict[str, tuple[Space, Space]]:
-        """The same as Headrace's descriptors: what `ParquetOutputWriter` takes."""
+        """Policy id -> (observation, action) as descriptors, e.g. for `ParquetOutputWriter`."""
         return {k: (p.spec.observation, p.spec.action) for k, p in self.policies.items()}
 
     def _env_at(self, copy: Any) -> Any:
@@ -205,13 +205,13 @@ class RolloutWorker(EnvRunner):
     # sampling
 
     def sample(self, **kwargs: Any) -> Batch:
-        """A batch: the input's batches joined, then `on_sample_end`, the output writer, the
-        estimators, compression, in this order.
+        """Collect a batch, then apply callbacks, output, estimators and compression, in this order.
 
-        truncate_episodes: rollout_fragment_length * num_envs steps (fewer when postprocessing takes
-        rows away), of at most num_envs batches of the input. complete_episodes: whole episodes, at
-        least that many steps. Raises EndOfInput, EnvFailed, the exception of an environment that is
-        not restarted, and TypeError for any argument.
+        The batch joins the input's batches. truncate_episodes: rollout_fragment_length * num_envs
+        steps (fewer if postprocessing removes rows), from at most num_envs batches of the input.
+        complete_episodes: whole episodes with at least that many steps. Raises EndOfInput,
+        EnvFailed, the exception of an environment that is not restarted, and TypeError for any
+        argument.
         """
         WorkerSettings.refuse_for_sample(kwargs)
         self.assert_healthy()
@@ -227,12 +227,12 @@ class RolloutWorker(EnvRunner):
         return batch
 
     def sample_with_count(self) -> tuple[Batch, int]:
-        """(batch, its steps of the environment)."""
+        """(batch, its number of environment steps)."""
         batch = self.sample()
         return batch, batch.count
 
     def __iter__(self) -> Iterator[Batch]:
-        """Samples without end, or until the input ends."""
+        """Yield samples until the input ends."""
         while True:
             try:
                 yield self.sample()
@@ -240,8 +240,7 @@ class RolloutWorker(EnvRunner):
                 return
 
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
-        """Episodes that ended, and estimates from whole episodes of the input, since the last
-        call."""
+        """The episodes that ended since the last call, and estimates from the input's episodes."""
         drained: list[RolloutMetrics | OffPolicyEstimate] = list(self.recorder.drain())
         return drained + (self._estimates.estimates() if self._estimates is not None else [])
 
@@ -259,11 +258,11 @@ class RolloutWorker(EnvRunner):
         *,
         version: int | Mapping[str, int] = -1,
     ) -> None:
-        """Copy weights in; then `set_global_vars` if there are any.
+        """Copy weights in; then call `set_global_vars` if there are any.
 
-        `version` (one, or one per policy) is stored with every step that they act in. Raises
-        KeyError for an unknown id, before anything changes, and ValueError for weights that do not
-        fit.
+        `version` (one, or one per policy) is stored with every step that these weights act in.
+        Raises KeyError for an unknown id, before anything changes, and ValueError for weights that
+        do not fit.
         """
         known = {policy_id: self._policy(policy_id) for policy_id in weights}
         for policy_id, policy in known.items():
@@ -273,13 +272,13 @@ class RolloutWorker(EnvRunner):
             self.set_global_vars(global_vars)
 
     def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
-        """Keep them and tell every policy, whose schedules follow `timestep`."""
+        """Store global variables and pass them to all policies; `timestep` sets their schedules."""
         for policy in self.policies.values():
             policy.on_global_var_update(global_vars)
         self.global_vars = dict(global_vars)
 
     def get_global_vars(self) -> dict[str, Any]:
-        """A copy of what was set last; empty before."""
+        """A copy of the variables set last; empty before that."""
         return dict(self.global_vars)
 
     def _policy(self, policy_id: str) -> TrainablePolicy:
@@ -287,7 +286,7 @@ class RolloutWorker(EnvRunner):
             raise KeyError(f"no policy {policy_id!r}; the policies are {sorted(self.policies)}")
         return self.policies[policy_id]
 
-    # what is learned from
+    # choosing the rows to learn from
 
     def _shares(
         self,
@@ -297,8 +296,10 @@ class RolloutWorker(EnvRunner):
         epochs: int = 1,
         minibatch: int | None = None,
     ) -> dict[str, SampleBatch]:
-        """Policy id -> the rows that it learns from, in the order of the ids, of trained policies
-        alone; refused on every rank unless all ranks have as many for each."""
+        """The rows that each trained policy learns from, in the order of the ids.
+
+        Raises ValueError on every rank unless all ranks have the same number of rows for each.
+        """
         names = {policy_id: f"policy {policy_id!r}" for policy_id in sorted(self.policies)}
         counts = dict.fromkeys(names.values(), 0)
         counts |= {"num_sgd_iter": epochs, "sgd_minibatch_size": minibatch or 0}
@@ -313,7 +314,7 @@ class RolloutWorker(EnvRunner):
         return mine
 
     def _trainable(self, samples: Batch) -> dict[str, SampleBatch]:
-        """The batches of policies that are trained; others are left as they are."""
+        """The batches of policies that are trained."""
         if not isinstance(samples, MultiAgentBatch):
             return {self._only(): _plain(samples)}
         return {
@@ -323,7 +324,7 @@ class RolloutWorker(EnvRunner):
         }
 
     def _only(self) -> str:
-        """The default policy's id, or that of the one there is."""
+        """The default policy's id, or the only policy's. Raises ValueError without either."""
         if DEFAULT_POLICY in self.policies:
             return DEFAULT_POLICY
         if len(self.policies) == 1:
@@ -335,8 +336,11 @@ class RolloutWorker(EnvRunner):
     # gradients
 
     def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
-        """Of one policy: (gradients, info with `batch_count`). Of several: (policy id -> gradients,
-        {"info": policy id -> info, "batch_count": env steps}), trained policies alone."""
+        """The gradients of a batch, without applying them.
+
+        For one policy: (gradients, info with `batch_count`). For several: (policy id -> gradients,
+        {"info": policy id -> info, "batch_count": env steps}) of the trained policies.
+        """
         found = {
             policy_id: self.policies[policy_id].compute_gradients(rows)
             for policy_id, rows in self._shares(samples).items()
@@ -349,8 +353,10 @@ class RolloutWorker(EnvRunner):
         return gradients_of, {"info": info_of, "batch_count": samples.count}
 
     def apply_gradients(self, gradients: Mapping[str, Sequence[Any]] | Sequence[Any]) -> None:
-        """One optimizer step: a mapping by policy id, whether trained here or not; a list for the
-        default policy. Raises ValueError when their number or shapes differ from the parameters'.
+        """Take one optimizer step.
+
+        `gradients`: a mapping by policy id, including policies that are not trained here, or a list
+        for the default policy. Raises ValueError unless numbers and shapes match the parameters.
         """
         if isinstance(gradients, Mapping):
             for policy_id in gradients:
@@ -361,9 +367,12 @@ class RolloutWorker(EnvRunner):
             self.policies[self._only()].apply_gradients(gradients)
 
     def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
-        """One gradient step: info with `learner_stats` of one policy; of several, policy id -> info
-        of those that are trained. Names are the same whatever the batch: where it has no row to
-        learn from nothing changes, `batch_count` is 0 and the statistics are NaN."""
+        """Take one gradient step on a batch.
+
+        Returns the info of one policy, with `learner_stats`; for several, policy id -> info of the
+        trained ones. The names are the same for every batch. If it has no row to learn from,
+        nothing changes, `batch_count` is 0 and the statistics are NaN.
+        """
         found = {
             policy_id: self.policies[policy_id].learn_on_batch(rows)
             for policy_id, rows in self._shares(samples).items()
@@ -389,9 +398,9 @@ class RolloutWorker(EnvRunner):
 
         Fields become (x - mean) / max(1e-4, std), once and in a copy. Minibatches are slices of
         shuffled rows (rows with recurrent state keep their order) in a random order; the last one
-        may be short; size None or 0 is the whole batch. Gives (statistics averaged over the last
-        epoch's minibatches, steps sampled); NaN statistics and 0 steps of an input that is idle.
-        Raises ValueError for another count than expected.
+        may be shorter; size None or 0 means the whole batch. Returns (statistics averaged over the
+        last epoch's minibatches, steps sampled); NaN statistics and 0 steps if an input has
+        nothing. Raises ValueError if the number of steps is not the expected one.
         """
         if num_sgd_iter < 1:
             raise ValueError(f"num_sgd_iter: expected 1 or more, got {num_sgd_iter}")
@@ -438,13 +447,14 @@ class RolloutWorker(EnvRunner):
     def setup_torch_data_parallel(
         self, url: str, world_rank: int, world_size: int, backend: str = "gloo"
     ) -> None:
-        """Join `world_size` workers in learning: from now on `learn_on_batch` and
-        `compute_gradients` take the mean of all ranks' gradients, and every rank has to call them
-        as often, with as many rows for each trained policy; else all ranks raise ValueError. Begins
-        with the weights of rank 0.
+        """Join a group of `world_size` workers that learn together.
+
+        From now on `learn_on_batch` and `compute_gradients` use the mean of all ranks' gradients.
+        Every rank has to call them equally often, with the same number of rows for each trained
+        policy; otherwise all ranks raise ValueError. Starts with the weights of rank 0.
 
         `url` is torch.distributed's init_method, e.g. "tcp://127.0.0.1:29500". Raises ValueError
-        for a policy that is no torch policy, for a rank outside the world, and on every rank when
+        for a policy that is not a torch policy, for a rank outside the world, and on every rank if
         their policies differ.
         """
         for policy_id, policy in self.policies.items():
@@ -473,12 +483,15 @@ class RolloutWorker(EnvRunner):
         return {policy_id: policy.filter for policy_id, policy in self.policies.items()}
 
     def get_filters(self, flush_after: bool = False) -> Filters:
-        """Plain copies with their unmerged observations; `flush_after` clears these here, so that a
-        driver that merges the copies never counts them twice."""
+        """Plain copies of the filters, with their observations that were not merged yet.
+
+        `flush_after` clears these observations here, so that a driver that merges the copies never
+        counts them twice.
+        """
         return {name: _copied(one, flush=flush_after) for name, one in self.filters.items()}
 
     def sync_filters(self, new_filters: Mapping[str, MeanStdFilter | NoFilter]) -> None:
-        """Become copies of these, buffers included. Raises ValueError unless all are there."""
+        """Copy these filters, buffers included. Raises ValueError if one is missing."""
         mine = self.filters
         missing = sorted(set(mine) - set(new_filters))
         if missing:
@@ -493,33 +506,35 @@ class RolloutWorker(EnvRunner):
     # environments and policies
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
-        """`func` of every copy, in order; an env that is no vector gives one call."""
+        """Call `func` with every copy, in order; any env that is not a vector is one copy."""
         return [func(env) for env in self._live().sub_environments()]
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY) -> TrainablePolicy | None:
-        """The policy, None for an unknown id."""
+        """The policy; None for an unknown id."""
         return self.policies.get(policy_id)
 
     def for_policy(
         self, func: Callable[[TrainablePolicy], Any], policy_id: str = DEFAULT_POLICY
     ) -> Any:
-        """`func` of one policy. Raises KeyError for an unknown id."""
+        """Call `func` with one policy. Raises KeyError for an unknown id."""
         return func(self._policy(policy_id))
 
     def foreach_policy(self, func: Callable[[TrainablePolicy, str], Any]) -> list[Any]:
-        """`func(policy, policy id)` of all, in the order of the map."""
+        """Call `func(policy, policy id)` for every policy, in the order of `policies`."""
         return [func(policy, policy_id) for policy_id, policy in self.policies.items()]
 
     def foreach_trainable_policy(self, func: Callable[[TrainablePolicy, str], Any]) -> list[Any]:
-        """The same of the policies to train."""
+        """Call `func(policy, policy id)` for every policy to train."""
         return [func(self.policies[name], name) for name in self.policies_to_train]
 
     # state
 
     def save(self) -> bytes:
-        """Filters with their unmerged observations (which are cleared here), weights, optimizers,
-        global variables and random state, as safetensors: nothing in it is executed. See
-        policy.worker.state."""
+        """The worker's state as safetensors, which `restore` reads without executing anything.
+
+        It contains filters with observations that were not merged yet (which are cleared here),
+        weights, optimizers, global variables and random state. See policy.worker.state.
+        """
         filters = {
             name: one
             for name, one in self.get_filters(flush_after=True).items()
@@ -529,12 +544,15 @@ class RolloutWorker(EnvRunner):
         return pack(self.policies, filters, global_vars=self.global_vars, rng=rng)
 
     def save_to(self, path: Path | str) -> Path:
-        """`save` into a file: after a crash there is the old one or the new one, whole."""
+        """Write the result of `save` to a file, atomically and durably; return its path."""
         return write_bytes(path, self.save())
 
     def restore(self, data: bytes) -> None:
-        """Go on from `save`. Raises WeightsDamaged for damaged bytes, ValueError for another
-        worker's; nothing is changed then. Environments begin new episodes at their own time."""
+        """Continue from the result of `save`; episodes in progress are not affected.
+
+        Raises WeightsDamaged for damaged bytes, and ValueError for another worker's state; then
+        nothing has changed.
+        """
         body, tensors = unpack(data)
         check_fits(body, self.policies)
         filters = {
@@ -569,22 +587,22 @@ class RolloutWorker(EnvRunner):
     def export_policy_checkpoint(
         self, directory: Path | str, prefix: str = "model", policy_id: str = DEFAULT_POLICY
     ) -> Path:
-        """Write the state_dict as safetensors, and the spec beside it."""
+        """Write the state_dict as safetensors, with the spec in a second file; return its path."""
         return export_checkpoint(self._policy(policy_id), directory, prefix)
 
     def import_policy_model_from_h5(self, *args: Any, **kwargs: Any) -> None:
-        """TensorFlow's: always NotImplementedError, which names the replacement."""
+        """Always raises NotImplementedError, which names the replacement: it needs TensorFlow."""
         name = "import_policy_model_from_h5"
         raise NotImplementedError(f"{name}: {DROPPED[name]}")
 
-    # the rest
+    # other methods
 
     def apply(self, func: Callable[[Any], Any]) -> Any:
-        """`func(worker)`: a group calls it on remote workers."""
+        """Call `func(worker)`; a group uses this on remote workers."""
         return func(self)
 
     def creation_args(self) -> dict[str, Any]:
-        """The constructor's arguments as they were given."""
+        """The constructor's arguments as they were passed."""
         return dict(self.config)
 
     @classmethod
@@ -598,7 +616,7 @@ class RolloutWorker(EnvRunner):
     ) -> Any:
         """This class as a Ray actor class: call `.remote(...)` with the constructor's arguments.
 
-        Raises ImportError that names the [ray] extra when Ray is not there.
+        Raises ImportError, which names the [ray] extra, if Ray is not installed.
         """
         return remote_class(
             cls,
@@ -610,7 +628,7 @@ class RolloutWorker(EnvRunner):
         )
 
     def get_node_ip(self) -> str:
-        """The address by which others reach this machine."""
+        """The address of this machine for other machines."""
         return get_node_ip()
 
     def find_free_port(self) -> int:
@@ -618,7 +636,7 @@ class RolloutWorker(EnvRunner):
         return find_free_port()
 
     def stop(self) -> None:
-        """Close environments, input and output, and leave a data-parallel group; twice is fine."""
+        """Close environments, input and output, and leave a data-parallel group; safe to repeat."""
         if getattr(self, "_stopped", True):
             return
         self._stopped = True
@@ -646,18 +664,18 @@ def _copied(one: MeanStdFilter | NoFilter, *, flush: bool) -> MeanStdFilter | No
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Over the minibatches that say it: one without a row to learn from says NaN."""
+    """The mean over minibatches with rows to learn from; NaN stands for one without."""
     known = [value for value in values if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 
 
 def _plain(batch: SampleBatch) -> SampleBatch:
-    """The batch with what `compress_observations` packed unpacked, in a batch of its own."""
+    """A copy of the batch in which columns packed by `compress_observations` are unpacked."""
     return batch.copy(shallow=True).decompress_if_needed()
 
 
 def standardised(batch: SampleBatch, fields: Sequence[str]) -> SampleBatch:
-    """The batch with new columns for these fields; the others are shared."""
+    """The batch with the named fields standardised, in new columns; the others are shared."""
     changed = batch.select(list(batch))
     for name in fields:
         if name not in batch:

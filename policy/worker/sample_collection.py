@@ -1,4 +1,4 @@
-"""A worker's sampler, input and output put together, and what one sample is gathered from."""
+"""A worker's sampler, input and output, and how a sample is collected from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = ["Sampling", "join_batches"]
 
 
 class WorkerParts(Protocol):
-    """Of a `RolloutWorker` what its sampling reads."""
+    """The attributes and methods of a `RolloutWorker` that its sampling uses."""
 
     settings: WorkerSettings
     env: Any
@@ -75,7 +75,7 @@ class WorkerParts(Protocol):
 
 
 def join_batches(batches: Sequence[Any]) -> Batch:
-    """One batch of several; of several policies by policy."""
+    """Join batches to one; batches of several policies are joined by policy."""
     if any(isinstance(batch, MultiAgentBatch) for batch in batches):
         return MultiAgentBatch.concat_samples(list(batches))
     return concat_samples(alike(batches))
@@ -132,7 +132,7 @@ class Sampling:
 
     @classmethod
     def of(cls, worker: WorkerParts) -> Sampling:
-        """What the worker's settings ask for."""
+        """Create the environments, sampler, input and output that the worker's settings ask for."""
         if worker.env is None:
             return cls(worker, None, None, None)
         settings = worker.settings
@@ -171,7 +171,7 @@ class Sampling:
             )
 
     def gather(self) -> Batch:
-        """The input's batches that make one sample."""
+        """Read the input's batches for one sample."""
         settings = self._settings
         if self.reader is None:
             raise RuntimeError("sample: this worker has no input")
@@ -186,14 +186,15 @@ class Sampling:
             try:
                 batch = self._read()
             except Exception as error:
-                self._failed = error  # what is here already is not lost: the error comes next
+                # return the batches read so far, and raise the error at the next call
+                self._failed = error
                 break
             batches.append(batch)
             steps += batch.count
         return join_batches(batches)
 
     def _read(self) -> Batch:
-        """The input's next batch, with what the policies need of it."""
+        """Read the input's next batch, with the columns that the policies need."""
         if self.reader is None:
             raise RuntimeError("sample: this worker has no input")
         batch = self.reader.next()
@@ -210,8 +211,10 @@ class Sampling:
         return MultiAgentBatch(finished, batch.count)
 
     def _finish_read(self, policy_id: str, rows: SampleBatch) -> SampleBatch:
-        """Rows that a reader brought, seen by the filter of a policy that is trained and completed
-        as rows that were sampled are."""
+        """Complete rows from a reader in the same way as sampled rows.
+
+        If the policy is trained, its filter learns from them.
+        """
         policies = self._worker.policies
         if policy_id not in policies or not rows.count or ADVANTAGES in rows:
             return rows
@@ -221,18 +224,18 @@ class Sampling:
         return finish_read(policy, rows)
 
     def write(self, batch: Batch) -> None:
-        """Give a sample to the output, and what it still lacks of episodes that are skipped."""
+        """Write a sample to the output, after the waiting rows of skipped episodes."""
         self._write_skipped()
         with self._writing:
             self.output.write(batch)
 
     def _skip(self, rows: SampleBatch) -> None:
-        """Rows that are stored and not learned from; a thread that samples calls it too."""
+        """Write rows that are not learned from; a sampling thread may call this, too."""
         self._worker.excluded["training_enabled"] += rows.count
         if isinstance(self.output, NoopOutput):
             return
         self._skipped.append(rows)
-        # the next sample tries again, and raises what kept it from being written
+        # the next sample tries again, and raises the error that prevented the write
         with contextlib.suppress(Exception):
             self._write_skipped()
 
@@ -243,14 +246,14 @@ class Sampling:
                 self._skipped.popleft()
 
     def simulate(self) -> None:
-        """With input_evaluation "simulation": let an episode a copy be played."""
+        """With input_evaluation "simulation": let the simulation play one episode per copy."""
         if self._simulation is not None:
             self._simulation.allow(self._settings.num_envs)
 
     # environments
 
     def sub_environments(self) -> list[Any]:
-        """Every copy; what is one thing to us is one."""
+        """Every copy; an environment that cannot be divided is a single one."""
         if self._copies is not None:
             return list(self._copies.envs)
         if self._base is None:
@@ -262,11 +265,12 @@ class Sampling:
         return self._copies.envs[copy] if self._copies is not None else self._worker.env
 
     def remake(self, copy: int) -> None:
-        """A new copy in place of one that failed."""
+        """Replace a failed copy by a new one."""
         if isinstance(self._copies, ProcessCopies):
             self._copies.remake(copy)
         elif isinstance(self._copies, LocalCopies):
-            with contextlib.suppress(Exception):  # it failed already: what it says adds nothing
+            # it has failed: errors of closing are not informative
+            with contextlib.suppress(Exception):
                 self._copies.envs[copy].close()
             self._copies.envs[copy] = EnvMaker.of(self._settings)(copy)
 
@@ -301,7 +305,7 @@ def _finisher(worker: WorkerParts) -> RowFinisher:
 
 
 def _copies(worker: WorkerParts) -> Copies:
-    """The copies of a gymnasium environment, here or in processes of their own."""
+    """The copies of a gymnasium environment, in this process or one process each."""
     settings = worker.settings
     maker = EnvMaker.of(settings)
     seeds = [seed_of(settings, copy) for copy in range(settings.num_envs)]
@@ -311,7 +315,7 @@ def _copies(worker: WorkerParts) -> Copies:
         return LocalCopies(
             envs, try_step=worker._try_env_step, try_reset=worker._try_env_reset, seeds=seeds
         )
-    worker.env.close()  # it was there for its spaces
+    worker.env.close()  # it was only needed for its spaces
     return ProcessCopies(
         [CopyMaker(maker, i) for i in range(settings.num_envs)],
         restart=worker._restart,
@@ -321,7 +325,7 @@ def _copies(worker: WorkerParts) -> Copies:
 
 
 class Simulation:
-    """Plays episodes in a thread, as many as are allowed; only their metrics are kept."""
+    """Plays the allowed number of episodes in a thread; only their metrics are stored."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -331,7 +335,7 @@ class Simulation:
         self._thread.start()
 
     def allow(self, episodes: int) -> None:
-        """Let that many more be played. Raises what playing raised."""
+        """Allow more episodes. Raises the error of an earlier episode."""
         if self._failed is not None:
             raise self._failed
         for _ in range(episodes):

@@ -1,9 +1,9 @@
-"""Everything that a rollout worker can be told, checked once.
+"""All settings of a rollout worker, checked once.
 
     settings = WorkerSettings(env_creator=make, policy=PolicySpec(...), num_envs=8)
-    WorkerSettings.from_arguments({"batch_steps": 50, ...})     # with today's and earlier names
+    WorkerSettings.from_arguments({"batch_steps": 50, ...})     # with current or earlier names
 
-What belongs to another framework is answered with NotImplementedError that names the replacement.
+Arguments that only TensorFlow supports raise NotImplementedError, which names the replacement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DROPPED: Mapping[str, str] = {
     "import_policy_model_from_h5": "policies are torch modules: load a state_dict and pass its "
     "arrays to set_weights",
 }
-"""What is of TensorFlow alone -> what replaces it."""
+"""Arguments and methods that only TensorFlow supports -> their replacement."""
 
 _ALIASES: Mapping[str, str] = {
     "batch_steps": "rollout_fragment_length",
@@ -41,7 +41,7 @@ _ELSEWHERE: Mapping[str, str] = {
     name: f"an argument of as_remote({name}=...), or of WorkerGroup in actor_options"
     for name in ("num_cpus", "num_gpus", "memory", "object_store_memory", "resources")
 }
-"""Arguments that are known by that name, but not to a worker's constructor."""
+"""Arguments with known names that do not belong to a worker's constructor."""
 _DEPRECATED = {"batch_steps"}
 _PREPROCESSORS = ("deepmind", "flatten", "rllib", None)
 _FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
@@ -51,9 +51,9 @@ _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """The constructor's arguments of a `RolloutWorker`; docs/workers.md tells each.
+    """The constructor's arguments of a `RolloutWorker`; docs/workers.md describes them.
 
-    Raises ValueError for values that make no sense.
+    Raises ValueError or TypeError for invalid values.
     """
 
     env_creator: Callable[..., Any] | None = None
@@ -130,9 +130,10 @@ class WorkerSettings:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> WorkerSettings:
-        """From keyword arguments, with the names of old; None stands for the default.
+        """Create settings from keyword arguments, also with earlier names; None means the default.
 
-        Raises NotImplementedError for what is of TensorFlow alone, TypeError for unknown names.
+        Raises NotImplementedError for arguments that only TensorFlow supports, and TypeError for
+        unknown names.
         """
         named: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -162,8 +163,10 @@ class WorkerSettings:
 
     @classmethod
     def refuse_for_sample(cls, arguments: Mapping[str, Any]) -> None:
-        """Raise TypeError for arguments of `sample`, which takes none: the settings are those of
-        the constructor, and the text names the nearest of them."""
+        """Raise TypeError for arguments of `sample`, which takes none.
+
+        The text names the most similar arguments of the constructor, which has these settings.
+        """
         if arguments:
             known = [*(one.name for one in fields(cls)), *_ALIASES]
             told = "".join(_told(name, known) for name in sorted(arguments))
@@ -174,13 +177,16 @@ class WorkerSettings:
 
     @property
     def seed_place(self) -> int:
-        """What tells this worker's random numbers from those of all others of a seed: its index;
-        for one that took a lost one's place, a number that no other worker has or had."""
+        """The number by which workers with the same seed get different random numbers.
+
+        It is the worker's index, or for a worker that replaces a lost one a number that no other
+        has had.
+        """
         workers = max(self.num_workers, self.worker_index) + 1
         return self.worker_index + self.incarnation * workers
 
     def cut_rules(self, env_limit: float | None) -> CutRules:
-        """With the horizon that holds. Raises ValueError for one beyond the env's own limit."""
+        """The rules for ends. Raises ValueError for a horizon beyond the env's own limit."""
         limit = math.inf if env_limit is None else env_limit
         horizon = limit if self.episode_horizon is None else self.episode_horizon
         if horizon > limit:
@@ -198,7 +204,7 @@ class WorkerSettings:
 
 
 def _told(name: str, known: Collection[str]) -> str:
-    """Where an unknown argument belongs, or which names are near it; empty when none is."""
+    """Where an unknown argument belongs, or which names are similar; "" if there are none."""
     if name in _ELSEWHERE:
         return f"; {name} is {_ELSEWHERE[name]}"
     return near_names(name, known)

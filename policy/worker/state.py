@@ -1,8 +1,8 @@
-"""A worker's state as bytes: filters with what they have not handed over yet, weights, optimizers,
-global variables, random state.
+"""A worker's state as bytes: weights, optimizers, filters, global variables, random state.
 
-One safetensors document: arrays as tensors, all the rest as sealed JSON in its metadata with a
-digest of every array. Nothing in it is executed, and damage is found before anything is changed.
+Filters include the observations that were not merged yet. The state is one safetensors document:
+arrays are tensors, and everything else is sealed JSON in its metadata, with a digest of every
+array. Reading it never executes anything, and damage is detected before anything is changed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FORMAT = 1
 
 
 def filter_to_json(one: MeanStdFilter) -> dict[str, Any]:
-    """A filter with its buffer."""
+    """A filter with its buffer, as JSON."""
     return {**one.to_json(), "buffer": one.buffer.to_json()}
 
 
 def filter_from_json(document: Mapping[str, Any], size: int) -> MeanStdFilter:
-    """The filter of such a document. Raises ValueError."""
+    """Parse the result of `filter_to_json`. Raises ValueError."""
     body = dict(document)
     buffer = RunningStat.from_json(body.pop("buffer"), size)
     made = MeanStdFilter.from_json(body, size)
@@ -53,7 +53,7 @@ def pack(
     global_vars: Mapping[str, Any],
     rng: Mapping[str, Any],
 ) -> bytes:
-    """The state as one document."""
+    """Encode the state as one document."""
     tensors: Tensors = {}
     described: dict[str, Any] = {}
     for place, (policy_id, policy) in enumerate(policies.items()):
@@ -83,7 +83,7 @@ def pack(
 
 
 def unpack(data: bytes, where: str = "worker state") -> tuple[dict[str, Any], Tensors]:
-    """(body, tensors) of bytes made by `pack`. Raises WeightsDamaged."""
+    """Decode the result of `pack`: (body, tensors). Raises WeightsDamaged."""
     try:
         tensors = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
@@ -101,7 +101,7 @@ def unpack(data: bytes, where: str = "worker state") -> tuple[dict[str, Any], Te
 
 
 def check_fits(body: Mapping[str, Any], policies: Mapping[str, TrainablePolicy]) -> None:
-    """Raise ValueError unless the state is of policies with these ids and specs."""
+    """Raise ValueError unless the state belongs to policies with these ids and specs."""
     specs = {one["id"]: one["spec"] for one in body["policies"].values()}
     mine = {policy_id: policy.spec.to_json() for policy_id, policy in policies.items()}
     if specs != mine:
@@ -119,7 +119,7 @@ def check_fits(body: Mapping[str, Any], policies: Mapping[str, TrainablePolicy])
 
 
 def _differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
-    """The fields in which two documents differ, by their paths."""
+    """The fields in which two documents differ, with both values."""
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
         inner = (
             _differences(mine.get(k), theirs.get(k), f"{path}.{k}" if path else k)
@@ -130,7 +130,7 @@ def _differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def restore_policy(policy: TrainablePolicy, document: Mapping[str, Any], tensors: Tensors) -> None:
-    """Weights, optimizer and schedules as they were."""
+    """Restore a policy's weights, optimizer and schedules."""
     prefix = "weights/"
     weights = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
     policy.set_weights(weights, version=document["version"])
@@ -151,7 +151,7 @@ def tensors_of(place: str, tensors: Tensors) -> Tensors:
 
 
 def write_bytes(path: Path | str, data: bytes) -> Path:
-    """Put the bytes in place of a file: the old one or the new one, whole."""
+    """Replace a file by these bytes, atomically and durably, and return its path."""
     target = Path(path)
     make_directory(target.parent)
     replace_file(target, data)
