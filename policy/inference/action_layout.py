@@ -4,10 +4,13 @@ A module's head has M outputs per observation: logits and means of the action sp
 canonical order. They are followed by S log standard deviations (those of Box leaves), which do not
 depend on the observation. Together they are `dist_inputs`, K = M + S float32, as in shards.
 
-| action space | distribution | head | | --- | --- | --- | | Discrete(n, start) | categorical | n
-logits | | MultiDiscrete(nvec) | multi_categorical | sum(nvec) logits | | MultiBinary(shape) |
-bernoulli | a logit per element | | Box of floats | diag_gaussian | a mean per element (and a log
-std) | | Dict, Tuple | product | those of the items, independent given the observation |
+| action space | distribution | head |
+| --- | --- | --- |
+| Discrete(n, start) | categorical | n logits |
+| MultiDiscrete(nvec) | multi_categorical | sum(nvec) logits |
+| MultiBinary(shape) | bernoulli | a logit per element |
+| Box of floats | diag_gaussian | a mean per element (and a log std) |
+| Dict, Tuple | product | those of the items, independent given the observation |
 """
 
 from __future__ import annotations

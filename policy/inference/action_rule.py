@@ -1,8 +1,10 @@
 """The action rule: how a policy chooses an action from its network's output.
 
-| kind | parameter | an action is | |---|---|---| | sample | temperature > 0, 1 by default |
-sampled; logits are divided by it, a Box's std is multiplied | | epsilon_greedy | 0 <= epsilon <= 1,
-0.05 by default | the best one, with probability epsilon any | | greedy | | the best one |
+| kind | parameter | an action is |
+|---|---|---|
+| sample | temperature > 0, 1 by default | sampled; it divides logits and multiplies a Box's std |
+| epsilon_greedy | 0 <= epsilon <= 1, 0.05 by default | the best one, with probability epsilon any |
+| greedy | | the best one |
 
 The best one has the largest logit or action value; ties share its probability. A rule applies
 separately to every choice of an action: each element of a MultiDiscrete, each bit of a MultiBinary,

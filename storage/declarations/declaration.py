@@ -84,7 +84,7 @@ class PolicyDeclaration:
     seal_bytes: int = 32_000_000
     seal_seconds: float = 5.0
     # flow control of on-policy training: clients wait until newer weights are live
-    steps_per_version: int | None = None  # after so many steps with one version; None: no limit
+    steps_per_version: int | None = None  # after this many steps with one version; None: no limit
     max_policy_lag: int | None = None  # if a client is behind by more versions; None: no limit
     redact: Mapping[str, str] = field(
         default_factory=dict

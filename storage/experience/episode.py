@@ -89,7 +89,7 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
     dist_inputs: bytes = b""  # float32, rows concatenated
     dist_lengths: bytes = b""  # uint32 (T,) bytes per row, 0 = null; empty: null everywhere
     infos: Mapping[int, str] = msgspec.field(default_factory=dict)  # row in the part -> JSON object
-    final_obs: bytes | None = None  # canonical encoding; None if it is unknown
+    final_obs: bytes | None = None  # canonical encoding; None for a lost client, a bandit step
     ended: Ending | None = None  # only on an episode's last part
     policy_id: str = DEFAULT_POLICY
     agent_id: str = DEFAULT_AGENT

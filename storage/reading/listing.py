@@ -25,8 +25,8 @@ GRANULARITY = 2.5  # s; FAT counts in 2 s, and two changes within one tick look 
 MOST_INTERVAL = 30.0  # s between listings of a folder that changes while events name all new shards
 FORCED_INTERVAL = 60.0  # s after which a folder is listed even if its `stat` is unchanged
 BURST = 64
-"""A folder is listed at once after this many events, and a 64th of its names: queues may
-overflow."""
+"""A folder is listed at once when events have named this many files, and at least a 64th of its
+names: more events may be lost, because queues overflow."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -214,8 +214,7 @@ class RootListing:
                 streams.list(now, self._interval)
                 streams.interval = self._interval
                 self._others.clear()
-        # it does not exist yet, or was removed meanwhile
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):  # not created yet, or removed
             self._streams, self._folders = _Folder(streams.path), {}
             return
         except OSError as error:

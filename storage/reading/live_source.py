@@ -55,7 +55,7 @@ class LiveSource:
 
     @property
     def full(self) -> bool:
-        """Whether the collector has to wait: never with a root, whose shards have room."""
+        """Whether the collector has to wait; never with a root, whose shards can be read later."""
         return self._directory is None and not self._room()
 
     @property

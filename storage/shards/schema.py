@@ -2,11 +2,11 @@
 
 How a leaf of a space is stored (`ColumnSpec.encoding`):
 
-* `scalar`  a number: a plain column of its dtype (float16, which few tools read: `binary`) * `list`
-a vector or matrix of up to 1,024 numbers of 2 bytes or more: a FixedSizeList,
+* `scalar`  a number: a plain column of its dtype (float16, which few tools read: `binary`)
+* `list`    a vector or matrix of up to 1,024 numbers of 2 bytes or more: a FixedSizeList,
             flattened in C order, non-null at both levels
-* `binary`  everything else: little-endian bytes in C order; dtype and shape are in the footer *
-`text`    a string
+* `binary`  everything else: little-endian bytes in C order; dtype and shape are in the footer
+* `text`    a string
 
 Leaves of a Dict or a Tuple have dotted names. fastparquet cannot read a *list* column with a dot in
 its name, so a vector inside a Dict or a Tuple is `binary` as well.

@@ -4,16 +4,16 @@
     report = verify(root, account, trained)  # account: the contents of the journal, or None
     for finding in report.findings: ...
 
-It checks: * every shard: SHA-256 against its name and its record, page checksums, rows against
-footer and
+It checks:
+* every shard: SHA-256 against its name and its record, page checksums, rows against footer and
   record, the ordinals inside against footer and name, each part's `t` for gaps;
 * every stream: the ordinals run from 0 without gaps, none is in two files, every record has its
   file, and every file its record;
-* the sum: steps acknowledged == rows in shards + steps in the journal; * weights: the digests of
-all versions; that there is a live version if there was one before; that
+* the sum: steps acknowledged == rows in shards + steps in the journal;
+* weights: the digests of all versions; that there is a live version if there was one before; that
   the ordinals which the live version and a canary were trained on are in shards or the journal;
-* quarantine: that its files have not changed since they were moved there; * with a second reader:
-that it finds the same rows and values in every intact shard.
+* quarantine: that its files have not changed since they were moved there;
+* with a second reader: that it finds the same rows and values in every intact shard.
 
 Nothing is changed, except that `quarantine` moves damaged shards to where readers do not look.
 """

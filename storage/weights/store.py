@@ -286,10 +286,10 @@ class WeightFolder:
         return {name: text for name, text in told.items() if text is not None}
 
     def note_seen(self, version: int, generation: int) -> None:
-        """Record numbers that a client has seen, so that the next ones are higher.
+        """Record numbers that a collector or a client has seen, so that the next ones are higher.
 
-        A collector calls this if a client reports higher numbers than the store has, as after a
-        restore from a backup. Raises WeightStoreError.
+        A collector calls this if they are higher than the store's, as after a restore from a
+        backup. Raises WeightStoreError.
         """
         make_directory(self.directory)
         with locked(self.directory):
