@@ -42,7 +42,7 @@ METRICS = {
     "cluster": "held out together",
     "config": "settings",
     "entropy": "entropy of the action distributions",
-    "ess": "effective sample size of the training rows (PPO: as a share)",
+    "ess": "effective sample size of the training rows",
     "evaluation_share": "share held out",
     "explained_variance": "variance of the returns that the value function explains",
     "gap": "conservative gap",
@@ -261,21 +261,24 @@ def _curves(versions: Sequence[Document]) -> str:
             if type(value) in (int, float) and math.isfinite(value):
                 found.setdefault(name, []).append((one["version"], float(value)))
     changing = [item for item in sorted(found.items()) if len({value for _, value in item[1]}) > 1]
+    last = versions[-1]
+    share = "PPO" in str(last["metrics"].get("algorithm"))
+    words = {**METRICS, "ess": f"{METRICS['ess']}, as a share"} if share else METRICS
+
+    def named(name: str) -> str:
+        return words.get(name, name.replace("_", " "))
+
     drawn = "".join(
-        f"<figure><figcaption>{_text(_metric(name))}, n = {len(points)} versions</figcaption>"
-        f"{_curve(_metric(name), points)}</figure>"
+        f"<figure><figcaption>{_text(named(name))}, n = {len(points)} versions</figcaption>"
+        f"{_curve(named(name), points)}</figure>"
         for name, points in changing[:MOST_CURVES]
     )
-    last = versions[-1]
-    numbers = {_metric(name): _value(value) for name, value in last["metrics"].items()}
+    metrics = last["metrics"].items()
+    numbers = {named(name): _value(value) for name, value in metrics if value != ""}
     table = _table((f"metrics of version {last['version']}", "value"), numbers.items())
     if not numbers:
         return "<p>The versions have no metrics.</p>"
     return f'<div class="grid">{drawn}</div>{table}'
-
-
-def _metric(name: str) -> str:
-    return METRICS.get(name, name.replace("_", " "))
 
 
 def _value(value: object) -> object:

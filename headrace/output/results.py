@@ -206,11 +206,15 @@ def arms(document: Document) -> None:
     title, columns, rows = armed(document)
     table(title, columns, rows) if rows else print(title)
     count = document["n"]
-    print(
-        f"Compared: {count['canary']:,} episodes of the canary and {count['live']:,} of the live "
-        f"version. Of these, {document['open']:,} were still open {document['age']:g} s after "
-        f"their start, and in {document['crossed']:,} the other version acted first."
+    compared = (
+        f"{count['canary']:,} episodes of the canary and {count['live']:,} of the live version"
     )
+    if count["canary"] or count["live"]:
+        compared += (
+            f". Of these, {document['open']:,} were still open {document['age']:g} s after their "
+            f"start, and in {document['crossed']:,} the other version acted first"
+        )
+    print(f"Compared: {compared}.")
     print(
         f"Not compared yet: {document['young'] - document['waiting']:,} episodes that are too "
         f"recent, {document['waiting']:,} that wait for later ones."
@@ -268,13 +272,14 @@ def decided(one: Document) -> tuple[str, str, list[str]]:
     if one["published"]:
         outcome.append(f"live as version {one['version']}")
     elif one["verdict"]:
-        outcome.append("not published")
+        outcome.append("not promoted" if command == "promote" else "not published")
     if one["episodes"]:
         outcome.append(f"{one['episodes']:,} episodes")
     names = {"looks": "earlier looks", "others": "other candidates"}
     outcome += [f"{name}: {one[key]:,}" for key, name in names.items() if one.get(key)]
     reasons = [*map(in_words, one["reasons"]), *([f"by {one['by']}"] if one.get("by") else [])]
-    return command, ", ".join(filter(None, outcome)) or "not judged", reasons
+    ended = {"publish --canary": "started", "rollback": "the canary ended"}
+    return command, ", ".join(filter(None, outcome)) or ended.get(command, "not judged"), reasons
 
 
 def estimates(logs: Sequence[Document]) -> None:

@@ -36,7 +36,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert (asked.returncode, answer(asked)["verdict"]) == (4, "cannot tell")
         shown = headrace("canary", "--root", tmp_path).stdout
         assert "Version 2 in 0.1" in shown
-        assert "0 were still open 1200 s after their start" in shown
+        assert "Compared: 0 episodes of the canary and 0 of the live version.\n" in shown
         assert "Not compared yet: 0 episodes that are too recent, 0 that wait" in shown
         assert "not counted: 0 open episodes of the policy, and 0 steps being" in shown
         events = [
@@ -68,7 +68,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
     ]
     assert sum(f"  {digest[:12]}  promote: " in line for line in lines) == 2
     ended_at = lines.index("  rolled back the canary, version 2")
-    assert lines[ended_at - 1].endswith(f"  {digest[:12]}  rollback: not judged")
+    assert lines[ended_at - 1].endswith(f"  {digest[:12]}  rollback: the canary ended")
     assert lines[ended_at + 1] == "  fewer clicks", "the reason outlives the pin"
     assert lines[ended_at + 2].startswith("  by ")
 
