@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from storage.weights.lease import Lease, current_lease
 from tests.headrace.command import answer, headrace
 from tests.headrace.live_loop import LiveLoop
@@ -52,6 +54,7 @@ def test_a_trainer_that_cannot_start_takes_no_collector_with_it(tmp_path: Path) 
         assert loop.stop() == 0
 
 
+@pytest.mark.long
 def test_killed_trainers_are_followed_and_a_second_one_is_named(tmp_path: Path) -> None:
     """SIGKILL, twice: versions go on, by one chain without a conflict.
 

@@ -30,6 +30,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_whole_way(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the truth is known each verdict is right, and what was predicted is measured. Every row
     of both real logs is acknowledged, in shards and read once; they say too little to judge by.
