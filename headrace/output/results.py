@@ -375,6 +375,7 @@ def _serving(document: Document) -> None:
     """Print the pin, a restore, and every collector that serves another version."""
     live = document["live"]
     if live is None:
+        print("No version is live.")
         return
     if live["pinned"]:
         pin = live["pinned"]

@@ -34,3 +34,12 @@ def test_versions_shows_what_is_off_the_chain_and_what_is_damaged(
     assert [one["off_chain"] for one in document["versions"]] == ["its checkpoint is lost", None]
     assert list(document["damaged"]) == ["2"]
     assert list(document["damaged_candidates"]) == [waiting]
+
+
+def test_versions_of_a_root_without_any_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty table alone looks like a fault."""
+    (store_in(tmp_path).directory).mkdir(parents=True, exist_ok=True)
+    versions(tmp_path)
+    assert capsys.readouterr().out.endswith("No version is live.\n")
