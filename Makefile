@@ -37,7 +37,8 @@ $(AIRFLOW_STAMP):
 	@rm -f .venv-airflow/setup-*
 	@touch $@
 
-test: lint dags unit  ## everything that CI runs
+test: lint  ## everything that CI runs
+	@$(MAKE) --no-print-directory -j2 --output-sync=line dags unit
 
 lint: setup  ## rules, format, types, import contracts
 	$(BIN)/ruff check .

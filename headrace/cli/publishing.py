@@ -88,6 +88,7 @@ def rollback(
     from policy.inference.weight_store import WeightStore
 
     now: Any
+    target: int | None = None
     if url is None:
         require_root(root, policy_id)
     store = WeightStore(root, policy_id)
@@ -103,7 +104,8 @@ def rollback(
             now = elsewhere.rollback(policy_id, to, why=why)
     document = {"policy_id": policy_id, "version": now.version, "generation": now.generation}
     where = Where(root, policy_id, url, token, ca)
-    ended = "; the canary has ended" if canary else ", with the weights of before"
+    weights = "earlier weights" if target is None else f"the weights of version {target}"
+    ended = "; the canary has ended" if canary else f", with {weights}"
     note = f"{ended}; pinned until `headrace resume`"
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 

@@ -108,7 +108,7 @@ def _range(seen: Document) -> tuple[object, ...]:
 
 def trained(document: Document) -> None:
     """Print `train`: how every row of the log was used, and the candidate."""
-    counts = {"read": document["rows_read"], "trained on": document["rows_trained"]}
+    counts = {"read to learn from": document["rows_read"], "trained on": document["rows_trained"]}
     counts |= {f"left out: {_label(why)}": rows for why, rows in document["excluded"].items()}
     counts |= {"held out": document["rows_held_out"]}
     counts |= {f"not read: {_label(why)}": rows for why, rows in document["not_read"].items()}
@@ -409,7 +409,10 @@ def streams(document: Document) -> None:
         for one in document["streams"]
     ]
     columns = ("stream", "policy", "shards", "parts", "rows", "MB", "from", "to")
-    table("Streams", columns, rows)
+    if rows:
+        table("Streams", columns, rows)
+    else:
+        print("No shards yet")
     unreadable = sum(one["unreadable"] for one in document["streams"])
     if unreadable:
         print(f"{unreadable} files cannot be read as shards; `headrace verify` says which")

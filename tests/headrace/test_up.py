@@ -35,7 +35,7 @@ def test_a_damaged_shard_stops_no_learning_and_is_named(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_cannot_start_takes_no_collector_with_it(tmp_path: Path) -> None:
-    """Another trainer has the lease: each start ends with 3, and steps are taken all the while.
+    """Another trainer has the lease: a start ends with 3, and steps are taken all the while.
 
     When the lease is free it is taken, and learning begins.
     """
@@ -45,7 +45,7 @@ def test_a_trainer_that_cannot_start_takes_no_collector_with_it(tmp_path: Path) 
     lease = Lease.take(folder)
     with LiveLoop(root, "--steps-per-version", "64", players=0) as loop:
         collector = loop.child("collect")
-        loop.wait(lambda: loop.stderr().count("ended with 3; the next starts in") >= 2)
+        loop.wait(lambda: loop.stderr().count("ended with 3; the next starts in") >= 1)
         assert f"process {os.getpid()} on " in loop.stderr()
         assert loop.child("collect") == collector
         assert loop.metric("headrace_ready") == 1

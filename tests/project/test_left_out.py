@@ -30,7 +30,16 @@ def test_a_whole_run_names_what_it_leaves_out(tmp_path: Path) -> None:
         "import pytest\n\n\n@pytest.mark.long\ndef test_one() -> None: ...\n\n\n"
         "def test_two() -> None: ...\n"
     )
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:schemathesis",
+    ]
     line = "left out, because they take longer: make long, "
     for chosen, told, ended in (
         ([], True, "1 passed, 1 deselected"),

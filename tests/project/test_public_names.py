@@ -12,6 +12,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         headrace.NoSuchName  # noqa: B018 - reading the attribute is the test
 
 
+@cache
 def exceptions() -> dict[str, str]:
     """Every exception class that we define, with its module."""
     found = {}
