@@ -38,7 +38,7 @@ $(AIRFLOW_STAMP):
 	@touch $@
 
 test: lint  ## everything that CI runs
-	@$(MAKE) --no-print-directory -j2 --output-sync=line dags unit
+	@$(MAKE) --no-print-directory -j2 dags unit
 
 lint: setup  ## rules, format, types, import contracts
 	$(BIN)/ruff check .

@@ -102,22 +102,16 @@ def canary(
 
 
 def _in_journal(root: Path, policy_id: str, token: str | None, ca: Path | None) -> dict[str, Any]:
-    """What does not count yet because it is in no shard; `why` it is unknown, else ""."""
+    """Number of episodes that are open in the journal; None, and `why`, if it is unknown."""
     from ingest.protocol.errors import IngestError
     from ingest.verification import journal_account
-    from storage.errors import JournalLocked
+    from storage.errors import StorageError
 
     try:
         account = journal_account(root, token=token, ca=ca)
-    except (JournalLocked, IngestError) as error:
-        return {"open_episodes": None, "steps_being_written": None, "why": str(error)}
-    if account is None:
-        return {"open_episodes": 0, "steps_being_written": 0, "why": ""}
-    return {
-        "open_episodes": account.open_episodes.get(policy_id, 0),
-        "steps_being_written": account.waiting_steps + sum(account.plans.values()),
-        "why": "",
-    }
+    except (IngestError, StorageError, OSError) as error:  # it is only a hint
+        return {"open_episodes": None, "why": str(error)}
+    return {"open_episodes": account.open_episodes.get(policy_id, 0) if account else 0, "why": ""}
 
 
 def promote(

@@ -101,7 +101,9 @@ def rollback(
         audited("rolled_back", policy=policy_id, version=now.version, by="command line", **told)
     else:
         with Publisher(url, token=token, ca=ca) as elsewhere:
-            now = elsewhere.rollback(policy_id, to, why=why)
+            before = elsewhere.versions(policy_id).live
+            target, now = to, elsewhere.rollback(policy_id, to, why=why)
+        canary = before is not None and now.version == before.version  # the live one stays
     document = {"policy_id": policy_id, "version": now.version, "generation": now.generation}
     where = Where(root, policy_id, url, token, ca)
     weights = "earlier weights" if target is None else f"the weights of version {target}"

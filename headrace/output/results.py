@@ -211,8 +211,8 @@ def arms(document: Document) -> None:
     )
     if count["canary"] or count["live"]:
         compared += (
-            f". Of these, {document['open']:,} were still open {document['age']:g} s after their "
-            f"start, and in {document['crossed']:,} the other version acted first"
+            f". Of these, {document['open']:,} had not ended when they were counted, and in "
+            f"{document['crossed']:,} the other version acted first"
         )
     print(f"Compared: {compared}.")
     print(
@@ -220,7 +220,7 @@ def arms(document: Document) -> None:
         f"recent, {document['waiting']:,} that wait for later ones."
     )
     if "journal" in document:
-        print(f"In no shard yet, so not counted: {_in_journal(document['journal'])}.")
+        print(f"Episodes of the policy that are open: {_in_journal(document['journal'])}.")
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
     print(f"{document['verdict']}{approximate}")
     for reason in document["reasons"]:
@@ -229,12 +229,8 @@ def arms(document: Document) -> None:
 
 def _in_journal(found: Document) -> str:
     if found["why"]:
-        return f"an unknown number of episodes ({found['why']})"
-    episodes, steps = found["open_episodes"], found["steps_being_written"]
-    return (
-        f"{episodes:,} open episode{'s' * (episodes != 1)} of the policy, and "
-        f"{steps:,} step{'s' * (steps != 1)} being written"
-    )
+        return f"an unknown number ({printable(found['why'])})"
+    return f"{found['open_episodes']:,}"
 
 
 def armed(document: Document) -> Table:
@@ -258,7 +254,7 @@ def decisions(document: Document) -> None:
         command, outcome, reasons = decided(one)
         print(f"{moment(one['decided'])}  {one['candidate'][:12]}  {command}: {outcome}")
         for reason in reasons:
-            print(f"  {reason}")
+            print(f"  {printable(reason)}")
     if not document["decisions"]:
         print("  none yet")
     for path, why in document["damaged"].items():
@@ -380,8 +376,8 @@ def _serving(document: Document) -> None:
     if live["pinned"]:
         pin = live["pinned"]
         print(
-            f"Pinned by {pin['by']} since {moment(pin['when'])}: {pin['why']}. "
-            "`headrace resume` ends it."
+            f"Pinned by {printable(pin['by'])} since {moment(pin['when'])}: "
+            f"{printable(pin['why'])}. `headrace resume` ends it."
         )
     if document["restored"]:
         print(document["restored"])

@@ -13,6 +13,7 @@ is the sum over these agents, and it failed if the track of one of them failed.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +44,8 @@ from storage.weights.decisions import record
 from storage.weights.manifest import Live
 
 __all__ = ["Arms", "judge_canary", "promote", "read_arms", "start_canary"]
+
+log = logging.getLogger("headrace.canary")
 
 Document: TypeAlias = dict[str, Any]
 FloatArray = npt.NDArray[np.float64]
@@ -358,7 +361,10 @@ def start_canary(
     if before is None or live.generation != before.generation:  # else it was on already
         acts = f"version {live.canary_version} acts in {live.canary_share:.3g} of the episodes"
         document = {"policy_id": policy_id, "kind": "canary start", "candidate": digest}
-        record(root, {**document, "published": False, "version": None, "reasons": [acts]})
+        try:
+            record(root, {**document, "published": False, "version": None, "reasons": [acts]})
+        except OSError as problem:  # the canary is on: that stands
+            log.error("policy %s: %s; this is not recorded: %s", policy_id, acts, problem)
     return {
         "policy_id": policy_id,
         "candidate": digest,

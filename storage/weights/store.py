@@ -505,9 +505,9 @@ class WeightFolder:
                 f"{self.policy_id}: expected one of the versions {known} to go back to, got {to}"
             )
         manifest, _ = self.read(target)
-        done = f"rolled back from version {live.version} to the content of {target}"
-        pin = Pin(by=by, when=now, why=why or done)
         while True:
+            done = f"rolled back from version {live.version} to the content of {target}"
+            pin = Pin(by=by, when=now, why=why or done)
             version = self._number(
                 self._versions.folder(target),
                 candidate_of(manifest),
@@ -532,14 +532,16 @@ class WeightFolder:
         decision = {
             "policy_id": self.policy_id,
             "kind": "rollback",
-            "candidate": self._candidate_in(version) or "",
             "published": published,
             "version": version if published else None,
             "by": by,
             "reasons": [done, why] if why else [done],
         }
         try:
-            record(self.directory.parents[1], decision, clock=self._clock)
+            candidate = self._candidate_in(version) or ""
+            record(
+                self.directory.parents[1], {**decision, "candidate": candidate}, clock=self._clock
+            )
         except OSError as error:
             log.error("policy %s: %s; this is not recorded: %s", self.policy_id, done, error)
 

@@ -38,14 +38,14 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert "Version 2 in 0.1" in shown
         assert "Compared: 0 episodes of the canary and 0 of the live version.\n" in shown
         assert "Not compared yet: 0 episodes that are too recent, 0 that wait" in shown
-        assert "not counted: 0 open episodes of the policy, and 0 steps being" in shown
+        assert "Episodes of the policy that are open: 0.\n" in shown
         events = [
             {"type": "start", "episode_id": "new"},
             {"type": "log_action", "episode_id": "new", "obs": [0.5] * 4, "action": 1},
         ]
         assert collector.request("POST", "/v1/events", {"events": events})[0] == 200
         shown = headrace("canary", "--root", tmp_path).stdout
-        assert "not counted: 1 open episode of the policy, and 0 steps being" in shown
+        assert "Episodes of the policy that are open: 1.\n" in shown
         refusal = process("promote", *at_root)
         assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
         assert "cannot tell" in refusal.stderr

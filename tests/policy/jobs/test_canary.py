@@ -121,6 +121,14 @@ def test_the_size_that_is_needed_is_told_at_the_start(traffic: Traffic) -> None:
     assert 10_000 < started["needed"] < 500_000
 
 
+def test_a_canary_that_cannot_be_recorded_is_on(
+    traffic: Traffic, caplog: pytest.LogCaptureFixture
+) -> None:
+    (traffic.root / "decisions").write_text("not a folder")
+    assert start_canary(traffic.root, "default", traffic.candidate(2), SHARE)["canary"] == 2
+    assert "this is not recorded" in caplog.text
+
+
 def test_the_size_is_told_of_any_episodes_where_the_version_is_new(traffic: Traffic) -> None:
     """A version that went live a moment ago has none of its own."""
     traffic.store.publish(traffic.candidate(3))

@@ -36,6 +36,8 @@ def test_a_trainer_that_publishes_meanwhile_does_not_keep_a_rollback_out(tmp_pat
     assert (value_of(store, live.version), live.version) == (1.0, max(store.versions()))
     assert store.live() == live
     assert live.pinned is not None
+    (latest,) = (number for number in store.versions() if value_of(store, number) == 8.0)
+    assert live.pinned.why == f"rolled back from version {latest} to the content of 1"
 
 
 def test_who_says_what_was_live_is_told_that_it_is_not_any_more(tmp_path: Path) -> None:
