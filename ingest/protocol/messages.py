@@ -236,15 +236,16 @@ class Batch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 class Named(Struct, kw_only=True):
-    """The episode, or agent of one, that an event names which does not decode as one."""
+    """The place, in an episode or an agent's track, of an event that does not decode as one."""
 
     type: str
     episode_id: Id
+    seq: Count | None = None
     agent_id: Id | None = None
 
 
 class LoneEvent(Struct, kw_only=True):
-    """A Batch with an event alone, of which only the name counts."""
+    """A Batch with an event alone, of which only the place counts."""
 
     instance: Id | None = None
     events: Annotated[list[Named], Meta(min_length=1, max_length=1)]

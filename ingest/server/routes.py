@@ -106,8 +106,11 @@ class Routes:
     async def _break_episode(self, request: Request, refusal: Refusal) -> None:
         """Break the episode of an event that does not decode, if it is alone in its batch.
 
-        A larger batch is refused as a whole, so that its good events can be sent again.
+        A larger batch is refused as a whole, so that its good events can be sent again; and so is
+        one with another fault than its event. The event must be the episode's next one.
         """
+        if not (refusal.path or "").startswith("$.events[0]"):
+            return
         try:
             batch = request.decode(wire.LoneEvent)
         except Refusal:
@@ -115,6 +118,8 @@ class Routes:
         (event,) = batch.events
         name = name_of(event)
         if event.type == "start" or not self.collector.judge.is_owner(batch.instance, name):
+            return
+        if event.seq not in (None, self.collector.assembler.episodes[name].next_seq):
             return
         request.caller.require(LOGGING, "an event")
         request.caller.charge(1)

@@ -195,7 +195,8 @@ def test_a_batch_closes_a_broken_episode_and_no_other(collector: CollectorProces
 def test_an_event_that_does_not_decode_closes_its_episode_if_it_is_alone(
     collector: CollectorProcess,
 ) -> None:
-    """In a larger batch it does not, for nothing of that is taken; nor does another's."""
+    """In a larger batch it does not, for nothing of that is taken; nor does another's, nor one that
+    was not the next: a good one with its seq would be refused alone. Nor does a batch's fault."""
     instance, other = (collector.post("/v1/instances")[1]["instance"] for _ in range(2))
     episode = f"{instance}-e"
     good = {"type": "log_action", "episode_id": episode, "seq": 1, "obs": OBS, "action": 1}
@@ -210,8 +211,13 @@ def test_an_event_that_does_not_decode_closes_its_episode_if_it_is_alone(
     assert post({"type": "start", "episode_id": episode, "start": 0})[0] == 200
     assert post(good, bad)[0] == post(bad, of=other)[0] == 422
     assert post({**bad, "type": "start"})[0] == post({**bad, "episode_id": 7})[0] == 422
+    for whole in ({"x": 1}, {"dropped": {"steps": -1}}):
+        batch = {"instance": instance, "events": [good], **whole}
+        assert collector.post("/v1/events", batch)[0] == 422
     assert state() == "open"
     assert post(good)[0] == 200
+    assert [post({**bad, "seq": seq})[0] for seq in (0, 1, 3)] == [422] * 3
+    assert state() == "open"
     status, answer = post(bad)
     assert (status, answer["error"]["path"]) == (422, "$.events[0].reward")
     assert state() == "broken"
