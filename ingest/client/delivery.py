@@ -148,7 +148,6 @@ class Sender:
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._unreported: deque[Refusal] = deque(maxlen=UNREPORTED)  # not raised by a flush yet
-        self._flushing: list[str | None] = []  # episode ids of waiting flushes, None for all
         self._failure: Exception | None = None  # the latest turn's unexpected error
         self._failures = 0  # of those, in a row
         self._unsure = 0  # events at the head of the queue that may have been sent before
@@ -620,8 +619,9 @@ class Sender:
     ) -> None:
         """Handle a refusal, counted by its code or another reason.
 
-        The first for each reason is logged, unless `on_error` or a waiting flush reports it. A
-        refusal of an earlier process's event is only counted and logged.
+        The first for each reason is logged, unless `on_error` reports it. A waiting flush changes
+        nothing: it may end without raising it. A refusal of an earlier process's event is only
+        counted and logged.
         """
         if refusal.episode_id is None:
             refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
@@ -629,10 +629,9 @@ class Sender:
             reason = reason or refusal.code
             first = reason not in self._refused
             self._refused[reason] += 1
-            waited_for = not {None, refusal.episode_id}.isdisjoint(self._flushing)
             if not foreign:
                 self._unreported.append(refusal)
-        if first and self._on_error is None and (foreign or not waited_for):
+        if first and self._on_error is None:
             log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
         if refusal.code == "other_schema":
             self.learn_anew()
@@ -740,13 +739,7 @@ class Sender:
         if (self.outbox.spool is not None or self.pending) and not self.outbox.closed:
             self.ensure_running()  # for the events of earlier processes, too
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-        with self._state:
-            self._flushing.append(episode_id)
-        try:
-            done, trouble = self._drain(timeout)
-        finally:
-            with self._state:
-                self._flushing.remove(episode_id)
+        done, trouble = self._drain(timeout)
         if not done:
             if trouble is not None:
                 raise trouble
