@@ -62,6 +62,7 @@ _LONGEST_LENGTH = 15  # digits of a Content-Length
 _ONE_PIECE = 65_536  # longer bodies are sent separately from their head, without a copy
 
 _AS_IT_IS = "Accept-Encoding: identity"
+_UNKNOWN_AUTHORITY = ("issuer", "self-signed", "self signed", "the first certificate")  # OpenSSL's
 _PLAIN_ANSWERS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "record layer failure")
 """What OpenSSL says, by its version, of a server that answers a handshake with text."""
 _IN_BATCH = re.compile(r"^\$\.events\[\d+\]\.?")
@@ -597,10 +598,10 @@ def _in_plain_words(url: Url, error: BaseException, cause: BaseException, *, kno
         why = getattr(cause, "verify_message", "") or "it cannot be verified"
         if "mismatch" in why:
             return "the server's certificate does not name this address"
-        return (
-            f"the server's certificate is not trusted: {why}; give the certificate of its "
-            "authority as --ca, HEADRACE_CA or ca="
-        )
+        told = f"the server's certificate is not trusted: {why}"
+        if any(sign in why for sign in _UNKNOWN_AUTHORITY):
+            told += "; give the certificate of its authority as --ca, HEADRACE_CA or ca="
+        return told
     if isinstance(cause, NewConnectionError) and "refused" in str(cause):
         return "no collector is listening there"
     if known:

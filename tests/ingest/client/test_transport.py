@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import requests
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -264,6 +266,33 @@ def test_whatever_a_session_raises_is_tried_again(collector: ScriptedCollector) 
         client.flush(20)
         assert client.stats.retries == 3
     assert len(collector.episodes) == 1
+
+
+@pytest.mark.parametrize("fault", ["expired", "not yet valid", "issuer"])
+def test_only_an_unknown_authority_is_asked_for(tmp_path: Path, fault: str) -> None:
+    """Its certificate does not help against one of a known authority that is out of date."""
+    authority, ca = trustme.CA(), tmp_path / "ca.pem"
+    (trustme.CA() if fault == "issuer" else authority).cert_pem.write_to_path(ca)
+    now, day = datetime.now(UTC), timedelta(days=1)
+    begin, end = (now + day, now + 2 * day) if fault == "not yet valid" else (now - 2 * day, None)
+    end = now - day if fault == "expired" else end
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1", not_before=begin, not_after=end).configure_cert(context)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def shake_hands() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
+
+        thread = threading.Thread(target=shake_hands)
+        thread.start()
+        client = Transport(f"https://127.0.0.1:{server.getsockname()[1]}", ca=ca)
+        with pytest.raises(CollectorUnavailable, match=f"not trusted: .*{fault}") as caught:
+            client.attempt(*REGISTER)
+        thread.join()
+        client.close()
+    assert ("--ca" in str(caught.value)) == (fault == "issuer")
 
 
 @pytest.mark.parametrize("library", ["urllib3", "requests"])
