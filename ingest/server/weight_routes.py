@@ -104,7 +104,7 @@ class WeightChanges:
             except PolicyPinned as error:
                 raise Refusal("pinned", str(error)) from error
             except WeightsNotFound as error:
-                raise Refusal("not_found", "there is no such version") from error
+                raise Refusal("not_found", str(error)) from error
             except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
                 if isinstance(error.__cause__, BlockingIOError):
                     raise Refusal("busy", str(error), retry_after=2.0) from error
