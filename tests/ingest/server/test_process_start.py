@@ -28,7 +28,7 @@ from storage.errors import JournalLocked
 from storage.spaces.descriptors import Box, Discrete
 from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare
-from tests.collector_template import template
+from tests.collector_template import Forked, template
 from tests.headrace.command import ROOT, headrace, refused
 
 PROGRAMS = ("headrace", "ingest")
@@ -87,6 +87,19 @@ def starting(root: Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def test_a_process_that_just_ended_takes_a_signal() -> None:
+    """As with `Popen`: between its end and the news of it, too."""
+    with subprocess.Popen(["true"], stdout=subprocess.PIPE, text=True) as gone:
+        gone.wait()
+        ended, told = os.pipe()
+        assert gone.stdout is not None
+        process = Forked(gone.pid, gone.stdout, ended)
+        process.send_signal(0)
+        os.write(told, b"0")
+        os.close(told)
+        assert process.wait() == 0
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
