@@ -268,6 +268,22 @@ def test_whatever_a_session_raises_is_tried_again(collector: ScriptedCollector) 
     assert len(collector.episodes) == 1
 
 
+@contextlib.contextmanager
+def one_handshake(context: ssl.SSLContext) -> Iterator[str]:
+    """Host and port of a server that attempts the TLS handshake with one client."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def shake_hands() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
+
+        thread = threading.Thread(target=shake_hands)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
 @pytest.mark.parametrize("fault", ["expired", "not yet valid", "issuer"])
 def test_only_an_unknown_authority_is_asked_for(tmp_path: Path, fault: str) -> None:
     """Its certificate does not help against one of a known authority that is out of date."""
@@ -278,19 +294,10 @@ def test_only_an_unknown_authority_is_asked_for(tmp_path: Path, fault: str) -> N
     end = now - day if fault == "expired" else end
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1", not_before=begin, not_after=end).configure_cert(context)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def shake_hands() -> None:
-            connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):
-                context.wrap_socket(connection, server_side=True)
-
-        thread = threading.Thread(target=shake_hands)
-        thread.start()
-        client = Transport(f"https://127.0.0.1:{server.getsockname()[1]}", ca=ca)
+    with one_handshake(context) as place:
+        client = Transport(f"https://{place}", ca=ca)
         with pytest.raises(CollectorUnavailable, match=f"not trusted: .*{fault}") as caught:
             client.attempt(*REGISTER)
-        thread.join()
         client.close()
     assert ("--ca" in str(caught.value)) == (fault == "issuer")
 
@@ -303,20 +310,12 @@ def test_an_address_of_the_other_scheme_is_named(
     made = certify(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(made.cert, made.key)
-    with requests.Session() as session, socket.create_server(("127.0.0.1", 0)) as server:
-
-        def shake_hands() -> None:
-            connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):
-                context.wrap_socket(connection, server_side=True)
-
-        thread = threading.Thread(target=shake_hands)
-        thread.start()
+    with requests.Session() as session:
         given_session = session if library == "requests" else None
-        plain = Transport(f"http://127.0.0.1:{server.getsockname()[1]}", session=given_session)
-        with pytest.raises(CollectorUnavailable, match="TLS, its address is https://127"):
-            plain.attempt(*REGISTER)
-        thread.join()
+        with one_handshake(context) as place:
+            plain = Transport(f"http://{place}", session=given_session)
+            with pytest.raises(CollectorUnavailable, match="TLS, its address is https://127"):
+                plain.attempt(*REGISTER)
         secret = Transport(collector.address.replace("http", "https"), session=given_session)
         hint = rf"^{secret.address}: the server seems to speak plain http: try http://127\S+ \("
         with pytest.raises(CollectorUnavailable, match=hint):
