@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,17 +11,23 @@ import typer
 import typer.core
 
 
-def _name_shared_variables(params: list[Any]) -> None:
-    """Leave the variables that follow from an option's name out of the help."""
+def _simplify(params: list[Any], ctx: Any) -> None:
+    """Show no variable that follows from an option's name, and plain types.
+
+    Typer shows <list[str]> for an option that may be repeated, and <int range> for a bounded one.
+    """
     for one in params:
         one.show_envvar = one.envvar is not None
+        if one.param_type_name == "option" and one.metavar is None and not one.is_flag:
+            shown = one.display_type(ctx)
+            one.metavar = re.sub(r"list\[(\w+)\]|(\w+) range", r"\1\2", shown).lower()
 
 
 class Group(typer.core.TyperGroup):
     """The command line itself."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _name_shared_variables(self.get_params(ctx))
+        _simplify(self.get_params(ctx), ctx)
         super().format_help(ctx, formatter)
 
 
@@ -31,7 +38,7 @@ class Command(typer.core.TyperCommand):
     """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _name_shared_variables(self.params)
+        _simplify(self.params, ctx)
         super().format_help(ctx, formatter)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -312,7 +312,7 @@ def _decisions(decisions: Sequence[Document]) -> str:
     for one in latest:
         command, outcome, reasons = decided(one)
         candidate = str(one["candidate"])[:12]
-        rows.append((moment(one["decided"]), command, candidate, outcome, "; ".join(reasons)))
+        rows.append((moment(one["decided"]), command, candidate, outcome, "\n".join(reasons)))
     return _table(("decided", "command", "candidate", "outcome", "why"), rows)
 
 
@@ -341,7 +341,7 @@ body{{font:16px/1.4 system-ui,sans-serif;margin:0 auto;max-width:64rem;padding:.
 h1{{font-size:1.4rem}}h2{{font-size:1.15rem;border-top:1px solid #8886;padding-top:.6rem}}
 h3{{font-size:1rem}}svg{{width:100%;max-width:40rem;font-size:12px}}svg text{{fill:currentColor}}
 table{{border-spacing:0;font-size:.9rem}}th,td{{text-align:left;vertical-align:top;
-padding:.15rem .8rem .15rem 0;overflow-wrap:anywhere}}.wide{{overflow-x:auto}}
+padding:.15rem .8rem .15rem 0;overflow-wrap:anywhere;white-space:pre-line}}.wide{{overflow-x:auto}}
 .key span{{margin-right:1rem}}
 .key i{{display:inline-block;height:.8em;margin-right:.3em;width:.8em}}
 .grid{{display:grid;gap:.5rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}}

@@ -70,7 +70,7 @@ def status_page(facts: Facts) -> bytes:
         for name, (question, answer) in answers.items()
     )
     rows = "".join(
-        f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>"
+        f"<tr><th scope=row>{_text(name.replace('_', ' '))}</th><td>{_text(value)}</td></tr>"
         for name, value in facts.counts.items()
     )
     more = f"<details><summary>All counts</summary><table data-live>{rows}</table></details>"

@@ -66,7 +66,8 @@ class LearnerCounts:
 class Learner:
     """Runs an algorithm's updates on a policy; deterministic under its seed.
 
-    Attributes: `policy`; `algorithm`; `counts`; `lineage`, the ordinals trained on by stream.
+    Attributes: `policy`; `algorithm`; `counts`; `lineage`, the ordinals trained on by stream;
+    `warns`: whether it logs that no row of a batch could be learned from (once, until one can).
     """
 
     def __init__(self, policy: Policy, config: AlgorithmConfig, *, seed: int = 0) -> None:
@@ -76,7 +77,7 @@ class Learner:
         self.counts = LearnerCounts()
         self._rng = np.random.default_rng(seed)
         self._lineage = Ledger()
-        # whether it was logged that no row of the last batches could be learned from
+        self.warns = True
         self._told = False
 
     def __repr__(self) -> str:
@@ -144,7 +145,7 @@ class Learner:
         if metrics is not None:
             self._record(used)
             self._told = False
-        elif without and not self._told:
+        elif without and self.warns and not self._told:
             self._told = True
             told = ", ".join(f"{reason}: {number}" for reason, number in reasons.items())
             _log.warning("none of %d rows can be learned from: %s", without, told)

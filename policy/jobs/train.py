@@ -211,7 +211,9 @@ def acting_spec(
 def _learner(
     spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None, seed: int
 ) -> Learner:
-    return Learner(Policy(acting_spec(spec, config, action_rule), seed=seed), config, seed=seed)
+    learner = Learner(Policy(acting_spec(spec, config, action_rule), seed=seed), config, seed=seed)
+    learner.warns = False  # the result, or the error without one, counts what is left out
+    return learner
 
 
 def _reader(
@@ -320,7 +322,8 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
             f"policy {policy_id!r}: expected rows to learn from, found no shard yet. An episode is "
             "in a shard seconds after its end or its reward window; `headrace ls` counts them"
         )
-    left_out = ", ".join(f"{why}: {rows}" for why, rows in counts.items() if rows) or "none"
+    told = (f"{why.replace('_', ' ')}: {rows}" for why, rows in counts.items() if rows)
+    left_out = ", ".join(told) or "none"
     bad = (
         f"; {len(reader.stats.excluded_shards)} damaged shards"
         if reader.stats.excluded_shards

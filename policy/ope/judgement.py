@@ -234,7 +234,8 @@ class Evidence:
             squares = _apply(lambda block, c=center: (block - c) ** 2, values)
             threshold = MOST_OF_VARIANCE if compared.approximate else None
             what = f"squared deviation from the mean difference to {bar.name}"
-            tails.append(largest_share("heavy_tails", squares, threshold, what))
+            name = "heavy_tails" if bar.logged else "live_heavy_tails"
+            tails.append(largest_share(name, squares, threshold, what))
         approximate = any(one.approximate for one in comparisons)
         checks = [
             one

@@ -56,6 +56,7 @@ def test_help_can_be_read_at_every_width(monkeypatch: pytest.MonkeyPatch, width:
     for name, text in told.items():
         assert max(map(len, text.splitlines())) <= width, name
         assert not re.search(r"[a-z,;]\.\.\.$|[{}]|\(\)", text, re.M), name
+        assert not re.search(r"<list|range>|Path", text), name
     assert "Usage: headrace import [OPTIONS] <source>" in told["headrace import"]
     assert "HEADRACE_IMPORT_" not in told["headrace import"]
     assert "env var: HEADRACE_ROOT" in " ".join(told["headrace verify"].split())

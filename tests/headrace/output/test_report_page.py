@@ -43,7 +43,7 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
         "publish --canary",
         "version 2 acts in 0.3 of the episodes",
         "promote",
-        "live as version 3 rolled back from version 2 to the content of 1; complaints; by a",
+        "live as version 3 rolled back from version 2 to the content of 1 complaints by a",
     ):
         assert part in text, part
     assert page.count("<rect") >= 3

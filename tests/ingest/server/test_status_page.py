@@ -138,6 +138,11 @@ def test_data_and_learning() -> None:
     assert "no trainer follows it" in section("learning", replace(FACTS, policies=[unseen]))
 
 
+def test_other_counts_have_plain_names() -> None:
+    page = status_page(replace(FACTS, counts={"steps_in_shards": 12}))
+    assert b"<th scope=row>steps in shards</th><td>12</td>" in page
+
+
 def test_what_needs_me() -> None:
     assert section("needs").endswith("Nothing.")
     assert "pinned <by> me" in section("needs", replace(FACTS, needs=["pinned <by> me"]))

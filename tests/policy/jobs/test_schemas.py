@@ -78,7 +78,7 @@ def test_another_schema_is_read_where_it_fits(tmp_path: Path) -> None:
     assert (judged.episodes, judged.not_read["other_schema"]) == (result.rows_held_out, 50)
     assert freeze(tmp_path, schema_id=old).rows == 30
     assert freeze(tmp_path, schema_id=new).rows == 50
-    with pytest.raises(NothingToTrainOn, match="other_schema: 80"):
+    with pytest.raises(NothingToTrainOn, match="other schema: 80"):
         train(tmp_path, algorithm=ONCE, schema_id="0123456789ab")
     with pytest.raises(NothingToFreeze, match="other schemas: 80 rows"):
         freeze(tmp_path, schema_id="0123456789ab")

@@ -114,6 +114,8 @@ def test_better_is_better_than_every_bar(limits: tuple[float, float] | None) -> 
     assert judge(data, good, [Bar("live", bad), logging], rules).verdict == "better"
     found = judge(data, bad, [Bar("live", good), logging], rules)
     assert (found.verdict, len(found.reasons)) == ("worse", 2)
+    names = [one.name for one in found.diagnostics]
+    assert len(names) == len({*names})  # each check of the live version has its own name
     same = judge(data, good, [Bar("live", good), logging], rules)
     assert [one.verdict for one in same.comparisons] == ["cannot tell", "better"]
     assert same.verdict == "cannot tell"
