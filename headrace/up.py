@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ingest.server.listening import ServeError
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.system.backoff import Backoff
@@ -167,9 +168,13 @@ class Up:
         self.address = ""
         self._first = ["collect", "--root", str(root), "--port", str(port)]
         self.collector = CollectorChild(self._first, self._collector_says)
-        if not self._told.wait(STOP_SECONDS):
+        due = time.monotonic() + STOP_SECONDS
+        while not (self._told.wait(0.05) or self.collector.ended or time.monotonic() > due):
+            pass
+        if not self._told.is_set():
             self.collector.stop()
-            raise ValueError("the collector did not start; its message stands above")
+            status = max(self.collector.process.returncode, 1)
+            raise ServeError("the collector did not start; see its message above", status)
         own = self.address.rpartition(":")[2]
         self.collector.words[-1] = own  # a restart uses the same port
         words = ["train", "--follow", "--root", str(root), "--policy-id", policy_id]

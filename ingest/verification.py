@@ -31,6 +31,7 @@ from ingest.collector.recovery import Recovered, recover
 from ingest.collector.stores import ShardFolder
 from ingest.episodes.sealed_parts import Sealed
 from ingest.protocol import messages as wire
+from ingest.protocol.errors import CollectorUnavailable
 from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalLocked
 from storage.journal.database import DATABASE, past_damage
@@ -120,8 +121,7 @@ def journal_account(
 
     A running collector is asked for its ledger (with `token`, scope admin, if it has tokens; its
     certificate is checked against `ca`). Raises JournalLocked, naming the process, if that
-    collector cannot be asked, also because its address cannot be proven; Refusal,
-    CollectorUnavailable, OSError.
+    collector cannot be asked, also because its address cannot be proven; Refusal, OSError.
     """
     directory = root / "journal"
     if not (directory / DATABASE).exists():
@@ -172,7 +172,10 @@ def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> 
                 f"{holder} and serves {live.address} in clear text: the token is not sent; "
                 "expected TLS, or an address that is loopback"
             )
-        account = live_account(live, token, ca)
+        try:
+            account = live_account(live, token, ca)
+        except CollectorUnavailable as error:
+            raise JournalLocked(f"{holder} and cannot be asked: {error}") from error
         if not live.holds():
             raise JournalLocked(f"{holder} and ended while it was asked: try again")
         return account

@@ -234,8 +234,12 @@ def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool)
     def told(metrics: dict[str, float]) -> None:
         return console.line(finite(metrics)) if as_json else results.updated(metrics)
 
+    def began(version: int) -> None:
+        return console.line({"began": version}) if as_json else results.began(version)
+
     with stop_on_signal() as stop:
-        result = follow(root, policy_id, stop=stop.is_set, on_update=told, **settings)
+        settings |= {"on_start": began, "on_update": told}
+        result = follow(root, policy_id, stop=stop.is_set, **settings)
     if as_json:
         console.line({"followed": asdict(result)})
     else:

@@ -18,8 +18,9 @@ def _simplify(params: list[Any], ctx: Any) -> None:
     """
     for one in params:
         one.show_envvar = one.envvar is not None
-        if one.param_type_name == "option" and one.metavar is None and not one.is_flag:
-            shown = one.display_type(ctx)
+        named = getattr(one, "display_type", None)  # of later releases; TEXT and INTEGER before
+        if named and one.param_type_name == "option" and one.metavar is None and not one.is_flag:
+            shown = named(ctx)
             one.metavar = re.sub(r"list\[(\w+)\]|(\w+) range", r"\1\2", shown).lower()
 
 

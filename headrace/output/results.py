@@ -16,6 +16,7 @@ __all__ = [
     "Table",
     "armed",
     "arms",
+    "began",
     "decided",
     "decisions",
     "estimated",
@@ -457,6 +458,12 @@ def updated(metrics: Mapping[str, float | None]) -> None:
     print("  ".join(f"{name} {_short(metrics.get(name))}" for name in shown), flush=True)
 
 
+def began(version: int) -> None:
+    """Print the start of a trainer that follows; below 0 nothing is live."""
+    live = f"Version {version} is live: clients can act by it." if version >= 0 else "No version."
+    print(live, flush=True)
+
+
 def _short(number: float | None) -> str:
     return "-" if number is None or number != number else f"{number:.4g}"
 
@@ -465,5 +472,7 @@ def heard(root: Path, said: Document) -> None:
     """Print a message of a child of `headrace up` as a line."""
     if "address" in said:
         print(f"Collecting on {said['address']} into {root}.", flush=True)
+    elif "began" in said:
+        began(said["began"])
     elif "version" in said:
         updated(said)

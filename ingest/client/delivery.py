@@ -153,6 +153,7 @@ class Sender:
         self._unsure = 0  # events at the head of the queue that may have been sent before
         self._trouble: Refusal | None = None
         self._away: Exception | None = None  # the reason without an answer
+        self._postponed: Refusal | None = None  # why the collector takes an event only later
         self._told = self._base = (0, 0)  # dropped: reported, and by earlier instances
         self._logged_drops = self._told_unreadable = 0
         self.held: dict[str, int] = {}  # policy -> its held version
@@ -361,7 +362,8 @@ class Sender:
 
     def no_answer(self, timeout: float | None) -> CollectorUnavailable:
         """The error of a call without an answer in `timeout` seconds, with the latest reason."""
-        why = f": {self._failure!r}" if self._failure else f": {self._away}" if self._away else ""
+        latest = repr(self._failure) if self._failure else self._away or self._postponed
+        why = f": {latest}" if latest else ""
         return CollectorUnavailable(
             f"{self.transport.address}: no answer within {timeout} s{why}", maybe_applied=False
         )
@@ -534,6 +536,7 @@ class Sender:
         maybe_applied: bool,
     ) -> None:
         """Handle the reply to a part of the flight: done, refused, or to be sent again."""
+        self._postponed = next((one for _, one in errors if STATUS[one.code] in UNAVAILABLE), None)
         if not errors:
             self.release(events)
             self.count(acknowledged=self._logged(events), duplicates=duplicates)
@@ -744,11 +747,12 @@ class Sender:
             if trouble is not None:
                 raise trouble
             failure = self._failure
+            latest = self._away or self._postponed
             why = f"; sending them fails: {failure!r}" if failure else ""
-            why = why or (f"; last error: {self._away}" if self._away else "")
+            why = why or (f"; last error: {latest}" if latest else "")
             raise TimeoutError(
                 f"{self.outbox.waiting} events still wait for {self.transport.address}{why}"
-            ) from (failure or self._away)
+            ) from (failure or latest)
         self._await_told(deadline)
         with self._state:
             refused = self._take_unreported(lambda one: episode_id in (None, one.episode_id))

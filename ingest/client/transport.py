@@ -65,7 +65,7 @@ _AS_IT_IS = "Accept-Encoding: identity"
 _UNKNOWN_AUTHORITY = ("issuer", "self-signed", "self signed", "the first certificate")  # OpenSSL's
 _PLAIN_ANSWERS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "record layer failure")
 """What OpenSSL says, by its version, of a server that answers a handshake with text."""
-_IN_BATCH = re.compile(r"^\$\.events\[\d+\]\.?")
+_IN_BATCH = re.compile(r"^\$\.(?:events|actions)\[\d+\]\.?")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 M = TypeVar("M")

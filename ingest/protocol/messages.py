@@ -550,6 +550,8 @@ def decode(body: bytes, content_type: str, kind: type[M]) -> M:
         message: M = decoders[kind].decode(body)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `")
+        if text.startswith(("Object contains unknown field", "Invalid value")):
+            text += "; GET /openapi.json describes every message"
         raise Refusal("invalid", text, path.rstrip("`") or "$") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         name = "JSON" if content_type == JSON else "msgpack"

@@ -70,7 +70,8 @@ class _Request:
     def refuse(self, index: int, refusal: Refusal) -> None:
         """Answer one of the calls with a refusal."""
         call = self.calls[index]
-        named = replace(refusal, episode_id=call.episode_id, agent_id=call.agent_id)
+        path = refusal.path and f"$.actions[{index}].{refusal.path}"
+        named = replace(refusal, path=path, episode_id=call.episode_id, agent_id=call.agent_id)
         self.answers[index].error = named.to_json()
 
 
@@ -110,7 +111,7 @@ class Acting:
     ) -> wire.ActionsReply:
         """Apply pending events, then choose one action for each observation."""
         if message.events and not message.record:
-            raise Refusal("invalid", "expected no events with record: false", "events")
+            raise Refusal("invalid", "expected no events with record: false", "$.events")
         events = wire.Batch(instance=message.instance, events=message.events)
         reply, row = self._collector.accept(events, caller=caller)
         epoch = self._collector.journal.epoch

@@ -198,7 +198,8 @@ class Routes:
             reply = await self.acting.act(message, request.caller, given)
         (answer,) = reply.actions
         if answer.error is not None:
-            raise Refusal(**answer.error)
+            path = answer.error.pop("path", "").removeprefix("$.actions[0]")
+            raise Refusal(**answer.error, path=f"${path}" if path else None)
         answer.durable = reply.durable
         return Response.of(answer, request)
 

@@ -56,7 +56,11 @@ def require_usable(
     except ValueError as error:
         raise WeightsRefused(f"spec: {error}") from error
     if declared_schema not in (None, spec.schema_id):
-        raise WeightsRefused("spec: expected the spaces that the policy is declared with")
+        got = f"{spec.observation} and {spec.action} (schema {spec.schema_id})"
+        raise WeightsRefused(
+            "spec: expected the spaces that the policy is declared with (schema "
+            f"{declared_schema}), got {got}"
+        )
     try:
         policy = NumpyPolicy(spec, weights, filter_state=candidate.filter_state, version=version)
         policy.require_finite()

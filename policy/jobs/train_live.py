@@ -100,6 +100,7 @@ def follow(
     checkpoint_every: int = 10,
     resume: bool = True,
     keep_versions: int = KEEP_VERSIONS,
+    on_start: Callable[[int], None] | None = None,
     on_update: Callable[[Metrics], None] | None = None,
     tensorboard: Path | None = None,
     seed: int = 0,
@@ -121,6 +122,7 @@ def follow(
     - `checkpoint_dir` defaults to `weights/{id}/checkpoints`. With `resume`, the job continues from
       the latest intact checkpoint; if there is none, from the live weights.
     - `keep_versions`: every `checkpoint_every` updates, older versions than these are removed.
+    - `on_start` is called with the version that is live (-1: none) when the job begins to read.
     - `on_update` is called with the algorithm's metrics and `update`, `version`, `rows`,
       `rows_trained`, `seconds`, `publish_seconds`, `policy_lag_mean` and `policy_lag_max` (in
       versions; nan: unknown). `tensorboard`: a folder for event files with the same metrics.
@@ -154,7 +156,13 @@ def follow(
         state = FollowerState(learner, reader, store, files, lease, retrying, leaving)
         held = partial(held_version, Path(root), policy_id)
         job = _Follower(learner, reader, state, held, settings)
-        ended = _run(job, state, lease, stop, tell, resume=resume)
+
+        def begin() -> None:
+            state.begin(resume=resume)
+            if on_start is not None:
+                on_start(learner.policy.version)
+
+        ended = _run(job, state, lease, stop, tell, begin)
         return job.result(policy_id, ended)
 
 
@@ -164,12 +172,11 @@ def _run(
     lease: Lease,
     stop: Callable[[], bool],
     tell: Sequence[Callable[[Metrics], None]],
-    *,
-    resume: bool,
+    begin: Callable[[], None],
 ) -> str:
     """Update until `stop()`, or until a conflict ends the job; return "stopped" or "conflict"."""
     try:
-        state.begin(resume=resume)
+        begin()
         while not stop():
             lease.check()
             if (metrics := job.advance(_WAIT)) is not None:

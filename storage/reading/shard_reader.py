@@ -323,12 +323,19 @@ class ShardReader(InputReader):
                 return self._empty
             self._accept(found)
         if not self._cutter.rows:
-            raise EndOfInput("every shard was read")
+            raise EndOfInput(self._what_was_read())
         rows = self._cutter.take(size)
         self.stats.rows += rows.count
         if not list(self._empty):
             self._empty = rows.slice(0, 0).copy()
         return rows
+
+    def _what_was_read(self) -> str:
+        if self.stats.rows:
+            return "every shard was read"
+        of = self._choice.policy_id
+        rows = "rows" if of is None else f"rows of policy {of!r}"
+        return f"every shard was read ({self.stats.shards}), and none has {rows} for this reader"
 
     def _accept(self, found: LoadedShard | Excluded | EndOfShards | Failure) -> None:
         if isinstance(found, LoadedShard):

@@ -29,6 +29,7 @@ class LiveLoop(Closing):
     def __init__(self, root: Path, *words: str, players: int = 1, script: str = "") -> None:
         self.root, self.said = root, threading.Condition()
         self.address, self.versions = "", [0]
+        self.began = -1
         self.updates: list[dict[str, Any]] = []
         self.times: dict[int, float] = {}
         program = ["-c", script] if script else ["-m", "headrace"]
@@ -55,6 +56,7 @@ class LiveLoop(Closing):
                 document = json.loads(line)
                 self.address = document.get("collect", {}).get("address", self.address)
                 train = document.get("train", {})
+                self.began = train.get("began", self.began)
                 if "version" in train:
                     self.updates.append(train)
                     self.times[int(train["version"])] = time.monotonic()

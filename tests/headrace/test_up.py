@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.weights.lease import Lease, current_lease
+from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace
 from tests.headrace.live_loop import LiveLoop
 
@@ -37,7 +38,7 @@ def test_a_damaged_shard_stops_no_learning_and_is_named(tmp_path: Path) -> None:
 def test_a_trainer_that_cannot_start_takes_no_collector_with_it(tmp_path: Path) -> None:
     """Another trainer has the lease: a start ends with 3, and steps are taken all the while.
 
-    When the lease is free it is taken, and learning begins.
+    When the lease is free it is taken, and learning begins; `up` says that clients can act.
     """
     root = tmp_path / "run"
     folder = root / "weights" / "default"
@@ -50,8 +51,20 @@ def test_a_trainer_that_cannot_start_takes_no_collector_with_it(tmp_path: Path) 
         assert loop.child("collect") == collector
         assert loop.metric("headrace_ready") == 1
         lease.release()
+        loop.wait(lambda: loop.began == 1)
         loop.wait(lambda: loop.metric("headrace_live_version", policy="default") == 1)
         assert loop.stop() == 0
+
+
+def test_what_keeps_the_collector_from_its_start_is_the_answer(tmp_path: Path) -> None:
+    """A root in use ends `up` as it ends `collect`: at once, with 3 and with who has it."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as process:
+        serving = process.serving_pid()
+        second = headrace("up", "--root", tmp_path, "--port", "0")
+    assert second.returncode == 3
+    assert f"process {serving}" in second.stderr
+    assert "see its message above" in second.stderr
 
 
 @pytest.mark.long

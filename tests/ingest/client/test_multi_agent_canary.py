@@ -53,6 +53,7 @@ def test_all_agents_of_an_episode_are_of_its_arm(tmp_path: Path, mode: str) -> N
         with PolicyClient(process.address, inference_mode=mode, **options) as client:
             early = client.start_episode()
             play(client, early, everyone)
+            client.flush()  # the collector gives a start its arm when the start arrives
             generations = start_canaries(tmp_path, process)
             play(client, early, (*everyone, "walker3"))
             client.end_episode(early)

@@ -102,13 +102,14 @@ def test_a_legal_observation_that_overflows_is_refused_alone(tmp_path: Path) -> 
             assert (status, answer["error"]["code"], answer["error"]["path"]) == (
                 422,
                 "invalid",
-                "obs",
+                "$.obs",
             )
             assert "version 1" in answer["error"]["message"]
         actions = [ask("a"), ask("b", LARGE), ask("c")]
         status, reply = collector.post("/v1/actions", {"actions": actions})
         assert status == 200
         assert list(map(outcome, reply["actions"])) == ["acted", "invalid", "acted"]
+        assert reply["actions"][1]["error"]["path"] == "$.actions[1].obs"
         assert collector.get("/v1/episodes/b")[1]["next_seq"] == 1
         assert collector.post("/v1/episodes/b/log_action", {"obs": LARGE, "action": 0})[0] == 200
 
