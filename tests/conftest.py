@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from storage.system.startup import loading
 
 # Of torch in this process and in every child: threads that wait for each other by spinning took six
 # times the CPU time, and ten times as long, where others run beside them.
@@ -29,6 +32,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 def is_whole(config: pytest.Config) -> bool:
     """Whether all tests were asked for, and no file, folder or marker."""
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without garbage collection: what is imported stays, in each of xdist's workers."""
+    with loading():
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

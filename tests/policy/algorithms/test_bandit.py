@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from policy.algorithms.bandit import Bandit, BanditConfig
 from policy.algorithms.learner import Learner
@@ -37,6 +36,9 @@ def test_it_finds_the_best_policy_of_a_known_problem(bandit_log, objective):
 @pytest.mark.parametrize("objective", ["ips", "dr"])
 def test_it_beats_the_logging_policy_on_digits(objective):
     """scikit-learn's digits as a bandit: at least twice the logging policy's accuracy."""
+    # loaded by the one worker that needs it, as it takes a second
+    from sklearn.datasets import load_digits  # noqa: PLC0415
+
     rng = np.random.default_rng(0)
     images, labels = load_digits(return_X_y=True)
     obs = (images / 16).astype(np.float32)
