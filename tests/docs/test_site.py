@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,24 +20,49 @@ from tests.headrace.command import headrace as command
 ROOT = Path(__file__).parents[2]
 
 
+@dataclass(frozen=True)
+class Built:
+    """A site, and what its build said."""
+
+    folder: Path
+    status: int
+    stderr: str
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make docs` builds it: strict, so that a warning is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    done = build(folder, ROOT)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-def build(folder: Path, source: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "-d", folder],
-        cwd=source,
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """As `make docs` builds it, of a copy with a link to a page and one to a heading that are not
+    there: once, since a strict build writes every page before it fails."""
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "docs", copy / "docs")
+    for page in (*ROOT.glob("*.md"), ROOT / "mkdocs.yml"):
+        shutil.copy(page, copy)
+    for name in ("examples", "headrace", "ingest", "policy", "storage"):
+        (copy / name).symlink_to(ROOT / name)
+    broken = copy / "docs/cookbook.md"
+    broken.write_text(broken.read_text() + "\n[a](nowhere.md), [b](limits.md#nowhere)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-d", copy / "site"],
+        cwd=copy,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+    return Built(copy / "site", done.returncode, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def site(built: Built) -> Path:
+    return built.folder
+
+
+def test_a_dead_link_ends_the_build_and_nothing_else_does(built: Built) -> None:
+    """The two planted links are all that a strict build has to say."""
+    assert built.status != 0
+    page, heading = re.findall("^(?:WARNING|ERROR|CRITICAL) .*", built.stderr, re.MULTILINE)
+    assert "'nowhere.md'" in page
+    assert "'limits.md#nowhere'" in heading
 
 
 def test_every_public_name_has_its_place(site: Path) -> None:
@@ -85,21 +111,6 @@ def test_every_route_and_code_has_its_place(site: Path) -> None:
 def test_a_program_of_the_tutorial_stands_on_its_page(site: Path) -> None:
     text = re.sub(r"<[^>]+>", "", (site / "tutorial.html").read_text())
     assert "def visitor(rng: random.Random)" in text
-
-
-def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
-    """In a copy of the pages, with a link to a page and one to a heading that are not there."""
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for page in (*ROOT.glob("*.md"), ROOT / "mkdocs.yml"):
-        shutil.copy(page, tmp_path)
-    for name in ("examples", "headrace", "ingest", "policy", "storage"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    broken = tmp_path / "docs/cookbook.md"
-    broken.write_text(broken.read_text() + "\n[a](nowhere.md), [b](limits.md#nowhere)\n")
-    done = build(tmp_path / "site", tmp_path)
-    assert done.returncode != 0
-    assert "'nowhere.md'" in done.stderr
-    assert "'limits.md#nowhere'" in done.stderr
 
 
 def test_nothing_is_fetched(site: Path) -> None:

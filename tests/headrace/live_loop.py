@@ -26,29 +26,35 @@ DEADLINE = 120.0  # s; nothing is asserted on it: a wait that exceeds it is a fa
 class LiveLoop(Closing):
     """A collector, its trainer and clients that play CartPole."""
 
-    def __init__(self, root: Path, *words: str, players: int = 1, script: str = "") -> None:
+    def __init__(self, root: Path, *words: str, players: int = 1, cwd: Path = ROOT) -> None:
         self.root, self.said = root, threading.Condition()
         self.address, self.versions = "", [0]
         self.began = -1
         self.updates: list[dict[str, Any]] = []
         self.times: dict[int, float] = {}
-        program = ["-c", script] if script else ["-m", "headrace"]
+        program = Path(sys.executable).with_name("headrace")
+        self.players: list[subprocess.Popen[bytes]] = []
         self._log = (root.parent / f"{root.name}.stderr").open("w+")
         command = ["up", "--root", str(root), "--env", "CartPole-v1", "--port", "0", "--json"]
         self.process = subprocess.Popen(
-            [sys.executable, *program, *command, *words],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            [program, *command, *words],
+            cwd=cwd, stdout=subprocess.PIPE, stderr=self._log, text=True,
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
         self.wait(lambda: bool(self.address))
-        self.players = [
+        for _ in range(players):
+            self.play()
+
+    def play(self) -> None:
+        """Start a player, with a seed of its own."""
+        seed = 1000 * (len(self.players) + 1)
+        self.players.append(
             subprocess.Popen(
                 [sys.executable, "-m", "headrace.demo.play", self.address, "CartPole-v1",
-                 "--seats", "4", "--seed", str(1000 * (i + 1))],
+                 "--seats", "4", "--seed", str(seed)],
                 cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
-            for i in range(players)
-        ]  # fmt: skip
+        )  # fmt: skip
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
@@ -141,7 +147,7 @@ class LiveLoop(Closing):
         return self.process.wait(90)
 
     def close(self) -> None:
-        for process in (*getattr(self, "players", []), self.process):
+        for process in (*self.players, self.process):
             if process.poll() is None:
                 process.kill()
             process.wait()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,43 +15,66 @@ from tests.headrace.command import answer, headrace
 from tests.headrace.live_loop import LiveLoop
 
 
-def test_a_damaged_shard_stops_no_learning_and_is_named(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveLoop, Lease]]:
+    """`up` while another trainer has the lease, in the folder of a service with a `queue.py`.
+
+    One for several tests, as each start of a trainer takes seconds.
+    """
+    home = tmp_path_factory.mktemp("home")
+    (home / "queue.py").write_text("raise RuntimeError('of the service')\n")
+    folder = home / "run" / "weights" / "default"
+    folder.mkdir(parents=True)
+    lease = Lease.take(folder)
+    words = ("--steps-per-version", "64")
+    with LiveLoop(home / "run", *words, players=0, cwd=home) as loop:
+        yield loop, lease
+
+
+@pytest.fixture(scope="module")
+def learning(waiting: tuple[LiveLoop, Lease]) -> LiveLoop:
+    """The same once the lease is free: `up` says that clients can act, and one plays."""
+    loop, lease = waiting
+    lease.release()
+    loop.wait(lambda: loop.began == 1)
+    loop.play()
+    return loop
+
+
+def test_a_trainer_that_cannot_start_takes_no_collector_with_it(
+    waiting: tuple[LiveLoop, Lease],
+) -> None:
+    """Another trainer has the lease: a start ends with 3, and steps are taken all the while."""
+    loop, _ = waiting
+    collector = loop.child("collect")
+    loop.wait(lambda: loop.stderr().count("ended with 3; the next starts in") >= 1)
+    assert f"process {os.getpid()} on " in loop.stderr()
+    assert loop.child("collect") == collector
+    assert loop.metric("headrace_ready") == 1
+
+
+def test_a_damaged_shard_stops_no_learning_and_is_named(learning: LiveLoop) -> None:
     """One byte flipped in what the trainer has not read: the next version comes, log and metrics
     say what is left out, and the fault is in no later count."""
-    with LiveLoop(tmp_path / "run", "--steps-per-version", "64") as loop:
-        loop.wait(lambda: loop.version >= 4)
-        held, shards = loop.damage_an_unread_shard()
-        loop.wait(lambda: loop.version >= held + 3)
-        left_out = {"policy": "default", "reason": "damaged"}
-        loop.wait(lambda: loop.metric("headrace_training_excluded_rows", **left_out) > 0)
-        assert loop.metric("headrace_training_excluded_shards", policy="default") == shards
-        assert loop.metric("headrace_trainer_up", policy="default") == 1
-        assert loop.metric("headrace_training_stalled_seconds", policy="default") >= 0
-        assert f"version {held} are held, and everything that can be read was read" in loop.stderr()
-        assert loop.stop() == 0
-    found = headrace("verify", "--root", tmp_path / "run", "--json")
+    loop = learning
+    loop.wait(lambda: loop.version >= 4)
+    held, shards = loop.damage_an_unread_shard()
+    loop.wait(lambda: loop.version >= held + 3)
+    left_out = {"policy": "default", "reason": "damaged"}
+    loop.wait(lambda: loop.metric("headrace_training_excluded_rows", **left_out) > 0)
+    assert loop.metric("headrace_training_excluded_shards", policy="default") == shards
+    assert loop.metric("headrace_trainer_up", policy="default") == 1
+    assert loop.metric("headrace_training_stalled_seconds", policy="default") >= 0
+    assert f"version {held} are held, and everything that can be read was read" in loop.stderr()
+    assert loop.stop() == 0
+    found = headrace("verify", "--root", loop.root, "--json")
     assert "damaged" in {one["kind"] for one in answer(found)["findings"]}
 
 
-def test_a_trainer_that_cannot_start_takes_no_collector_with_it(tmp_path: Path) -> None:
-    """Another trainer has the lease: a start ends with 3, and steps are taken all the while.
-
-    When the lease is free it is taken, and learning begins; `up` says that clients can act.
-    """
-    root = tmp_path / "run"
-    folder = root / "weights" / "default"
-    folder.mkdir(parents=True)
-    lease = Lease.take(folder)
-    with LiveLoop(root, "--steps-per-version", "64", players=0) as loop:
-        collector = loop.child("collect")
-        loop.wait(lambda: loop.stderr().count("ended with 3; the next starts in") >= 1)
-        assert f"process {os.getpid()} on " in loop.stderr()
-        assert loop.child("collect") == collector
-        assert loop.metric("headrace_ready") == 1
-        lease.release()
-        loop.wait(lambda: loop.began == 1)
-        loop.wait(lambda: loop.metric("headrace_live_version", policy="default") == 1)
-        assert loop.stop() == 0
+def test_the_folder_that_it_is_started_in_lends_no_modules(learning: LiveLoop) -> None:
+    """A service may have a `queue.py`; `up` and the processes that it starts do not import it."""
+    learning.wait(lambda: learning.version >= 1)
+    assert "of the service" not in learning.stderr()
 
 
 def test_what_keeps_the_collector_from_its_start_is_the_answer(tmp_path: Path) -> None:
@@ -92,19 +113,3 @@ def test_killed_trainers_are_followed_and_a_second_one_is_named(tmp_path: Path) 
     rows = [one["rows_trained"] for one in loop.updates]
     assert rows == sorted(rows)
     assert "made live by another process" not in loop.stderr()
-
-
-def test_the_folder_that_it_is_started_in_lends_no_modules(tmp_path: Path) -> None:
-    """A service may have a `queue.py`; the processes that `up` starts do not import it."""
-    (tmp_path / "queue.py").write_text("raise RuntimeError('of the service')\n")
-    words = ["up", "--root", tmp_path / "run", "--env", "CartPole-v1", "--port", "0", "--json"]
-    with subprocess.Popen(
-        [Path(sys.executable).with_name("headrace"), *words],
-        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-    ) as up:  # fmt: skip
-        try:
-            said = json.loads(up.stdout.readline() if up.stdout else "")
-            assert "address" in said["collect"]
-        finally:
-            up.send_signal(signal.SIGTERM)
-        assert up.wait() == 0
