@@ -1,15 +1,19 @@
-"""`python client_beside.py KIND ADDRESS`: a client beside a program of the documents.
+"""`python client_beside.py ADDRESS`: a process for each line of stdin, a client of that kind beside
+a program of the documents.
 
 - logging: 300 steps that it chose itself, of every policy, and then it ends.
 - idle: opens an episode of every policy, and does no more; killed at some time.
 - killed: acts (or logs, where nothing is live) in the middle of an episode when it is killed.
 
-Prints a line when it has done what it was started for. It reads spaces from the collector.
+Prints its kind and process id when it has done what it was started for. It reads spaces from the
+collector. Clients are forked, as to load their modules takes longer than what they do.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from typing import Any
 
@@ -20,7 +24,14 @@ from headrace import PolicyClient
 from storage.spaces.descriptors import Box, space_from_json
 
 
-def main(kind: str, address: str) -> None:
+def main(address: str) -> None:
+    for line in sys.stdin:
+        if os.fork() == 0:
+            play(line.strip(), address)
+            return
+
+
+def play(kind: str, address: str) -> None:
     with urllib3.PoolManager() as pool:
         spec = json.loads(pool.request("GET", f"{address}/v1/spec").data)
     client = PolicyClient(address, inference_mode="remote")
@@ -40,9 +51,9 @@ def main(kind: str, address: str) -> None:
         if kind == "logging":
             client.end_episode(episode, obs)
     client.flush()
-    print(kind, flush=True)
+    print(kind, os.getpid(), flush=True)
     if kind != "logging":
-        sys.stdin.read()
+        signal.pause()
 
 
 def _zeros(policy: dict[str, Any]) -> Any:

@@ -14,7 +14,9 @@ discrete:2`); with `acts`, weights for that environment are live. `elsewhere` na
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,21 +98,21 @@ def of_kind(kind: str) -> list[object]:
 @contextmanager
 def company(address: str, kinds: tuple[str, ...] = COMPANY) -> Iterator[None]:
     """A client that only logs has come and gone, one idles, one was killed while it acted."""
-    with ExitStack() as stack:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.docs.client_beside", address],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process, ExitStack() as stack:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
         for kind in kinds:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.docs.client_beside", kind, address],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-            if process.stdout is None or process.stdout.readline().strip() != kind:
+            print(kind, file=process.stdin, flush=True)
+            done, pid = process.stdout.readline().split()
+            if done != kind:
                 raise RuntimeError(f"the {kind} client did not do its part")
             if kind == "killed":
-                process.kill()
+                os.kill(int(pid), signal.SIGKILL)
+            elif kind == "idle":
+                stack.callback(os.kill, int(pid), signal.SIGKILL)
         yield
 
 

@@ -42,7 +42,7 @@ class Traffic(Closing):
         self,
         folder: Path,
         seed: int,
-        program: Sequence[str] = ("-m", INGEST),
+        program: Sequence[str] | None = ("-m", INGEST),
         *,
         episode_timeout: float = 20.0,
         env: Mapping[str, str] | None = None,

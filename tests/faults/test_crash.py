@@ -12,7 +12,7 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     """Kills of collector, writer and clients: all that was acknowledged is there exactly once."""
     targets = ["collector"] * 8 + ["writer"] * 6 + ["client"] * 6
     random.Random(7).shuffle(targets)
-    with Traffic(tmp_path, 7, episode_timeout=2.0) as traffic:
+    with Traffic(tmp_path, 7, None, episode_timeout=2.0) as traffic:
         traffic.warm_up()
         for target in targets:
             traffic.kill(target)

@@ -1,8 +1,12 @@
-"""One rank of a data-parallel group: learns 20 times from its half of each batch; then, in a
-second group, from batches of two policies that do not fit those of the other rank."""
+"""The ranks of a data-parallel group: each learns 20 times from its half of each batch; then, in a
+second group, from batches of two policies that do not fit those of the other rank.
+
+The ranks are forked from a process that has learned once, and so loaded torch and its compiler.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import torch
 
 from policy.worker.rollout_worker import RolloutWorker
 from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.system.process import die_with_parent
 from tests.policy.toy_envs import CountEnv
 
 UPDATES = 20
@@ -98,7 +103,18 @@ def learn(url, rank, out):
     worker.stop()
 
 
+def main(outs, urls):
+    make(seed=0).learn_on_batch(next(batches()))
+    ranks = []
+    for rank, out in enumerate(outs):
+        if (pid := os.fork()) == 0:
+            die_with_parent(os.getppid())
+            for part, url in zip((learn, learn_of_two, join_unlike), urls, strict=True):
+                part(url, rank, out)
+            return 0
+        ranks.append(pid)
+    return sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in ranks)
+
+
 if __name__ == "__main__":
-    number, path, urls = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    for part, at in zip((learn, learn_of_two, join_unlike), urls, strict=True):
-        part(at, number, path)
+    sys.exit(main(sys.argv[1:3], sys.argv[3:]))
