@@ -6,9 +6,6 @@ Also of `ingest.client.admin_session`.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,9 +27,9 @@ from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare
+from tests.headrace.command import Result, headrace
 from tests.ingest.scripted_collector import ScriptedCollector
 
-HERE = Path(__file__).parents[3]
 SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
 
 
@@ -56,15 +53,8 @@ class House:
             weights, spec=SPEC.to_json(), metrics={"seed": seed}, lineage=lineage
         )
 
-    def run(self, *words: object, token: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "headrace", *map(str, words)],
-            cwd=HERE,
-            env={**os.environ, "HEADRACE_TOKEN": self.token if token is None else token},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def run(self, *words: object, token: str | None = None) -> Result:
+        return headrace(*words, env={"HEADRACE_TOKEN": self.token if token is None else token})
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +181,7 @@ def test_an_authority_that_is_none_is_named(tmp_path: Path, text: str | None) ->
         Publisher("https://127.0.0.1:9", ca=path)
 
 
-def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def answer(done: Result) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document

@@ -2,9 +2,10 @@
 
     python -m tests.policy.jobs.dying_follower
 
-Each line on stdin is a job; on stdout two lines answer it, its process id, and once it has ended
-its exit status, or a signal's number below zero. A job is forked from this process, which has
-loaded everything and run nothing: the import of torch takes seconds, and the kills are many.
+Each line on stdin is a job, which is answered by its process id; or a process id, which is answered
+by its exit status, or a signal's number below zero, once it has ended. A job is forked from this
+process, which has loaded everything and run nothing: the import of torch takes seconds, and the
+kills are many.
 """
 
 from __future__ import annotations
@@ -167,21 +168,22 @@ PLANTED = {
 
 
 def main() -> None:
-    """Answer jobs until stdin ends."""
+    """Answer lines until stdin ends."""
     for line in sys.stdin:
-        pid = os.fork()
-        if pid:
+        job = json.loads(line)
+        if isinstance(job, int):
+            print(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]), flush=True)
+        elif pid := os.fork():
             print(pid, flush=True)
         else:
             status = 1
             try:
-                run(Job(**json.loads(line)))
+                run(Job(**job))
                 status = 0
             except BaseException:  # told, and never carried into the loop of the parent
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

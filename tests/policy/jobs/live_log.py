@@ -112,7 +112,7 @@ def claimed(root: Path, version: int) -> set[Row]:
 
 
 class Followers:
-    """Followers that are forked one after the other (tests/policy/jobs/dying_follower.py)."""
+    """Followers that are forked from one process (tests/policy/jobs/dying_follower.py)."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -125,23 +125,20 @@ class Followers:
 
     def run(self, root: Path, **job: Any) -> int:
         """Its exit status; below zero the signal that killed it."""
-        self.start(root, **job)
-        return self.wait()
+        return self.wait(self.start(root, **job))
 
     def start(self, root: Path, **job: Any) -> int:
         """Its process id."""
-        if self._process.stdin is None:
-            raise RuntimeError("no pipe")
-        print(json.dumps({"root": str(root), **job}), file=self._process.stdin, flush=True)
-        return self._number()
+        return self._ask({"root": str(root), **job})
 
-    def wait(self) -> int:
-        """The exit status of what was started last."""
-        return self._number()
+    def wait(self, pid: int) -> int:
+        """The exit status of one that was started."""
+        return self._ask(pid)
 
-    def _number(self) -> int:
-        if self._process.stdout is None:
+    def _ask(self, line: object) -> int:
+        if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError("no pipe")
+        print(json.dumps(line), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
     def close(self) -> None:

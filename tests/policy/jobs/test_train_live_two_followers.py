@@ -30,14 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def orphans() -> Iterator[Followers]:
-    found = Followers()
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
-def retries() -> Iterator[Followers]:
+def followers() -> Iterator[Followers]:
     found = Followers()
     yield found
     found.close()
@@ -68,25 +61,25 @@ def wrong(root: Path, status: int) -> set[str]:
     return found
 
 
-def scene(root: Path, orphans: Followers, retries: Followers, place: str, planted: str = "") -> int:
+def scene(root: Path, followers: Followers, place: str, planted: str = "") -> int:
     """The orphan stops in its second update at a place; the retry makes three; it wakes up."""
     job = {"kill": [2, place], "signal": signal.SIGSTOP, "lease_seconds": 0.5, "planted": planted}
-    orphan = orphans.start(root, updates=3, **job)
+    orphan = followers.start(root, updates=3, **job)
     try:
         until_stopped(orphan)
-        assert retries.run(root, updates=3, lease_wait=60.0, planted=planted) == 0
+        assert followers.run(root, updates=3, lease_wait=60.0, planted=planted) == 0
     finally:
         os.kill(orphan, signal.SIGCONT)
-    return orphans.wait()
+    return followers.wait(orphan)
 
 
 @pytest.mark.parametrize("place", ["learned", "checkpoint"])
 def test_an_orphan_that_wakes_up_publishes_nothing(
-    root: Path, orphans: Followers, retries: Followers, place: str
+    root: Path, followers: Followers, place: str
 ) -> None:
     """Stopped after its update, or after its checkpoint: what it does then harms neither versions
     nor checkpoints, and the next start goes on from the retry's."""
-    status = scene(root, orphans, retries, place)
+    status = scene(root, followers, place)
     assert wrong(root, status) == set()
     before = rows_by_version(root)
     result, _ = run(root, 1)
@@ -95,11 +88,9 @@ def test_an_orphan_that_wakes_up_publishes_nothing(
 
 
 @pytest.mark.long
-def test_a_lease_without_fencing_is_caught(
-    root: Path, orphans: Followers, retries: Followers
-) -> None:
+def test_a_lease_without_fencing_is_caught(root: Path, followers: Followers) -> None:
     """The planted build: an orphan goes on beside its successor."""
-    assert wrong(root, scene(root, orphans, retries, "learned", planted="no_fencing"))
+    assert wrong(root, scene(root, followers, "learned", planted="no_fencing"))
 
 
 def test_a_second_follower_is_told_who_trains(root: Path) -> None:
