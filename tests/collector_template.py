@@ -79,7 +79,10 @@ class Template:
         theirs.close()
 
     def fork(self, arguments: Sequence[str], stderr: int) -> Forked:
-        """Run `python -m ingest` with these arguments, the environment and umask of now."""
+        """Run `python -m ingest` with these arguments, the environment and umask of now.
+
+        With "headrace" as the first argument, the command line of Headrace instead.
+        """
         os.umask(umask := os.umask(0o077))
         job = json.dumps([arguments, umask, dict(os.environ)]).encode()
         out, theirs = os.pipe()
@@ -112,6 +115,7 @@ def main(link: int) -> int:
     use_one_blas_thread()
     with loading():
         # lazy: what it imports comes after the line above, and never into the tests' own process
+        from headrace.__main__ import main as headrace  # noqa: PLC0415
         from ingest.server.collect import run  # noqa: PLC0415
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the tests
     asked = socket.socket(fileno=link)
@@ -130,7 +134,12 @@ def main(link: int) -> int:
                 return 0
             if (pid := os.fork()) == 0:
                 asked.detach()
-                return run(_as_asked(job, files))
+                arguments = _as_asked(job, files)
+                if arguments[0] != "headrace":
+                    return run(arguments)
+                sys.argv = arguments
+                headrace()
+                return 0
             asked.send(str(pid).encode())
             os.close(files[0])
             os.close(files[1])

@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,13 +20,14 @@ import pytest
 
 from headrace.__main__ import main
 from tests.closing import Closing
+from tests.collector_template import template
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 30
 
 
 Result: TypeAlias = subprocess.CompletedProcess[str]
-OWN_PROCESS = ("collect", "up", "demo")
+OWN_PROCESS = ("up", "demo")
 """Commands that serve, or change the process they run in."""
 
 
@@ -33,10 +35,13 @@ def headrace(*words: object, env: Mapping[str, str] | None = None) -> Result:
     """Run one command to its end in this process, which loads torch and Arrow once.
 
     Each command also runs as a process somewhere: by `process`, or on a page of the documentation.
+    A collector is forked from a process that has its modules loaded.
     """
+    texts = list(map(str, words))
+    if words[0] == "collect":
+        return Forked(texts, env or {}).result()
     if words[0] in OWN_PROCESS:
         return process(*words, env=env)
-    texts = list(map(str, words))
     out, err, logger = io.StringIO(), io.StringIO(), logging.getLogger()
     handlers, level, status = logger.handlers[:], logger.level, 0
     with ExitStack() as stack:
@@ -92,20 +97,31 @@ def refused(result: Result, *texts: str, status: int = 2) -> bool:
     )
 
 
+class Forked:
+    """A command in a process that is forked from one with the collector's modules loaded."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str]) -> None:
+        self.words = words
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `result`
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            self.process = template().fork(["headrace", *words], self._stderr.fileno())
+
+    def result(self) -> Result:
+        """Its end, and the rest of what it said."""
+        with self.process.stdout as stdout, self._stderr:
+            out, status = stdout.read(), self.process.wait(STOP_SECONDS)
+            self._stderr.seek(0)
+            return subprocess.CompletedProcess(self.words, status, out, self._stderr.read())
+
+
 class Collect(Closing):
     """`headrace collect` on a free port; leaving the block drains it."""
 
     def __init__(self, root: Path, *words: str) -> None:
-        command = [sys.executable, "-m", "headrace", "collect", "--root", str(root), "--port", "0"]
-        self.process = subprocess.Popen(
-            [*command, *words],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        if self.process.stdout is None:
-            raise RuntimeError("no output")
+        self._forked = Forked(["collect", "--root", str(root), "--port", "0", *words], {})
+        self.process = self._forked.process
         self.first_line = self.process.stdout.readline()
         lines = 0 if "--json" in words or not self.first_line else 2
         self.greeting = [self.process.stdout.readline() for _ in range(lines)]
@@ -113,9 +129,9 @@ class Collect(Closing):
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[str, str, int]:
         """(the rest of stdout, stderr, exit status) after a signal."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=STOP_SECONDS)
-        return out, err, self.process.returncode
+        done = self._forked.result()
+        return done.stdout, done.stderr, done.returncode
 
     def close(self) -> None:
-        if self.process.poll() is None:
+        if self.process.returncode is None:
             self.stop()
