@@ -29,7 +29,7 @@ use no other route of an admin."""
 
 ANY = frozenset(SCOPES)
 LOGGING, ACTING, EITHER = frozenset({LOG}), frozenset({ACT}), frozenset({LOG, ACT})
-READING, PUBLISHING, ADMINISTERING = frozenset({READ}), frozenset({PUBLISH}), frozenset({ADMIN})
+READING, PUBLISHING = frozenset({READ}), frozenset({PUBLISH})
 COUNTING = frozenset({ADMIN, LEDGER})
 NOBODY_NEEDED: frozenset[str] = frozenset()
 """Sets of scopes that routes require; one of a set is enough. The last one requires no token."""

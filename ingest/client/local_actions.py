@@ -8,7 +8,7 @@ trainer that has ended does not block clients for ever.
 from __future__ import annotations
 
 from math import isnan
-from time import monotonic, time_ns
+from time import time_ns
 from typing import Any
 
 from ingest.client.declarations import ClientPolicy
@@ -27,7 +27,7 @@ WINDOWS_PER_VERSION = 8
 
 
 class LocalActor:
-    """The local policies of one client. `holds` counts waits, `hold_seconds` their time."""
+    """The local policies of one client. `holds` counts waits."""
 
     def __init__(
         self,
@@ -47,7 +47,6 @@ class LocalActor:
         self._undelivered: dict[str, int] = {}
         self.holds = 0
         self.holds_given_up = 0
-        self.hold_seconds = 0.0
 
     def count_refused(self) -> int:
         """The number of refused publications: damaged, or older than the weights in use."""
@@ -129,12 +128,10 @@ class LocalActor:
         if held is None or local.version > held:
             return
         self.holds += 1
-        begin = monotonic()
         self._outbox.drained(HOLD_SECONDS, lambda: False, own=True)
         if not local.wait_newer(held, HOLD_SECONDS):
             self.holds_given_up += 1
             self._sender.held.pop(name, None)
-        self.hold_seconds += monotonic() - begin
 
     def close(self) -> None:
         for policy in self._policies.values():

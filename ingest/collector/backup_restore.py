@@ -61,9 +61,8 @@ class Shelf(Protocol):
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """The result for a restored journal: its ids, the added shards, the steps not written again."""
+    """The result for a restored journal: its id, the added shards, the steps not written again."""
 
-    previous_id: str
     collector_id: str
     shards: int  # added
     steps: int  # in these shards
@@ -89,7 +88,7 @@ def notice_restore(
     known = {**dict.fromkeys(there, 0), **streams}
     recovered = recover(journal, policies)
     found, ends = shelf.later(known, _oldest(recovered, received))
-    restored = _Restoring(journal, recovered, found).run(previous, ends, received)
+    restored = _Restoring(journal, recovered, found).run(ends, received)
     log.error(
         "the journal is older than its shards (%s): it was restored from a backup. Collector %s "
         "continues as %s; %s shards with %s steps are added, %s steps of the backup are in them "
@@ -128,7 +127,7 @@ class _Restoring(msgspec.Struct):
     over: int = 0
     ended: int = 0  # episodes of the backup whose last part is in a shard
 
-    def run(self, previous: str, ends: Mapping[str, int], received: int) -> Restored:
+    def run(self, ends: Mapping[str, int], received: int) -> Restored:
         """Compare the state with the shards, then commit the difference."""
         for shard in self.found:
             for part in shard.parts:
@@ -150,7 +149,7 @@ class _Restoring(msgspec.Struct):
             ends=ends,
             put=self._state(accepted, kept_back),
         )
-        return Restored(previous, fresh, len(self.found), steps, kept_back, self.over)
+        return Restored(fresh, len(self.found), steps, kept_back, self.over)
 
     # --- comparing with shards -------------------------------------------------------------
 

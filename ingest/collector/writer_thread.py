@@ -85,7 +85,6 @@ class Sealer:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-sealer", daemon=True)
         self.failures = 0
-        self.last_error: str | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -151,7 +150,6 @@ class Sealer:
                 raise
             except Exception as error:  # any error: without this thread no shard is written
                 self.failures += 1
-                self.last_error = repr(error)
                 unknown = not isinstance(error, (StorageError, OSError))
                 plan = job.plan
                 text = "shard %s-%s of %s: %s; trying again"
@@ -166,5 +164,4 @@ class Sealer:
         except FolderMoved:
             raise
         except (StorageError, OSError) as error:
-            self.last_error = str(error)
             log.warning("shard writer: %s", error)

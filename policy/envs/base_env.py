@@ -39,7 +39,7 @@ envs alone; a gymnasium vector steps as a whole and needs all.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium as gym
@@ -56,7 +56,6 @@ __all__ = [
     "to_base_env",
 ]
 
-EnvId: TypeAlias = Hashable
 MultiEnvDict: TypeAlias = dict[Any, Any]
 """env id -> agent id -> value."""
 Poll: TypeAlias = tuple[

@@ -64,7 +64,6 @@ class JudgedBlock:
     lengths: IntArray  # (n,)
     names: list[str]  # (n,) the name of each episode's unit
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
-    certain_flat: npt.NDArray[np.float32]
     excluded: Mapping[str, int]  # reason -> episodes
 
     @property
@@ -169,11 +168,10 @@ class JudgedLog:
             excluded["certain"] = gone
         return JudgedBlock(
             steps=steps,
-            flat=_flat(spec, steps),
+            flat=spec.flattener.columns(columns_of(spec.observation, "obs", steps)),
             lengths=lengths,
             names=self.reserve.units(steps.take(np.cumsum(lengths) - lengths)),
             certain=left,
-            certain_flat=_flat(spec, left),
             excluded=excluded,
         )
 
@@ -206,10 +204,6 @@ class JudgedLog:
         counts = [f"{why}: {n} episodes" for why, n in self.excluded.items() if n]
         counts += [f"{why}: {n} steps" for why, n in self.not_read.items() if n]
         return ", ".join([*counts, *self.skipped.values()]) or "none were found"
-
-
-def _flat(spec: PolicySpec, steps: SampleBatch) -> npt.NDArray[np.float32]:
-    return spec.flattener.columns(columns_of(spec.observation, "obs", steps))
 
 
 def _lengths(steps: SampleBatch) -> IntArray:

@@ -126,10 +126,6 @@ class FragmentBuffers:
         columns = {name: column[copy, here].copy() for name, column in self._columns.items()}
         return columns, EpisodeSegment(0, current.episode_id, current.number)
 
-    def mark_last(self, copy: int, name: str, value: Any) -> None:
-        """Set a column of the copy's last complete row."""
-        self._columns[name][copy, self.filled[copy] - 1] = value
-
     def last(self, name: str, copy: int) -> Any:
         """A column of the copy's last complete row."""
         return self._columns[name][copy, self.filled[copy] - 1]

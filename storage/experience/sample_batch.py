@@ -24,7 +24,6 @@ from storage.experience.sequences import fragment_ends, n_step, pad, sequence_le
 from storage.experience.tables import arrow_table, pandas_frame
 
 OBS = "obs"
-ACTIONS = "actions"
 REWARDS = "rewards"
 TERMINATEDS = "terminateds"
 TRUNCATEDS = "truncateds"

@@ -63,7 +63,7 @@ Array: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 STREAM_INDEX, ROW, FINAL = "_stream", "_row", "_final"
-ENDED, PART, TAGS, CONTINUES = "ended", "part", "tags", "continues"
+ENDED, TAGS, CONTINUES = "ended", "tags", "continues"
 TRAINING_ENABLED, TS = "training_enabled", "ts"
 
 DEFAULT_COLUMNS = (

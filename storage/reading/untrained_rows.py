@@ -13,7 +13,7 @@ from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
 from storage.reading.ledger import Ledger, encode_runs
 from storage.reading.loading import ROW
 
-__all__ = ["NOTHING_HELD", "UntrainedRows", "position_without", "rows_in"]
+__all__ = ["NOTHING_HELD", "UntrainedRows", "position_without"]
 
 Runs: TypeAlias = dict[str, list[list[int]]]
 """stream -> [ordinal, first row of the part, count], as in storage.weights.lineage."""
@@ -103,10 +103,6 @@ class UntrainedRows:
 
     def to_json(self) -> Runs:
         return _runs(self._rows)
-
-
-def rows_in(runs: Mapping[str, Sequence[Sequence[int]]]) -> int:
-    return sum(count for listed in runs.values() for _, _, count in listed)
 
 
 def position_without(

@@ -29,7 +29,6 @@ def block(first: int, n: int, steps: int = 2) -> JudgedBlock:
         lengths=np.full(n, steps),
         names=[f"u{i % 500}" for i in range(first, first + n)],
         certain=SampleBatch(),
-        certain_flat=np.empty((0, 3), np.float32),
         excluded={},
     )
 
