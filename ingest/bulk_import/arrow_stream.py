@@ -54,7 +54,7 @@ def read_table(body: bytes) -> Any:
 
 def read_batches(body: bytes) -> ArrowBatches:
     """Return the rows of a stream. Raises Refusal."""
-    arrow, _ = load_arrow()
+    arrow = load_arrow()
     with _malformed(arrow):
         messages = _plain_messages(arrow, body)
         schema, has_dictionaries = _schema_of(messages[0])
@@ -73,7 +73,7 @@ def table_of(stream: ArrowBatches) -> Any:
 
     Raises Refusal for a stream that is inconsistent.
     """
-    arrow, _ = load_arrow()
+    arrow = load_arrow()
     with _malformed(arrow):
         table = arrow.Table.from_batches(stream.batches, stream.schema)
         table.validate(full=True)
@@ -101,7 +101,7 @@ def _schema_of(message: Any) -> tuple[Any, bool]:
 
 
 def _read_schema(encoded: bytes) -> tuple[Any, bool]:
-    arrow, _ = load_arrow()
+    arrow = load_arrow()
     framed = b"\xff\xff\xff\xff" + struct.pack("<i", len(encoded)) + encoded
     schema = arrow.ipc.read_schema(arrow.py_buffer(framed))
     for field in schema:
@@ -113,15 +113,16 @@ _known_schema = lru_cache(maxsize=64)(_read_schema)
 
 
 @cache
-def load_arrow() -> tuple[Any, Any]:
-    """Import pyarrow and its functions, at the first bulk request rather than at the start."""
-    return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
+def load_arrow() -> Any:
+    """Import pyarrow and its `compute`, at the first bulk request rather than at the start."""
+    importlib.import_module("pyarrow.compute")
+    return importlib.import_module("pyarrow")
 
 
 @cache
 def _plain_kinds() -> frozenset[int]:
     """Numbers, strings and bytes; not times, for whose values Arrow would load pandas."""
-    arrow, _ = load_arrow()
+    arrow = load_arrow()
     texts = [arrow.string(), arrow.large_string(), arrow.binary(), arrow.large_binary()]
     whole = [arrow.int8(), arrow.int16(), arrow.int32(), arrow.int64()]
     natural = [arrow.uint8(), arrow.uint16(), arrow.uint32(), arrow.uint64()]
@@ -199,7 +200,7 @@ def _table(buffer: bytes, table: int, number: int) -> int:
 
 def is_list(kind: Any) -> bool:
     """Whether a type is a list of variable or fixed size."""
-    types = load_arrow()[0].types
+    types = load_arrow().types
     tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 
@@ -234,7 +235,7 @@ def _decoded(table: Any, most: int) -> Any:
     bytes.
     """
     table.validate(full=True)
-    arrow, compute = load_arrow()
+    arrow, compute = load_arrow(), load_arrow().compute
     for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if not arrow.types.is_dictionary(column.type):
             continue

@@ -40,7 +40,7 @@ class Form:
     """The columns of a schema as a policy uses them. Raises Refusal if they do not fit it."""
 
     def __init__(self, schema: Any, rules: PolicyRules) -> None:
-        arrow, _ = load_arrow()
+        arrow = load_arrow()
         self.rules, names = rules, schema.names
         obs, actions = rules.observation.leaves, rules.action.leaves
         needed = NEEDED.keys() | {leaf.column("obs") for leaf in obs}
@@ -97,7 +97,7 @@ class Forms:
 
 
 def _holds(kind: Any, expected: str) -> bool:
-    types = load_arrow()[0].types
+    types = load_arrow().types
     if expected == NUMBERS:
         return bool(types.is_integer(kind) or types.is_floating(kind))
     if expected == INTEGERS:

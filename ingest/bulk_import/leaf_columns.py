@@ -37,7 +37,7 @@ class LeafColumn:
         self.dtype, self.shape, self.size = leaf.dtype, leaf.shape, math.prod(leaf.shape)
         self._expected = f"expected {describe(leaf.space)}"
         self._bounds = None if leaf.is_text or self.dtype.kind == "b" else bounds_of(leaf.space)
-        self._is_null = load_arrow()[0].types.is_null(kind)
+        self._is_null = load_arrow().types.is_null(kind)
         self._is_bytes, self._is_list = is_bytes(kind), is_list(kind)
         self._is_flat = getattr(kind, "list_size", -1) == self.size and not is_list(kind.value_type)
         names: Any = leaf.space if isinstance(leaf.space, Discrete) and leaf.space.names else None
@@ -51,7 +51,7 @@ class LeafColumn:
 
     def _holds(self, kind: Any) -> bool:
         """Whether the type is numbers, or lists as deep as the leaf's shape, that can be cast."""
-        types, depth, axes = load_arrow()[0].types, 0, len(self.shape)
+        types, depth, axes = load_arrow().types, 0, len(self.shape)
         while is_list(kind):
             kind, depth = kind.value_type, depth + 1
         if self.leaf.is_text or not (depth == axes if axes < 2 else depth >= 1):
@@ -90,14 +90,14 @@ class LeafColumn:
 
     def _from_bytes(self, values: Any, faults: RowFaults) -> Array:
         """Decode a leaf's canonical bytes to numbers."""
-        _, compute = load_arrow()
+        compute = load_arrow().compute
         size, rows = self.dtype.itemsize * self.size, len(values)
         lengths = _numpy(compute.binary_length(values).fill_null(size))
         wrong = lengths != size
         if wrong.any():
             self._add(faults, wrong, lambda row: f"{lengths[row]} bytes")
         kept = ~wrong & ~_numpy(values.is_null())
-        some = values if kept.all() else values.filter(load_arrow()[0].array(kept))
+        some = values if kept.all() else values.filter(load_arrow().array(kept))
         raw = np.zeros((rows, size), np.uint8)
         raw[kept] = np.frombuffer(b"".join(some.to_pylist()), np.uint8).reshape(len(some), size)
         if self.dtype.kind == "b":
@@ -122,7 +122,7 @@ class LeafColumn:
                 kept = None
             else:
                 self._add(faults, ~kept, lambda row: f"{counts[row]} values")
-                values = values.filter(load_arrow()[0].array(kept))
+                values = values.filter(load_arrow().array(kept))
             while is_list(values.type):
                 values = values.flatten()
         if values.null_count:
@@ -183,13 +183,13 @@ def _not_shown(row: int) -> str:
 
 def is_text(kind: Any) -> bool:
     """Whether a type holds strings."""
-    types = load_arrow()[0].types
+    types = load_arrow().types
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def is_bytes(kind: Any) -> bool:
     """Whether a type holds bytes."""
-    types = load_arrow()[0].types
+    types = load_arrow().types
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
@@ -206,7 +206,7 @@ def _every(fine: Array) -> Mask:
 
 def _counts(values: Any) -> Array:
     """The total number of values in each row's nested lists, int64 (rows,)."""
-    _, compute = load_arrow()
+    compute = load_arrow().compute
 
     def lengths(lists: Any) -> Array:
         return _numpy(compute.fill_null(compute.list_value_length(lists), 0)).astype(np.int64)

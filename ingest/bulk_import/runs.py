@@ -42,7 +42,7 @@ def runs_of(ids: Any, agents: Any, rows: int) -> Runs:
         return Runs(np.zeros(0, np.int64), [])
     if rows <= _FEW and agents is None and (found := _few(ids.to_pylist())):
         return found
-    arrow, compute = load_arrow()
+    arrow, compute = load_arrow(), load_arrow().compute
 
     def filled(column: Any) -> Any:
         return column.cast("string").fill_null("") if column.null_count else column

@@ -163,7 +163,7 @@ class StepColumns:
         """
         if not form.has_tracks:
             _require_one_agent(table)
-        self._arrow, self._compute = load_arrow()
+        self._arrow = load_arrow()
         self.rules, self._form = form.rules, form
         self._redaction, self._numbered = redaction, numbered
         self.rows: int = table.num_rows
