@@ -1,7 +1,7 @@
 """The difference between two policies' returns, per episode, on which verdicts are based.
 
-    found = one_step_differences(rewards, weights, bar_weights, scores, ...)
-    found.values.mean()              # an unbiased estimate of the difference between two values
+    values = one_step_values(rewards, weights, bar_weights, scores)
+    values.mean()                    # an unbiased estimate of the difference between two values
 
 Both policies are weighted on the same episodes, so that common variation cancels. The expectation
 of every number is the difference (importance weights have mean 1 at every step), as the bounds of
@@ -19,15 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.columns import NumberColumn, Numbers, column_of, combined, whole
+from policy.ope.columns import NumberColumn, Numbers, column_of, combined
 
 __all__ = [
     "Differences",
     "Scores",
     "bounded_per_decision",
-    "one_step_differences",
     "one_step_limit",
-    "per_decision_differences",
+    "one_step_values",
     "per_decision_terms",
 ]
 
@@ -85,63 +84,30 @@ class Scores:
     bar_v: FloatArray | None  # (n,) expected under the bar; None: unknown, q is used instead
 
 
-def one_step_differences(
-    rewards: FloatArray,
-    weights: FloatArray,
-    bar_weights: FloatArray | None,
-    scores: Scores,
-    *,
-    reward_range: Range | None = None,
-    largest_weight: float = math.inf,
-) -> Differences:
-    """v - v' + (w - w') (r - q): doubly robust; each episode is one step.
+def one_step_values(
+    rewards: FloatArray, weights: FloatArray, bar_weights: FloatArray | None, scores: Scores
+) -> FloatArray:
+    """(n,) v - v' + (w - w') (r - q): doubly robust; each episode is one step.
 
     The estimator of Dudik, Langford & Li 2011, section 2, for the candidate minus that for the bar.
     rewards, weights, bar_weights (n,). Without bar_weights the bar is the logging policy itself,
-    with weight 1; then bar_v reduces the variance if it is known. `largest_weight` is 1 or more.
+    with weight 1; then bar_v reduces the variance if it is known.
     """
     q, v, bar_v = scores.q, scores.v, scores.bar_v
     other = np.ones_like(weights) if bar_weights is None else bar_weights
-    values = v - (q if bar_v is None else bar_v) + (weights - other) * (rewards - q)
-    most = one_step_limit(reward_range, largest_weight, known=bar_v is not None)
-    return Differences("dr", values, values, -most, values, most)
+    return v - (q if bar_v is None else bar_v) + (weights - other) * (rewards - q)
 
 
 def one_step_limit(reward_range: Range | None, largest_weight: float, *, known: bool) -> float:
-    """The largest absolute value of `one_step_differences`. `known`: whether bar_v is known."""
+    """The largest absolute value of `one_step_values`. `known`: whether bar_v is known.
+
+    `largest_weight` is 1 or more.
+    """
     if reward_range is None or not math.isfinite(largest_weight):
         return math.inf
     width = reward_range[1] - reward_range[0]
     # with bar_v = q and w' = 1 it is v - r + w (r - q), linear in each: extremes are at corners
     return (width * max(1.0, largest_weight) + (width if known else 0.0)) * (1 + ROUNDING)
-
-
-def per_decision_differences(
-    rewards: FloatArray,
-    weights: FloatArray,
-    bar_weights: FloatArray | None,
-    lengths: IntArray,
-    *,
-    gamma: float = 1.0,
-    reward_range: Range | None = None,
-    largest_weight: float = math.inf,
-) -> Differences:
-    """sum_t g^t (w_t - w'_t) r_t of each episode. Precup, Sutton & Singh 2000, section 4 (PDIS).
-
-    rewards, weights, bar_weights (S,): products of ratios up to and including each step.
-    """
-    values, apart = per_decision_terms(rewards, weights, bar_weights, lengths, gamma)
-    found = bounded_per_decision(
-        column_of(values),
-        column_of(apart),
-        (int(lengths.min()), int(lengths.max())),
-        gamma=gamma,
-        reward_range=reward_range,
-        largest_weight=largest_weight,
-        against_log=bar_weights is None,
-    )
-    ends = whole(column_of(found.lower)), whole(column_of(found.upper))
-    return Differences("pdis", values, ends[0], found.least, ends[1], found.most)
 
 
 def per_decision_terms(
@@ -151,7 +117,11 @@ def per_decision_terms(
     lengths: IntArray,
     gamma: float,
 ) -> tuple[FloatArray, FloatArray]:
-    """(n,) sum_t g^t (w_t - w'_t) r_t, and (n,) the same of rewards of 1."""
+    """(n,) sum_t g^t (w_t - w'_t) r_t, and (n,) the same of rewards of 1.
+
+    Precup, Sutton & Singh 2000, section 4 (PDIS). rewards, weights, bar_weights (S,): products of
+    ratios up to and including each step.
+    """
     starts = np.cumsum(lengths) - lengths
     t = np.arange(rewards.size) - np.repeat(starts, lengths)
     other = np.ones_like(weights) if bar_weights is None else bar_weights

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.columns import MemoryColumn, NumberColumn, column_of, whole
+from policy.ope.columns import MemoryColumn, NumberColumn, column_of
 from policy.ope.columns import combined as _apply
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
 from policy.ope.cross_fitting import EarlierScores
@@ -38,8 +38,8 @@ from policy.ope.differences import (
     Differences,
     Scores,
     bounded_per_decision,
-    one_step_differences,
     one_step_limit,
+    one_step_values,
     per_decision_terms,
 )
 from policy.ope.episodes import running_sums
@@ -427,8 +427,8 @@ class _Bar:
         self._values.add(by * values, data.units)
         self._apart.add(by * apart, data.units)
         if scores is not None:
-            robust = one_step_differences(data.rewards, weights, others, scores)
-            self._robust.add(by * whole(column_of(robust.values)), data.units)
+            robust = one_step_values(data.rewards, weights, others, scores)
+            self._robust.add(by * robust, data.units)
 
     def differences(self, steps: _Steps, plan: _Plan) -> Differences:
         """The differences over all episodes, with limits.
