@@ -36,6 +36,7 @@ from policy.algorithms.base import (
     require_not_negative,
     require_positive,
 )
+from policy.algorithms.losses import cql_regulariser, double_q_targets, td_loss
 from policy.inference.action_rule import ActionRule
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
@@ -91,7 +92,7 @@ class _Rows:
     following: Tensor  # (N, D), zeros without a next observation
     actions: Tensor  # (N,) counted from 0
     rewards: Tensor  # (N,)
-    goes_on: Tensor  # (N,) 1 if the target includes the next observation's value, else 0
+    over: Tensor  # (N,) bool: the target is the reward alone
 
     def take(self, index: Tensor) -> _Rows:
         return _Rows(
@@ -99,7 +100,7 @@ class _Rows:
             self.following[index],
             self.actions[index],
             self.rewards[index],
-            self.goes_on[index],
+            self.over[index],
         )
 
 
@@ -162,12 +163,12 @@ class CQL:
         values = module.dist_inputs(rows.observed)
         taken = values.gather(1, rows.actions[:, None])[:, 0]
         with torch.no_grad():
-            best = module.dist_inputs(rows.following).argmax(dim=1, keepdim=True)
+            after = module.dist_inputs(rows.following)
             # target is a copy of the module, which torch types as any Module
-            later = target.dist_inputs(rows.following).gather(1, best)[:, 0]  # type: ignore[operator]
-            wanted = rows.rewards + self.config.gamma * rows.goes_on * later
-        error, gap = (taken - wanted), torch.logsumexp(values, dim=1) - taken
-        loss = 0.5 * error.square().mean() + self.config.alpha * gap.mean()
+            held = target.dist_inputs(rows.following)  # type: ignore[operator]
+        wanted = double_q_targets(rows.rewards, rows.over, after, held, self.config.gamma)
+        gap = cql_regulariser(values, rows.actions)
+        loss = 0.5 * td_loss(taken, wanted) + self.config.alpha * gap
         if not torch.isfinite(loss):
             raise FloatingPointError(f"cql: the loss became {loss.item()}; try a smaller lr")
         self.optimizer.zero_grad()
@@ -176,8 +177,8 @@ class CQL:
         self.optimizer.step()
         return {
             "loss": float(loss.item()),
-            "td_error": float(error.detach().abs().mean()),
-            "gap": float(gap.detach().mean()),
+            "td_error": float((taken.detach() - wanted).abs().mean()),
+            "gap": float(gap.item()),
             "mean_value": float(taken.detach().mean()),
         }
 
@@ -186,12 +187,12 @@ class CQL:
         if not isinstance(space, Discrete):
             raise TypeError(f"expected a Discrete action space, got {space}")
         device = policy.device
-        goes_on = np.asarray(~batch[TERMINATEDS] & batch[HAS_NEXT_OBS], np.float32)
+        over = np.asarray(batch[TERMINATEDS] | ~batch[HAS_NEXT_OBS], np.bool_)
         taken = np.asarray(batch["actions"], np.int64) - space.start
         return _Rows(
             policy.observe(policy.flat_observations(batch)),
             policy.observe(policy.flat_observations(batch, NEXT_OBS)),
             torch.from_numpy(taken).to(device),
             torch.from_numpy(np.asarray(batch[REWARDS], np.float32)).to(device),
-            torch.from_numpy(goes_on).to(device),
+            torch.from_numpy(over).to(device),
         )
