@@ -12,7 +12,6 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
 from typing import IO, Self
 
 import numpy as np
@@ -64,11 +63,6 @@ class Scratch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for column in list(self._columns):
             column.close()

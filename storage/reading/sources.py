@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from watchdog.events import (
@@ -210,12 +209,7 @@ class DirectorySource:
     def __enter__(self) -> DirectorySource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _watch(self, targets: Sequence[ListedPath]) -> None:

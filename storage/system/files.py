@@ -13,7 +13,6 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from types import TracebackType
 
 try:
     import fcntl
@@ -120,12 +119,7 @@ class FileLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -136,12 +135,7 @@ class SecondReader:
     def __enter__(self) -> SecondReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
