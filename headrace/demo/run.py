@@ -34,9 +34,7 @@ def make_place(root: Path, data: Path) -> None:
         root.rename(next(path for path in taken if not path.exists()))
 
 
-def run_demo(
-    root: Path, data: Path, *, seed: int = 0, live: bool = True, quiet: bool = False
-) -> dict[str, Any]:
+def run_demo(root: Path, data: Path, *, seed: int = 0, live: bool = True) -> dict[str, Any]:
     """Run everything under `root`, which must not exist; return the findings as plain types.
 
     `data` is the folder of the logs; with `live`, clients learn CartPole, on-policy. `ok` says that
@@ -45,7 +43,7 @@ def run_demo(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the collectors end too
     began = time.monotonic()
     root.mkdir(parents=True)
-    demo = Demo(root, data, seed, quiet)
+    demo = Demo(root, data, seed)
     found: dict[str, Any] = {"root": str(root)}
     demo.say("Digits: a log whose truth is known.")
     found["digits"] = digits.run_digits(demo)

@@ -55,11 +55,9 @@ class Demo:
     root: Path
     data: Path
     seed: int
-    quiet: bool  # print nothing on stderr
 
     def say(self, text: str) -> None:
-        if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
     def command(self, *words: object, accept: tuple[int, ...] = (0,)) -> dict[str, Any]:
         """Run a headrace command; return its --json line."""
@@ -69,7 +67,6 @@ class Demo:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "headrace", *arguments, "--json"],
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if self.quiet else None,
             text=True,
             check=False,
         )

@@ -536,8 +536,6 @@ class Collector:
     def _apply_due(self, now: float) -> None:
         row = self._row()
         for event in self.assembler.tick(now):
-            if getattr(event, "how", None) == "abandoned":
-                self.stats.abandoned += 1
             row.apply(event)
         if self.assembler.open_bytes > self._max_open * 3 // 4:
             for cut in list(self.assembler.cuts(self.policies, now, least=WORTH_CUTTING)):

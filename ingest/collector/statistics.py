@@ -30,8 +30,6 @@ class CollectorStats(msgspec.Struct):
     unsampled: int = 0  # rewards for episodes that their client does not sample
     refused: int = 0
     broken: int = 0
-    abandoned: int = 0
-    rebuilt: int = 0
     refused_by: Counter[str] = msgspec.field(default_factory=Counter)  # code -> events
     ended: Counter[str] = msgspec.field(default_factory=Counter)  # how -> episodes
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.inference.weight_store import WeightStore
-from policy.ope.arms import ArmsComparison, compare_arms, episodes_needed
+from policy.ope.arms import compare_arms, episodes_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
@@ -57,6 +57,7 @@ _COLUMNS = (EPS_ID, REWARDS, AGENT_ID, ENDED, RECEIVED, VERSION)
 FAILED = ("abandoned", "broken")
 RELATIVE_EFFECT = 0.1
 """The difference that the planned number of episodes can show, as a share of the mean return."""
+ERROR = 0.05
 RECENT = 10_000
 """The number of latest episodes from which the mean return is taken."""
 _SEVERAL = -2  # instead of a version: several versions acted in first steps of one episode
@@ -253,15 +254,14 @@ def judge_canary(
     policy_id: str,
     *,
     age: float | None = None,
-    error: float = 0.05,
     clock: Callable[[], float] = time.time,
 ) -> Document:
     """Compare the running canary with the live version, by their episodes.
 
     `age`: seconds after its start at which an episode is counted; use the same at every look. The
     default is twice the policy's episode timeout plus its reward window: then an episode whose last
-    event came within a timeout of its start is known to be abandoned. `error` bounds the
-    probability that an equal canary is called better or worse. `clock`: seconds since the epoch.
+    event came within a timeout of its start is known to be abandoned. An equal canary is called
+    better or worse with a probability of at most `ERROR`. `clock`: seconds since the epoch.
 
     Returns a dict with the fields of `ArmsComparison.to_dict` (`verdict`, ...), the two versions,
     and the numbers of episodes that were left out: `young` ones, of which `waiting` are old enough
@@ -280,7 +280,14 @@ def judge_canary(
     if not age > window or not math.isfinite(age):
         raise ValueError(f"age: expected more than the reward window of {window:.6g} s, got {age}")
     arms = read_arms(root, declaration, live, age=age - window, now=clock())
-    found = _compared(arms, declaration, live.canary_share, error)
+    found = compare_arms(
+        arms.returns,
+        arms.in_canary,
+        arms.failed,
+        share=live.canary_share,
+        limits=_limits(declaration, arms.steps),
+        error=ERROR,
+    )
     if found.verdict == CANNOT_TELL:
         left = _left_out(arms, age, counts_after(declaration, age - window))
         found = replace(found, reasons=(*found.reasons, *left))
@@ -314,19 +321,6 @@ def _left_out(arms: Arms, age: float, sealed_by: float) -> Iterator[str]:
         )
 
 
-def _compared(
-    arms: Arms, declaration: PolicyDeclaration, share: float, error: float
-) -> ArmsComparison:
-    return compare_arms(
-        arms.returns,
-        arms.in_canary,
-        arms.failed,
-        share=share,
-        limits=_limits(declaration, arms.steps),
-        error=error,
-    )
-
-
 def _limits(declaration: PolicyDeclaration, steps: IntArray) -> tuple[float, float] | None:
     """The limits of a return. Known if a step's limits are declared and episodes have one step."""
     known = declaration.reward_range
@@ -342,9 +336,7 @@ def _declared(root: Path | str, policy_id: str) -> PolicyDeclaration:
     return declaration
 
 
-def start_canary(
-    root: Path | str, policy_id: str, candidate: str, share: float, *, error: float = 0.05
-) -> Document:
+def start_canary(root: Path | str, policy_id: str, candidate: str, share: float) -> Document:
     """Let a candidate (a digest) act in a `share` (0 to 1) of the episodes.
 
     Returns a dict. Its `needed` is the estimated number of episodes, of both arms, that can show a
@@ -356,7 +348,7 @@ def start_canary(
     store, declaration = WeightStore(root, policy_id), _declared(root, policy_id)
     digest = store.candidate(candidate).digest
     before = store.live()
-    needed = _needed(root, declaration, before, share, error) if before is not None else {}
+    needed = _needed(root, declaration, before, share) if before is not None else {}
     live = store.start_canary(digest, share)
     if before is None or live.generation != before.generation:  # else it was on already
         acts = f"version {live.canary_version} acts in {live.canary_share:.3g} of the episodes"
@@ -377,7 +369,7 @@ def start_canary(
 
 
 def _needed(
-    root: Path | str, declaration: PolicyDeclaration, live: Live, share: float, error: float
+    root: Path | str, declaration: PolicyDeclaration, live: Live, share: float
 ) -> Mapping[str, Any]:
     known = {"needed": None, "effect": None, "recent": 0}
     recent, lengths = _recent(root, declaration, live.version)
@@ -388,7 +380,7 @@ def _needed(
     effect = RELATIVE_EFFECT * abs(float(recent.mean())) or RELATIVE_EFFECT * float(recent.std())
     limits = _limits(declaration, lengths)
     width = None if limits is None else limits[1] - limits[0]
-    number = episodes_needed(float(recent.std()), effect, share, error / 3, width=width)
+    number = episodes_needed(float(recent.std()), effect, share, ERROR / 3, width=width)
     return {"needed": number, "effect": effect, "recent": len(recent)}
 
 

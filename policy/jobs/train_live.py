@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,13 @@ from policy.jobs.schemas import schema_to_read
 from policy.jobs.train import acting_spec, declared_spec
 from policy.networks.policy import Policy
 from storage.declarations.held_policies import held_version
-from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import EPS_ID, POLICY_VERSION, SampleBatch, concat_samples
 from storage.reading.loading import ROW
 from storage.reading.shard_reader import Reserve, ShardReader
 from storage.weights.lease import Lease
 
-__all__ = ["FollowResult", "follow", "set_flow_control"]
+__all__ = ["FollowResult", "follow"]
 
 log = logging.getLogger("headrace.trainer")
 
@@ -196,25 +195,6 @@ def _lease(store: WeightStore, wait: float, stop: Callable[[], bool]) -> Lease:
     """Take the policy's lease, which only one follower has at a time. Raises LeaseHeld."""
     take = partial(Lease.take, store.directory, wait=wait, stop=stop)
     return Retrying(stop).do("taking the lease", take)
-
-
-def set_flow_control(
-    root: Path | str,
-    policy_id: str = DEFAULT_POLICY,
-    *,
-    steps_per_version: int | None,
-    max_policy_lag: int | None,
-) -> None:
-    """Set the flow control of a policy in `policies/{id}.json`; None switches a limit off.
-
-    Raises ValueError if the policy is not declared.
-    """
-    declared = load_declarations(Path(root)).get(policy_id)
-    if declared is None:
-        raise ValueError(f"{root}: expected policies/{policy_id}.json, found none")
-    changed = replace(declared, steps_per_version=steps_per_version, max_policy_lag=max_policy_lag)
-    if changed != declared:
-        save_declaration(Path(root), changed)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ class RolloutEpisode:
         policy_of: Callable[[Any, RolloutEpisode], str],
         *,
         worker: Any = None,
-        episode_id: str | None = None,
     ) -> None:
-        self.episode_id = uuid.uuid4().hex if episode_id is None else episode_id
+        self.episode_id = uuid.uuid4().hex
         self.env_id = env_id
         self.worker = worker
         self.length = 0

@@ -29,6 +29,10 @@ __all__ = [
     "SamplerInput",
 ]
 
+AHEAD = 5
+"""The batches that a sampler in its own thread may be ahead."""
+WAIT_SECONDS = 600.0
+
 
 @dataclass(frozen=True)
 class IOContext:
@@ -88,14 +92,14 @@ class FakeInput(InputReader):
 
 
 class AsyncSamplerInput(InputReader):
-    """A sampler in its own thread, at most `depth` batches ahead.
+    """A sampler in its own thread, at most `AHEAD` batches ahead.
 
     An exception of the sampler is raised by `next`, and again by every later call.
     """
 
-    def __init__(self, sampler: Sampler, *, depth: int = 5, timeout: float = 600.0) -> None:
-        self._sampler, self._timeout = sampler, timeout
-        self._queue: Queue[Any] = Queue(depth)
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._queue: Queue[Any] = Queue(AHEAD)
         self._stopping = threading.Event()
         self._failed: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -107,7 +111,7 @@ class AsyncSamplerInput(InputReader):
             self._thread.start()
         if self._failed is not None and self._queue.empty():
             raise self._failed
-        wait = self._timeout if timeout is None else timeout
+        wait = WAIT_SECONDS if timeout is None else timeout
         try:
             batch = self._queue.get(timeout=wait)
         except Empty:

@@ -29,6 +29,7 @@ __all__ = ["filter_from_json", "filter_to_json", "pack", "restore_policy", "unpa
 
 Tensors = dict[str, npt.NDArray[Any]]
 _KIND = "worker"
+_WHERE = "worker state"
 FORMAT = 1
 
 
@@ -82,20 +83,20 @@ def pack(
     return safetensors.numpy.save(tensors, metadata={_KIND: sealed})
 
 
-def unpack(data: bytes, where: str = "worker state") -> tuple[dict[str, Any], Tensors]:
+def unpack(data: bytes) -> tuple[dict[str, Any], Tensors]:
     """Decode the result of `pack`: (body, tensors). Raises WeightsDamaged."""
     try:
         tensors = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise WeightsDamaged(f"{where}: {error}") from error
-    body = open_document(_KIND, metadata.get(_KIND, "").encode(), where)
+        raise WeightsDamaged(f"{_WHERE}: {error}") from error
+    body = open_document(_KIND, metadata.get(_KIND, "").encode(), _WHERE)
     if {name: _digest(array) for name, array in tensors.items()} != body["tensors"]:
-        raise WeightsDamaged(f"{where}: the tensors do not match their digests")
+        raise WeightsDamaged(f"{_WHERE}: the tensors do not match their digests")
     if body["state_format"] != FORMAT:
         raise WeightsDamaged(
-            f"{where}: expected state format {FORMAT}, got {body['state_format']!r:.40}"
+            f"{_WHERE}: expected state format {FORMAT}, got {body['state_format']!r:.40}"
         )
     return body, tensors
 

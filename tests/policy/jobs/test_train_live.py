@@ -17,9 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.train_live import follow, set_flow_control
+from policy.jobs.train_live import follow
 from storage.declarations.declaration import PolicyDeclaration
-from storage.declarations.policy_files import load_declarations, save_declaration
+from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
 from storage.experience.sample_batch import SampleBatch
 from storage.reading.holdout import Reserve
@@ -213,16 +213,6 @@ def test_settings_and_roots_that_do_not_fit_are_refused(root, tmp_path, monkeypa
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(ImportError, match="expected the package tensorboard"):
         follow(root, "default", stop=lambda: True, tensorboard=tmp_path / "events")
-
-
-def test_flow_control_is_declared_where_the_collector_reads_it(root):
-    """In the policy's own file; the rest of it stays."""
-    set_flow_control(root, steps_per_version=256, max_policy_lag=4)
-    declared = load_declarations(root)["default"]
-    assert (declared.steps_per_version, declared.max_policy_lag) == (256, 4)
-    assert declared.spec == SPEC.to_json()
-    with pytest.raises(ValueError, match="nobody"):
-        set_flow_control(root, "nobody", steps_per_version=1, max_policy_lag=None)
 
 
 CHILD = """
