@@ -62,13 +62,19 @@ class Restarts:
     """Counts failures of copies, and limits them. `total` counts all copies since the beginning."""
 
     limits: RestartLimits = field(default_factory=RestartLimits)
+    allowed: bool = True
     pause: Callable[[float], None] = time.sleep
     total: int = 0
     discarded: int = 0  # partial episodes
     in_a_row: dict[Any, int] = field(default_factory=dict)
 
     def failed(self, copy: Any, error: BaseException) -> None:
-        """Count a failure and pause. Raises EnvFailed if the copy has used up its restarts."""
+        """Count a failure and pause.
+
+        Raises the error if restarts are not allowed, EnvFailed if the copy has used them up.
+        """
+        if not self.allowed:
+            raise error
         count = self.in_a_row.get(copy, 0) + 1
         self.in_a_row[copy] = count
         self.total += 1
@@ -99,7 +105,8 @@ class EnvRunner(ABC):
         self.config = _copied(config) if isinstance(config, dict) or own is None else own()
         self.env: Any = None
         limits = self._setting("restart_limits", None) or RestartLimits()
-        self.restarts = Restarts(limits)
+        allowed = bool(self._setting("restart_failed_sub_environments", False))
+        self.restarts = Restarts(limits, allowed)
 
     # abstract methods
 
@@ -171,8 +178,6 @@ class EnvRunner(ABC):
         """Replace a copy, trying again if creating it fails."""
         failed = error
         while True:
-            if not self._setting("restart_failed_sub_environments", False):
-                raise failed
             self.restarts.failed(copy, failed)
             try:
                 return self._remake(copy)

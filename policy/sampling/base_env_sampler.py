@@ -173,9 +173,6 @@ class BaseEnvSampler:
         """Drop a failed env's episode, restart the env, and begin another episode."""
         if self._plays.pop(env_id, None) is not None:
             self._restarts.discarded += 1
-        worker = self._finisher.worker
-        if worker is not None and not worker.settings.restart_failed_sub_environments:
-            raise error
         while True:
             self._restarts.failed(env_id, error)
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -129,13 +129,10 @@ class RowFinisher:
 
     policies: Mapping[str, TrainablePolicy]
     callbacks: Callbacks
-    clip: Any = None
-    worker: Any = None
+    clip: Any
+    worker: object  # only passed on, to callbacks
+    trains: Callable[[str], bool]  # whether a policy learns here; otherwise its filter must not
     stream: str = field(default_factory=lambda: f"worker-{secrets.token_hex(6)}-all")
-
-    def trains(self, policy_id: str) -> bool:
-        """Whether the policy learns here; otherwise its filter must not learn either."""
-        return self.worker is None or policy_id in self.worker.policies_to_train
 
     def identified(
         self,

@@ -301,7 +301,13 @@ def _finisher(worker: WorkerParts) -> RowFinisher:
     clip = settings.clip_rewards
     if clip is None and settings.preprocessor_pref == "deepmind" and is_atari(worker.env):
         clip = "sign"
-    return RowFinisher(worker.policies, worker.callbacks, clip, worker)
+    return RowFinisher(
+        worker.policies,
+        worker.callbacks,
+        clip,
+        worker,
+        lambda name: name in worker.policies_to_train,
+    )
 
 
 def _copies(worker: WorkerParts) -> Copies:
