@@ -35,7 +35,6 @@ __all__ = [
     "Flattener",
     "assemble",
     "columns_of",
-    "flatten_observation",
     "leaf_values",
     "plausible_columns",
 ]
@@ -101,11 +100,6 @@ class Flattener:
             _write(leaf, array, flat[:, at : at + size])
             at += size
         return flat
-
-
-def flatten_observation(space: Space, columns: Mapping[str, Array] | Array) -> FloatArray:
-    """(B, D) float32 of B observations given as columns: see `Flattener`."""
-    return Flattener(space).columns(columns)
 
 
 def columns_of(space: Space, prefix: str, batch: Mapping[str, Any]) -> dict[str, Array]:

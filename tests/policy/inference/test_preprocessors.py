@@ -9,7 +9,6 @@ from policy.inference.preprocessors import (
     Flattener,
     assemble,
     columns_of,
-    flatten_observation,
     plausible_columns,
 )
 from storage.spaces.codec import Codec, leaves
@@ -104,7 +103,7 @@ def test_leaves_follow_each_other_in_canonical_order():
     """Dict keys sorted; one-hots count from start."""
     space = Dict({"b": Discrete(3, 5), "a": Box((2,)), "c": MultiDiscrete((2, 3), (0, 1))})
     columns = {"a": [[0.5, -1.0]], "b": [6], "c": [[1, 1]]}
-    flat = flatten_observation(space, {name: np.array(v) for name, v in columns.items()})
+    flat = Flattener(space).columns({name: np.array(v) for name, v in columns.items()})
     assert flat.tolist() == [[0.5, -1.0, 0, 1, 0, 0, 1, 1, 0, 0]]
 
 
@@ -139,4 +138,4 @@ def test_missing_columns_and_text_are_refused():
     with pytest.raises(SpaceError, match=r"observation\.b: a policy can't read a Text space"):
         Flattener(Dict({"a": Box(()), "b": Text(4)}))
     with pytest.raises(SpaceError, match="expected the columns"):
-        flatten_observation(Tuple((Box(()), Box(()))), {"0": np.zeros(2)})
+        Flattener(Tuple((Box(()), Box(())))).columns({"0": np.zeros(2)})
