@@ -305,10 +305,6 @@ class EpisodeBook:
             self.open.pop(name)
         return refusal
 
-    def cause(self, episode_id: str) -> Refusal | None:
-        """The refusal that ended a remembered episode, if any."""
-        return self._ended.get(episode_id)
-
     def told(self, name: Name) -> None:
         """Note that the caller has seen a refusal; one in `_PASSING` is not raised again."""
         episode = self.open.get(name)
