@@ -102,8 +102,8 @@ def _set_aside(
     lock = FileLock(directory / "lock")
     if not lock.acquire(blocking=False):
         raise ValueError(
-            "--quarantine: expected no collector on this root, one is running or another command "
-            "looks at it"
+            "--quarantine: expected a root that nothing else uses, got one that a collector or "
+            "another command is using"
         )
     try:
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
@@ -134,7 +134,7 @@ def journal_account(
             finally:
                 lock.release()
             return _account(root, directory, Path(folder))
-    holder = f"process {lock.holder()} has the journal under {root}"
+    holder = f"process {lock.holder()} holds the journal under {root}"
     account = _asked(directory, holder, token, ca)
     # a start may not have recorded damage in a folder; reporting it twice is better than not at all
     return replace(account, damage=(*_past(directory), *account.damage))
@@ -163,8 +163,8 @@ def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> 
     live = LiveAddress.of(directory)
     if live is None:
         raise JournalLocked(
-            f"{holder}, and it cannot be proven where that serves: expected a collector that runs "
-            "on this machine and in this network, as the same user, or nobody"
+            f"{holder}, and its address cannot be verified: expected no such process, or a "
+            "collector on this machine, in this network and of this user"
         )
     with closing(live):
         if token is not None and not live.private():
@@ -177,7 +177,7 @@ def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> 
         except CollectorUnavailable as error:
             raise JournalLocked(f"{holder} and cannot be asked: {error}") from error
         if not live.holds():
-            raise JournalLocked(f"{holder} and ended while it was asked: try again")
+            raise JournalLocked(f"{holder} and ended before it answered: try again")
         return account
 
 

@@ -66,7 +66,7 @@ def _read(root: Path) -> list[Token]:
     if document.version != 1:
         raise TokenError(f"{path}: expected version 1, got {document.version}")
     if len({token.id for token in document.tokens}) != len(document.tokens):
-        raise TokenError(f"{path}: expected each token id once, got a repeated one")
+        raise TokenError(f"{path}: expected unique token ids, got a repeated one")
     return document.tokens
 
 
@@ -106,7 +106,7 @@ def create_token(
             if known.name == name and known.state(created) == "live":
                 raise TokenError(f"token {name}: a live token has this name: revoke it first")
             if known.id == name:
-                raise TokenError(f"token {name}: it is the id of {known.name}: choose another name")
+                raise TokenError(f"token {name}: expected a name, got the id of token {known.name}")
         _save(root, [*tokens, token])
     return token, bearer(token.id, secret)
 
@@ -124,7 +124,9 @@ def revoke_token(root: Path, which: str, *, wall: Callable[[], float] = time.tim
         named = named or [token for token in tokens if token.name == which]
         if not named:
             known = ", ".join(dict.fromkeys(token.name for token in tokens)) or "none"
-            raise TokenError(f"token {which!r:.80}: there is no such token; there are: {known}")
+            raise TokenError(
+                f"token {which!r:.80}: expected a token's name or id; there are: {known}"
+            )
         token = next((one for one in named if one.revoked is None), named[-1])
         if token.revoked is not None:
             return token
@@ -185,13 +187,13 @@ def kept_key(root: Path) -> bytes:
     """The existing redaction key of a root. Raises DeclarationError, OSError."""
     path = root / "keys" / "redaction.key"
     if not path.exists():
-        raise DeclarationError(f"{path}: expected a key, got no file: nothing was hashed here yet")
+        raise DeclarationError(f"{path}: expected a key, got no file: nothing is hashed here yet")
     try:
         key = bytes.fromhex(path.read_text())
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise DeclarationError(f"{path}: expected {2 * KEY_BYTES} hex digits, got another content")
+        raise DeclarationError(f"{path}: expected {2 * KEY_BYTES} hex digits, got something else")
     return key
 
 

@@ -59,4 +59,4 @@ class BrokenLines:
 
     def _say(self, untold: int) -> None:
         if untold:
-            log.warning("%d more episodes are broken (not logged one by one)", untold)
+            log.warning("%d more episodes are broken (not logged individually)", untold)

@@ -74,13 +74,13 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         unknown = sorted(set(self.scopes) - ANY)
         if unknown or not self.scopes:
             raise TokenError(
-                f"token {self.name}: expected scopes of {', '.join(SCOPES)}, got "
+                f"token {self.name}: expected scopes among {', '.join(SCOPES)}, got "
                 f"{', '.join(unknown) or 'none'}"
             )
         if not (_ID.fullmatch(self.id) and _DIGEST.fullmatch(self.sha256)):
             raise TokenError(
                 f"token {self.name}: expected an id of 8 hex digits and a SHA-256 of 64 hex "
-                "digits, got other texts"
+                "digits, got something else"
             )
         if self.rate is not None and not 0.0 < self.rate < 1e9:
             raise TokenError(
@@ -244,9 +244,7 @@ class TokenBook:
         known = token.sha256 if token is not None else _NOTHING
         same = hmac.compare_digest(hashed(parts[2]), known)
         if token is None or not same:
-            raise Refusal(
-                "unauthorized", "expected a token of this collector, got one that is not known"
-            )
+            raise Refusal("unauthorized", "expected a token of this collector, got an unknown one")
         self.require_live(token.id, wall)
         return self._callers[token.id]
 
@@ -254,7 +252,7 @@ class TokenBook:
         """Raise Refusal (401) unless there is such a token, neither revoked nor expired."""
         token = self._tokens.get(token_id)
         if token is None:
-            text = "expected a token of this collector, got one that is not known"
+            text = "expected a token of this collector, got an unknown one"
             raise Refusal("unauthorized", text, token_id=token_id)
         state = token.state(wall)
         if state != "live":

@@ -88,7 +88,7 @@ class Acceptance:
         rules = self._found.rules
         waits = rules.declaration.reward_window > 0
         if waits and group and self._collector.is_full:
-            text = "open episodes, and those in their reward windows, fill their memory"
+            text = "episodes that are open or in their reward windows fill their memory"
             raise Refusal("busy", text, retry_after=1.0)
         self._require_staged(group)
         skipped, self._skipped = self._skipped, []
@@ -212,5 +212,5 @@ class Acceptance:
 
 
 def rebuilt() -> Refusal:
-    text = "the state was rebuilt, and not all that was taken is kept: send it again"
+    text = "the state was rebuilt, and some accepted events may be lost: send the import again"
     return Refusal("busy", text, retry_after=1.0)

@@ -150,12 +150,12 @@ def _plain_messages(arrow: Any, body: bytes) -> list[Any]:
             continue
         length, compressed = batch
         if compressed:
-            raise Refusal("unsupported_media", "expected an Arrow stream without compression")
+            raise Refusal("unsupported_media", "expected an uncompressed Arrow stream")
         rows += max(0, length)
         if rows > MAX_ROWS:
             raise Refusal("too_large", f"expected at most {MAX_ROWS:,} rows, got {rows} or more")
     if not messages:
-        raise ValueError("there is no schema")
+        raise ValueError("it has no schema")
     return messages
 
 
@@ -244,7 +244,7 @@ def _decoded(table: Any, most: int) -> Any:
             lengths = compute.binary_length(chunk.dictionary)
             size += compute.sum(compute.take(lengths, chunk.indices)).as_py() or 0
         if size > most:
-            text = f"expected at most {most} bytes, got {size} by a dictionary"
+            text = f"expected at most {most} bytes, got {size} after decoding its dictionary"
             raise Refusal("too_large", text, f"$.{name[:100]}")
         table = table.set_column(at, name, column.cast(column.type.value_type))
     return table

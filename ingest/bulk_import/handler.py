@@ -183,7 +183,7 @@ class Importer:
             return None, RangeSet()
         collector, owner = self._collector, caller.token_id
         if _receipt(collector, key, owner) != receipt:
-            text = "another import with this key is being read"
+            text = "another import with this key is in progress"
             raise Refusal("busy", text, _KEY, retry_after=1.0)
         registered, row = collector.register(wire.Register(name=IMPORT + key), owner, content)
         await collector.journal.durable(row)
@@ -248,8 +248,8 @@ def _content(
     if known is not None:
         if rows < known.rows or digest_rows(table, known.rows, hidden) != known.digest:
             text = (
-                f"expected the {known.rows} rows that came with {key!r} before, and perhaps more "
-                f"behind them, got other content in {rows} rows"
+                f"expected the {known.rows} rows that were sent with {key!r} before, optionally "
+                f"followed by more, got other content in {rows} rows"
             )
             raise Refusal("conflict", text, _KEY)
         if rows == known.rows:

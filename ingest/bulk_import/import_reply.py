@@ -85,8 +85,8 @@ class ImportReply:
         if not most or self._futile <= max(NAMED, self._episodes // 2):
             return
         text = (
-            f"stopped after {self.refused} refused events, when {self.message.accepted} were "
-            f"taken; the first one was refused: {self._first['message']}"
+            f"stopped after {self.refused} refused events and {self.message.accepted} accepted "
+            f"ones; the first refusal: {self._first['message']}"
         )
         fits = STATUS[self._first["code"]] not in _UNFIT
         code, again = (self._first["code"], 1.0) if fits else ("invalid", None)

@@ -46,7 +46,7 @@ class LeafColumn:
         unsure = names is not None and not fits and names.has_numbers
         if unsure or not (fits or self._holds(kind)):
             text = f"{self._expected}, got a column of {kind!s:.80}"
-            text += ": they are numbers, and have to be texts" if unsure else ""
+            text += ": send these numbers as strings" if unsure else ""
             raise Refusal("invalid", text, f"$.{column}")
 
     def _holds(self, kind: Any) -> bool:
@@ -130,7 +130,7 @@ class LeafColumn:
                 none = _numpy(values.is_null()).reshape(-1, size).any(axis=1)
                 bad = np.zeros(rows, np.bool_)
                 bad[slice(None) if kept is None else kept] = none
-                self._add(faults, bad, lambda row: "a null among them")
+                self._add(faults, bad, lambda row: "a list with a null")
             values = values.fill_null(False if str(values.type) == "bool" else 0)
         flat = _numpy(values)
         if kept is None:

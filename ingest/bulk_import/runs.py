@@ -17,7 +17,7 @@ _NAMELESS, _LONG, _REPEATED, _AGENT = 1, 2, 3, 4
 UNFIT = {
     _NAMELESS: ("eps_id", "expected an episode id"),
     _LONG: ("eps_id", "expected an episode id of at most 256 characters"),
-    _REPEATED: ("eps_id", "expected the rows of an episode behind each other"),
+    _REPEATED: ("eps_id", "expected the rows of an episode to be contiguous"),
     _AGENT: ("agent_id", "expected an agent of 1 to 256 characters"),
 }
 """Reasons why a run is invalid, by number: (column, what was expected)."""

@@ -358,7 +358,7 @@ class StepColumns:
         fell = np.diff(values.astype(np.int64), prepend=before.astype(np.int64)) <= 0
         heads = self.begins[numbers] - begin
         fell[heads[heads >= 0]] = False
-        expected = "expected more than in the step before"
+        expected = "expected a larger number than in the previous step"
         faults.add(fell, "env_t", expected, partial(self._shown, "env_t", faults))
         return values.astype(np.int64).tobytes()
 
@@ -417,7 +417,7 @@ class StepColumns:
             bad, expected = ~((values > 0.0) & (values <= 1.0)), "expected a number in (0, 1]"
         elif name == "action_logp" and not self.rules.has_densities:
             bad = ~(np.isfinite(values) & (values <= LOGP_TOLERANCE))
-            expected = "expected a finite number of at most 0, a probability's"
+            expected = "expected the logarithm of a probability, finite and at most 0"
         else:
             bad = ~np.isfinite(values)
         if nulls is not None:

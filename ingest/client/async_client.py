@@ -77,7 +77,7 @@ class AsyncPolicyClient(PolicyClient):
         if max_wait is None:
             max_wait = 0.01 if options.get("on_full") == "spool" else 0.0
         if options.get("sync"):
-            raise ValueError("sync: expected False: a call that waits would hold the loop")
+            raise ValueError("sync: expected False: waiting would block the event loop")
         super().__init__(
             address, inference_mode, update_interval, session, max_wait=max_wait, **options
         )
@@ -101,7 +101,7 @@ class AsyncPolicyClient(PolicyClient):
         if isinstance(episode_id, str):
             return (await self._act({episode_id: observation}))[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
-            raise ValueError("get_action: expected a mapping of the given ids to observations")
+            raise ValueError("get_action: expected a mapping from the given ids to observations")
         return await self._act({name: observation[name] for name in episode_id})
 
     async def connect(self, timeout: float | None = None) -> None:  # type: ignore[override]  # as above
@@ -161,7 +161,7 @@ class AsyncPolicyClient(PolicyClient):
         for name, (before, obs) in asked.items():
             episode = self._book.find(name)
             if episode is not before:
-                raise ClientError(f"Episode {name}: it was ended while its action was chosen")
+                raise ClientError(f"Episode {name}: it ended while its action was being chosen")
             if name in replies:
                 event, action = _decided(episode, obs, replies[name])
             else:
@@ -216,7 +216,7 @@ class AsyncPolicyClient(PolicyClient):
         if "actions.record" not in self._declarations.fields:
             raise ClientError(
                 f"{self._transport.address}: expected a collector that lists the field "
-                "actions.record: use one of this client's version, or PolicyClient"
+                "actions.record: use a collector of this client's version, or PolicyClient"
             )
 
     async def _in_time(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -334,7 +334,7 @@ class Declarations:
             told = spec.policies.get(name)
             if told is None or told.schema_id != policy.schema_id:
                 log.error(
-                    "policy %s: %s declares other spaces than %s; they hold for new episodes",
+                    "policy %s: %s declares other spaces than %s; new episodes use them",
                     name,
                     self.address,
                     sources[name],

@@ -203,7 +203,7 @@ class Sender:
             return
         if self._is_late and not self._has_told_late:
             self._has_told_late = True
-            log.warning("the process ends: only flush() and close() deliver what is logged now")
+            log.warning("the process is exiting: from now on, only flush() and close() deliver")
         with self._state:
             if self.outbox.closed:
                 raise ClientError("the client is closed")
@@ -248,12 +248,12 @@ class Sender:
             self._failures += 1
             self.count(errors=1)
             if self._failure is None:
-                log.exception("unexpected error; %d events wait and are sent again", self.pending)
+                log.exception("unexpected error; sending %d events again", self.pending)
             self._failure = error
             self._put_back()
             return not self.transport.closing.wait(self.backoff.delay(self._failures))
         if self._failure is not None:
-            log.warning("sending goes on after %d unexpected errors", self._failures)
+            log.warning("sending resumed after %d unexpected errors", self._failures)
             self._failure, self._failures = None, 0
         return not is_over
 
@@ -610,8 +610,8 @@ class Sender:
 
     def forget(self, instance: str, again: Sequence[Event]) -> None:
         log.error(
-            "%s does not know this client's instance, or takes no more starts of it: registering a "
-            "new one. Episodes whose start may have arrived are not repeated",
+            "%s does not know this client instance, or accepts no more starts from it: registering "
+            "a new one. Episodes whose start may have arrived are not sent again",
             self.transport.address,
         )
         self._base = self._told
@@ -674,7 +674,7 @@ class Sender:
 
     def _set_trouble(self, error: Exception | None, refusal: Refusal | None) -> None:
         if error is not None and self._away is None:
-            log.warning("%s; what is logged waits", error)  # the first event is yet to be queued
+            log.warning("%s; logged events wait", error)  # the first event is yet to be queued
         elif error is None and self._away is not None:
             waiting = self.outbox.waiting
             log.warning("%s answers again; %d events wait", self.transport.address, waiting)
@@ -707,11 +707,11 @@ class Sender:
             except (OSError, BufferFull) as error:
                 failures += 1
                 if failures == 1:
-                    log.error("%s: nothing is sent before it can be written", error)
+                    log.error("%s: sending waits until the instance can be written", error)
                 if self.transport.closing.wait(self.backoff.delay(failures)):
                     raise _Closing from error
         if failures:
-            log.warning("the instance is written, after %d failures", failures)
+            log.warning("the instance was written after %d failures", failures)
 
     def register(self, timeout: float | None = None) -> str:
         """The current instance, registered if there is none. Raises as `Delivery.run`."""
@@ -765,7 +765,7 @@ class Sender:
         if spool is not None and lost:
             self._told_unreadable += lost
             raise ClientError(
-                f"{spool.directory}: {lost} events cannot be read, and are left there"
+                f"{spool.directory}: {lost} events cannot be read; their files are kept"
             )
 
     def _take_unreported(self, wanted: Callable[[Refusal], bool]) -> list[Refusal]:
@@ -778,8 +778,8 @@ class Sender:
     def _require_other_thread(self) -> None:
         if self.outbox.is_own_thread():
             raise ClientError(
-                "expected a call of another thread than the client's own, in which `on_error` and "
-                "finalizers run: it would wait for itself"
+                "expected a call from another thread than the client's own, which runs `on_error` "
+                "and finalizers: the call would wait for itself"
             )
 
     def _settle_kept(self) -> None:
@@ -818,7 +818,7 @@ class Sender:
         except TimeoutError as error:
             if spool is None:
                 raise
-            log.warning("%s: they are in %s, for the next process", error, spool.directory)
+            log.warning("%s: the next process sends the events in %s", error, spool.directory)
         finally:
             self.retire()
             self.transport.close()
@@ -844,7 +844,7 @@ class Sender:
             spool = self.outbox.spool
             left = f"{self.pending} events were not delivered"
             if spool is not None:
-                left += f", {self.outbox.spooled()[0]} of them are in {spool.directory}"
+                left += f", of which {self.outbox.spooled()[0]} are in {spool.directory}"
             log.error("at exit: %s (%s)", error, left)
         self._is_late, self.running = True, False
 

@@ -770,7 +770,7 @@ class Outbox:
         name = label_of(event)
         policy = next(iter(drafts.values())).policy
         if event.schema_id not in (None, policy.schema_id):  # one value is encoded by another
-            return ValueError(f"Episode {name}: its policy was declared anew in the meantime")
+            return ValueError(f"Episode {name}: its policy has been redeclared in the meantime")
         event.schema_id = policy.schema_id
         try:
             values = {field: draft.encode(name) for field, draft in drafts.items()}

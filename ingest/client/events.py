@@ -59,8 +59,8 @@ def propensity(
         logp = number(episode_id, "action_logp", logp)
         if logp > LOGP_TOLERANCE and not has_densities:
             raise ValueError(
-                f"Episode {episode_id}: action_logp: expected at most 0, a probability's, "
-                f"got {logp}"
+                f"Episode {episode_id}: action_logp: expected the logarithm of a probability, "
+                f"at most 0, got {logp}"
             )
         return None, logp
     if logp is not None:

@@ -269,8 +269,8 @@ class LocalPolicy:
         self.refused_older += 1
         log.warning(
             "policy %s: refused version %d of generation %d, because version %d of generation %d "
-            "is in use: the collector's weights were restored from a backup; the next version that "
-            "is published is used",
+            "is in use: the collector's weights were restored from a backup; the next published "
+            "version will be used",
             self.policy_id,
             version,
             generation,

@@ -125,7 +125,7 @@ class MultiAgentCalls:
             )
         if others := (probs.keys() | logps.keys()) - given.keys():
             raise ValueError(
-                f"Episode {episode_id}: expected propensities of agents that act, got some of "
+                f"Episode {episode_id}: expected propensities of acting agents only, got some of "
                 f"{_named(others)}"
             )
         steps = {}
@@ -263,8 +263,8 @@ class MultiAgentCalls:
         """The open episode of several agents. Raises ValueError, ClientError."""
         if episode_id in self.book.open:
             raise ValueError(
-                f"Episode {episode_id}: expected one reward, for it has one agent; an episode has "
-                "several if it is started with policy_id={agent: policy}, or by a client with a "
+                f"Episode {episode_id}: expected one reward, because the episode has one agent; to "
+                "log several, start it with policy_id={agent: policy}, or with a client that has a "
                 "policy_mapping_fn"
             )
         return self.book.find_whole(episode_id)
@@ -305,7 +305,7 @@ class MultiAgentCalls:
         if set(lost) - set(acting):
             raise ClientError(
                 f"Episode {name}: the answer to its last get_action was lost; expected the same "
-                f"observations again, with those of {_named(lost)}"
+                f"observations again, including those of {_named(lost)}"
             )
         turn = AgentTurn(whole, {}, obs)
         for agent in acting:

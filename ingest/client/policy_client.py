@@ -319,7 +319,7 @@ class PolicyClient:
         if isinstance(episode_id, str):
             return self._get_actions({episode_id: observation})[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
-            raise ValueError("get_action: expected a mapping of the given ids to observations")
+            raise ValueError("get_action: expected a mapping from the given ids to observations")
         return self._get_actions({name: observation[name] for name in episode_id})
 
     def log_action(
@@ -677,7 +677,7 @@ class PolicyClient:
         self, episode_id: str | None, policy_id: str | None, *options: Any, number: int | None
     ) -> Start:
         if (number is not None) != self._named:
-            raise ValueError("start_number: expected if and only if there is an instance_name")
+            raise ValueError("start_number: expected with an instance_name, and only with one")
         return start_event(episode_id, policy_id, *options, start_number=number)
 
     def _start_whole(
@@ -761,7 +761,7 @@ class PolicyClient:
         wholes = self._book.wholes
         several = [name for name in names if name in wholes] if wholes else []
         if several and len(several) < len(names):
-            raise ValueError("get_action: expected episodes of several agents, or of one each")
+            raise ValueError("get_action: expected episodes of several agents, or of one, got both")
         return bool(several)
 
     def _decide(self, episode_id: str, observation: Any, obs: bytes) -> Any:
@@ -782,7 +782,7 @@ class PolicyClient:
 
 def _require_callable(on_error: object) -> None:
     if on_error is not None and not callable(on_error):
-        raise ValueError(f"on_error: expected a function of a Refusal, got {on_error!r:.100}")
+        raise ValueError(f"on_error: expected a function of one Refusal, got {on_error!r:.100}")
 
 
 def _require_bounds(**values: tuple[Any, float]) -> None:
@@ -806,10 +806,10 @@ def _checked_spool(
     if on_full not in get_args(OnFull):
         raise ValueError(f"on_full: expected one of {get_args(OnFull)}, got {on_full!r}")
     if (on_full == "spool") != (directory is not None):
-        raise ValueError("spool_dir: expected if and only if on_full='spool'")
+        raise ValueError("spool_dir: expected with on_full='spool', and only with it")
     if directory is None:
         return None
     if named:
-        raise ValueError("on_full='spool': expected no instance_name")
+        raise ValueError("instance_name: expected none with on_full='spool'")
     address, policy = declarations.address, declarations.policy
     return Spool(Path(directory), max_bytes, sync=sync, address=address, policy=policy)

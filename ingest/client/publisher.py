@@ -48,7 +48,7 @@ class Publisher:
         timeout: float = 60.0,
     ) -> None:
         if ca is not None and session is not None:
-            raise ValueError("ca: expected none with a session, which has its own verify")
+            raise ValueError("ca: expected none with a session: set session.verify instead")
         self._own = admin_session(ca) if session is None else None
         self._transport = Transport(
             address, session=session or self._own, token=token, timeout=timeout
@@ -91,7 +91,7 @@ class Publisher:
                     raise
                 there = self.versions(policy_id)
                 if delivery.maybe_applied and _holds(there, number, message.sha256):
-                    text = f"version {number} was published, and another one is live since"
+                    text = f"version {number} was published, but another one is live now"
                     raise Refusal("conflict", text) from refusal
                 number = there.next
 

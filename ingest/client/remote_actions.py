@@ -154,7 +154,9 @@ class RemoteActor:
             replies = {name_of(reply): reply for reply in answer.actions}
             unexpected = set(map(name_of, requests)) ^ replies.keys()
             if unexpected:
-                raise CollectorUnavailable(f"expected one action each, not for {unexpected}")
+                raise CollectorUnavailable(
+                    f"expected one action per episode, mismatched: {unexpected}"
+                )
             errors = {item.index: refusal_from_json(item.error) for item in answer.refused}
             if answer.redeclared:
                 self._sender.learn_anew()

@@ -356,7 +356,7 @@ class SpoolSegment:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if os.write(fd, data) < len(data):
-                raise OSError(f"{path}: no room for the first frame")
+                raise OSError(f"{path}: the disk has no space for the first frame")
             if self._sync:
                 _sync(fd)
                 sync_directory(self.folder)
@@ -810,13 +810,13 @@ class Spool:
             if segment is None:
                 continue
             if segment.instance is not None and segment.address != self.address:
-                log.warning("%s: left as it is, for %s", folder, segment.address)
+                log.warning("%s: left as it is: its events are for %s", folder, segment.address)
                 segment.let_go()  # this collector does not know which events that one has
                 continue
             if segment.damaged:
-                log.error("%s: %d damaged bytes were left out", folder, segment.damaged)
+                log.error("%s: %d damaged bytes were skipped", folder, segment.damaged)
             if segment.waiting:
-                log.warning("%s: %d events of an earlier process", folder, segment.waiting)
+                log.warning("%s: %d unsent events of an earlier process", folder, segment.waiting)
                 found.append(segment)
             else:
                 segment.close()

@@ -224,7 +224,7 @@ class SpoolWriter:
                 try:
                     self.spool.done(judged)
                 except Exception:  # the events are sent again, and recognised
-                    log.exception("%s: what was judged is not noted", self.spool.directory)
+                    log.exception("%s: acknowledgements cannot be recorded", self.spool.directory)
                 with self._lock:
                     del self._judged[: len(judged)]
                     self.count_waiting()
@@ -298,7 +298,7 @@ class SpoolWriter:
 
     def _recovered(self) -> None:
         if self._told_hang or self._trouble is not None:
-            log.warning("%s: the disk takes events again", self.spool.directory)
+            log.warning("%s: writing events to disk resumed", self.spool.directory)
         self._told_hang, self._trouble = False, None
 
     def _rest(self) -> None:

@@ -208,7 +208,7 @@ def _read_answer(sock: Any) -> tuple[int, Mapping[str, str], bytes, bool]:
     read = sock.recv(_READ)
     while (end := read.find(b"\r\n\r\n")) < 0:
         if len(read) > _LARGEST_HEAD:
-            raise ProtocolError(f"expected a head of at most {_LARGEST_HEAD} bytes")
+            raise ProtocolError(f"expected headers of at most {_LARGEST_HEAD} bytes")
         more = sock.recv(_READ)
         if not more:
             raise ProtocolError("the connection was closed without an answer")
@@ -223,7 +223,7 @@ def _read_answer(sock: Any) -> tuple[int, Mapping[str, str], bytes, bool]:
         while len(whole) < length:
             more = sock.recv(min(_READ_MOST, length - len(whole)))
             if not more:
-                raise ProtocolError(f"expected {length} bytes, got {len(whole)} and the end")
+                raise ProtocolError(f"expected a body of {length} bytes, got {len(whole)}")
             whole += more
         body = bytes(whole)
     return status, headers, body[:length], is_open and len(body) == length
@@ -343,7 +343,7 @@ class Transport:
             raise ValueError("token: expected printable ASCII without spaces")
         self._token = token
         if ca is not None and session is not None:
-            raise ValueError("ca: expected none with a session, which has its own verify")
+            raise ValueError("ca: expected none with a session: set session.verify instead")
         require_ca(ca)
         self.closing = Flag()
         self._clock = clock
@@ -600,7 +600,7 @@ def _in_plain_words(url: Url, error: BaseException, cause: BaseException, *, kno
             return "the server's certificate does not name this address"
         told = f"the server's certificate is not trusted: {why}"
         if any(sign in why for sign in _UNKNOWN_AUTHORITY):
-            told += "; give the certificate of its authority as --ca, HEADRACE_CA or ca="
+            told += "; pass the CA certificate as --ca, HEADRACE_CA or ca="
         return told
     if isinstance(cause, NewConnectionError) and "refused" in str(cause):
         return "no collector is listening there"

@@ -91,8 +91,8 @@ def notice_restore(
     restored = _Restoring(journal, recovered, found).run(ends, received)
     log.error(
         "the journal is older than its shards (%s): it was restored from a backup. Collector %s "
-        "continues as %s; %s shards with %s steps are added, %s steps of the backup are in them "
-        "and not written again, %s open episodes have ended",
+        "continues as %s; %s shards with %s steps were added to the journal, %s steps of the "
+        "backup are in shards already and are not written again, %s open episodes were ended",
         ", ".join(f"{name} up to {end - 1}" for name, end in sorted(beyond.items())),
         previous,
         restored.collector_id,

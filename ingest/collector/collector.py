@@ -210,7 +210,7 @@ class Collector:
         sealer.stop()
         if failed() or not await self._until(lambda: not sealer.running, deadline):
             if not failed():  # a failed journal is another cause
-                log.warning("the shard writer does not answer: killed; its plan is kept")
+                log.warning("the shard writer does not respond: killed; its plan is kept")
             sealer.kill()
             await self._until(lambda: not sealer.running)
         await asyncio.sleep(0)  # lets the last shard's record be submitted first
@@ -508,7 +508,7 @@ class Collector:
         self.sealing.resume(self.now)
         row = self._row()
         for name in self.assembler.torn_episodes():
-            row.break_episode(name, "the journal lost rows of it")
+            row.break_episode(name, "the journal lost some of its rows")
         self._submit(row)
 
     def _go_on(self, recovered: Recovered) -> None:

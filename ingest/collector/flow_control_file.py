@@ -80,7 +80,7 @@ class FlowControlFile:
                     say_held(self._root, name, version)
                 except OSError as error:
                     if not told:
-                        text = "policy %s: flow control cannot be written for its trainer: %s"
+                        text = "policy %s: its trainer's flow-control file cannot be written: %s"
                         log.warning(text, name, error)
                     told = True
                 else:

@@ -26,7 +26,7 @@ def owned(
     if quota is not None and there >= quota:
         raise Refusal(
             "busy",
-            f"token {caller.token_id}: expected at most {quota} open episodes, got {there} already",
+            f"token {caller.token_id}: expected at most {quota} open episodes, {there} are open",
             None,
             started.episode_id,
             retry_after=1.0,

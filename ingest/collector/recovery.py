@@ -33,13 +33,13 @@ CARRY, COUNTERS, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
 )
 
 _LOST = {
-    TOTALS: "the counts of what was accepted are gone ({} entry)",
-    DONE: "the list of the episodes that are over is gone ({} entry)",
-    COUNTERS: "the counters of episodes and client instances are gone ({} entry)",
-    FINISHED: "{} entries with the ids of ended episodes are gone",
-    STATE: "{} entries with Idempotency-Keys are gone",
-    INSTANCE: "{} client instances are gone",
-    CARRY: "{} cuts of open episodes are gone: steps of theirs may be sealed again, or lost",
+    TOTALS: "the counts of accepted events are missing ({} entry)",
+    DONE: "the list of ended episodes is missing ({} entry)",
+    COUNTERS: "the counters of episodes and client instances are missing ({} entry)",
+    FINISHED: "{} entries with the ids of ended episodes are missing",
+    STATE: "{} entries with Idempotency-Keys are missing",
+    INSTANCE: "{} client instances are missing",
+    CARRY: "{} cuts of open episodes are missing: their steps may be sealed again, or lost",
 }
 """The counted entries of the state by the prefix of their keys, and the texts if some are lost."""
 

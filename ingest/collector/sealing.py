@@ -245,7 +245,7 @@ class Sealing:
         steps = sum(part.steps for part in parts)
         if shard.rows != steps and len(parts) == len(sealed):
             # An earlier start wrote the shard, and rows of it have been damaged since.
-            text = "shard %s counts: it has %d rows, and what the journal still holds makes %d"
+            text = "shard %s is recorded with %d rows, although the journal still has only %d"
             log.error(text, shard.path, shard.rows, steps)
         record = ShardRecord(
             plan.plan_id,

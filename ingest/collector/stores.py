@@ -89,7 +89,7 @@ def _once_unseen(directory: Path) -> SqliteJournal:
             if time.monotonic() > until:
                 raise
             if not told:
-                log.warning("this start waits: %s", error)
+                log.warning("startup is waiting: %s", error)
             told = True
         time.sleep(LOOK_SECONDS)
 

@@ -118,7 +118,7 @@ class WeightFollower(Generic[P]):
             if wanted is not None:
                 self._take(wanted)
             elif self.served is not None:
-                why, kind = "expected live.json, which is not there any more", "unreadable"
+                why, kind = "expected live.json, got no such file any more", "unreadable"
         except _OlderError as error:
             why, kind = str(error), "older"
         except OSError as error:
@@ -183,9 +183,9 @@ class WeightFollower(Generic[P]):
             return
         self.note_seen(served.version, served.generation)
         raise _OlderError(
-            f"expected a newer generation than {served.generation} (version {served.version}), "
-            f"which is served, got {wanted.generation} (version {wanted.version}): the weights "
-            "were restored from a backup; the next publication gets a number after both"
+            f"expected a newer generation than {served.generation} (version {served.version}), the "
+            f"served one, got {wanted.generation} (version {wanted.version}): the weights were "
+            "restored from a backup; the next publication gets a number after both"
         )
 
     def _say(self, wanted: Live | None, why: str, kind: str) -> None:

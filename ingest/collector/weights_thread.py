@@ -92,7 +92,7 @@ class WeightsThread:
         try:
             return await asyncio.wait_for(answer, seconds)
         except TimeoutError:
-            text = "the folder of weights does not answer; the request may still be carried out"
+            text = "the folder of weights does not respond; the request may still be carried out"
             raise Refusal("busy", text, retry_after=2.0) from None
 
     def _run(self) -> None:

@@ -322,8 +322,8 @@ class Exchange:
             raise completed(episode_id) if episode_id in self._ended else not_found(episode_id)
         if episode.waiting:
             raise ClientError(
-                f"Episode {episode_id}: another call of it still waits; one thread at a time may "
-                f"use an episode"
+                f"Episode {episode_id}: another call for it is waiting; only one thread at a time "
+                f"may use an episode"
             )
         if answered and episode.asked is not None:
             raise ClientError(
@@ -343,7 +343,7 @@ class Exchange:
             if not self._room.wait_for(self._has_room, self._timeout):
                 raise BufferFull(
                     f"Episode {episode.episode_id}: {self._pending} steps wait for the worker, "
-                    f"and none left within {self._timeout:g} s"
+                    f"and it took none within {self._timeout:g} s"
                 )
         finally:
             episode.waiting = False

@@ -138,9 +138,7 @@ class ExternalEnv:
             raise TypeError(f"collector: expected an address or a PolicyClient, got {client!r:.80}")
         several = getattr(client, "policy_mapping_fn", None) is not None
         if several == self.one_agent:
-            has, needs = (
-                ("a", "none") if several else ("no", "one: its episodes have several agents")
-            )
+            has, needs = ("a", "none") if several else ("no", "one for its several agents")
             raise ValueError(
                 f"collector: {type(self).__name__} got a PolicyClient with {has} "
                 f"policy_mapping_fn, expected {needs}"
@@ -178,7 +176,7 @@ class ExternalEnv:
         if isinstance(episode_id, str) or self._here is None:
             return self._episodes.get_action(episode_id, observation)
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
-            raise ValueError("get_action: expected a mapping of the given ids to observations")
+            raise ValueError("get_action: expected a mapping from the given ids to observations")
         return {name: self._here.get_action(name, observation[name]) for name in episode_id}
 
     def log_action(
@@ -260,7 +258,7 @@ class ExternalEnv:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
             if self._thread.is_alive():
-                log.warning("%s: run() goes on after stop()", type(self).__name__)
+                log.warning("%s: run() has not returned after stop()", type(self).__name__)
 
     def _main(self) -> None:
         try:
@@ -282,14 +280,14 @@ class ExternalEnv:
     def to_base_env(self, num_envs: int = 1) -> ExternalBaseEnv:
         """Start run() and return the environment for a worker. Once, and without a collector."""
         if num_envs != 1:
-            raise ValueError(f"num_envs: expected 1, for run() is one program, got {num_envs}")
+            raise ValueError(f"num_envs: expected 1, because run() is one program, got {num_envs}")
         if self._here is None:
             raise ValueError(
                 "to_base_env: the episodes of this environment go to a collector; train from its "
                 "shards"
             )
         if self._taken:
-            raise RuntimeError("to_base_env: this environment has its worker already")
+            raise RuntimeError("to_base_env: this environment already has a worker")
         self._taken = True
         if self._thread.ident is None:
             self.start()
@@ -334,7 +332,7 @@ class ExternalBaseEnv:
 
     def try_restart(self, env_id: Any) -> None:
         """Raise RuntimeError: a program cannot be restarted."""
-        raise RuntimeError(f"episode {env_id}: run() cannot be started anew")
+        raise RuntimeError(f"episode {env_id}: run() cannot be restarted")
 
     def stop(self) -> None:
         """Stop the program."""
@@ -386,7 +384,7 @@ class _SingleAgent:
         multiagent_truncated_dict: Mapping[str, bool] | None = None,
     ) -> None:
         if (multiagent_done_dict, multiagent_truncated_dict) != (None, None):
-            raise ValueError(f"Episode {episode_id}: expected a reward of one agent, without dicts")
+            raise ValueError(f"Episode {episode_id}: expected one agent's reward, got dicts")
         amount = number(episode_id, "reward", reward)
         infos = {DEFAULT_AGENT: own_info(episode_id, info)} if info else {}
         self._exchange.reward(episode_id, {DEFAULT_AGENT: amount}, infos, {})

@@ -62,8 +62,8 @@ class ExternalMultiAgentEnv(ExternalEnv):
     ) -> None:
         if policy_mapping_fn is not None and not isinstance(collector, str):
             raise ValueError(
-                "policy_mapping_fn: expected one only with a collector's address: a worker, and a "
-                "PolicyClient, has its own"
+                "policy_mapping_fn: expected one only with a collector's address, because a worker "
+                "or a PolicyClient has its own"
             )
         self._mapping = policy_mapping_fn or _default_policy
         super().__init__(

@@ -254,8 +254,8 @@ class PolicyServerInput(InputReader):
             known = self._next_ordinals.get(stream, 0)
             if collector_id == self._collector_id and (ranges.last or 0) >= known:
                 raise ReaderState(
-                    f"the position has ordinal {ranges.last} of stream {stream}, whose next one in "
-                    f"the journal is {known}: the journal is older than the position"
+                    f"the position has ordinal {ranges.last} of stream {stream}, but the journal's "
+                    f"next one is {known}: the journal is older than the position"
                 )
 
     # acting
@@ -301,7 +301,7 @@ class PolicyServerInput(InputReader):
         self._closed = True
         atexit.unregister(self.close)
         if not self._host.stop(CLOSE_SECONDS):
-            log.error("the collector at %s does not stop", self.address)
+            log.error("the collector at %s has not stopped", self.address)
         if self._root is None and (left := self._live.waiting):
             log.warning("%s parts were acknowledged and never read (durable: false)", left)
         self._reader.close()
@@ -412,7 +412,7 @@ def _declared(
 def _check_for_all(policy_id: str | None, mode: Mode) -> None:
     if policy_id is not None or mode not in ("transitions", "episodes"):
         raise ValueError(
-            "multi_agent: expected no policy_id and no mode but transitions or episodes, got "
+            "multi_agent: expected no policy_id, and mode transitions or episodes, got "
             f"{f'mode {mode!r}' if policy_id is None else f'policy_id {policy_id!r}'}"
         )
 
@@ -426,7 +426,7 @@ def _schema_of(policies: Mapping[str, PolicyDeclaration], policy_id: str | None)
     if len(schemas) > 1:
         raise ValueError(
             f"policies: expected policies of the same spaces, got {len(schemas)} different pairs "
-            f"among {sorted(policies)}: pass policy_id= to say whose steps next() gives, or "
-            "multi_agent=True for episodes of them all"
+            f"among {sorted(policies)}: pass policy_id= to choose whose steps next() returns, or "
+            "multi_agent=True for episodes of all of them"
         )
     return schemas.pop()

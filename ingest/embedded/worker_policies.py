@@ -99,9 +99,8 @@ class _Trail:
         manifest, data = store.read(live.version)
         if manifest.spec != policy.spec.to_json():
             raise ValueError(
-                f"policy {name!r}: expected version {live.version}, which is live, to be of "
-                f"the worker's spec, got another: give the worker that spec, or the collector "
-                f"another root"
+                f"policy {name!r}: expected the live version {live.version} to have the worker's "
+                f"spec, got another: give the worker that spec, or the collector another root"
             )
         weights = decode_weights(data, manifest.digests[WEIGHTS_FILE], name)
         policy.go_on_from(weights, manifest.filter_state, version=live.version)
@@ -111,7 +110,7 @@ class _Trail:
             self.untrained = UntrainedRows(store.untrained(live.version))
             rows = manifest.metrics.get("rows_trained")
             self._rows = rows if isinstance(rows, int) else 0
-        log.info("policy %s: the worker goes on from version %d", name, live.version)
+        log.info("policy %s: the worker continues from version %d", name, live.version)
 
     def publish_changed(self, position: Mapping[str, Any]) -> None:
         """Publish the weights, if they changed or could not be published before."""
@@ -127,8 +126,8 @@ class _Trail:
                 self._generation = 0
                 return
             log.warning(
-                "policy %s: version %d was made live by somebody else; what the worker learned "
-                "since is dropped",
+                "policy %s: version %d was made live by another publisher; the worker's updates "
+                "since then are dropped",
                 name,
                 live.version,
             )
@@ -137,7 +136,7 @@ class _Trail:
             if not isinstance(error, OSError) and not isinstance(error.__cause__, OSError):
                 raise
             if str(error) != self._trouble:  # a full disk, or a temporary error of the file system
-                log.warning("policy %s: not published, tried again: %s", name, error)
+                log.warning("policy %s: not published, trying again: %s", name, error)
             self._trouble = str(error)
 
     def _changed(self) -> bool:

@@ -159,8 +159,8 @@ def require_range(instance: str, known: Instance, start: int, episode_id: str) -
     if known.starts.pieces < most or known.starts.touching(start, start):
         return
     text = (
-        f"client instance {instance!r}: expected a start number beside those that it has used, in "
-        f"{most} ranges with gaps between them, such as {(known.starts.last or 0) + 1}, got {start}"
+        f"client instance {instance!r}: its start numbers form {most} ranges with gaps; expected "
+        f"one next to a used one, such as {(known.starts.last or 0) + 1}, got {start}"
     )
     if known.name is None:
         raise Refusal("unknown_instance", f"{text}: register a new one", "start", episode_id)

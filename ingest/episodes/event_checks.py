@@ -106,7 +106,7 @@ def judge_action(
         if len(dist_inputs) % 4:
             raise invalid(event, "action_dist_inputs: expected float32 bytes")
         if dist_inputs and not (np.frombuffer(dist_inputs, "<f4") < np.inf).all():
-            text = "expected finite numbers, or minus infinity for what is masked out"
+            text = "expected finite numbers, or minus infinity for masked actions"
             raise invalid(event, f"action_dist_inputs: {text}")
     else:
         logp, dist_inputs = _logged_logp(event), b""
@@ -115,7 +115,9 @@ def judge_action(
     if not 0.0 < pass_prob <= 1.0:
         raise invalid(event, f"pass_prob: expected a number in (0, 1], got {pass_prob}")
     if logp > LOGP_TOLERANCE and not episode.rules.has_densities:
-        raise invalid(event, f"action_logp: expected at most 0, a probability's, got {logp}")
+        raise invalid(
+            event, f"action_logp: expected the logarithm of a probability, at most 0, got {logp}"
+        )
     return Acted(
         episode.started.key,
         seq,
@@ -144,7 +146,7 @@ def _env_t(episode: OpenEpisode, event: wire.LogAction | wire.Decision, seq: int
         raise invalid(event, "env_t: expected the step of the environment, got none")
     last = episode.env_t[-1] if seq == episode.next_seq and episode.env_t else -1
     if given <= last:
-        raise invalid(event, f"env_t: expected more than {last} of the last action, got {given}")
+        raise invalid(event, f"env_t: expected more than the last action's {last}, got {given}")
     return given
 
 
@@ -180,14 +182,14 @@ def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewa
         if event.step > last:
             raise invalid(event, f"step: expected at most {last}, the last step, got {event.step}")
         text = (
-            f"Episode {label_of(event)}: a reward for step {event.step}, not the last one, "
-            "carries no seq"
+            f"Episode {label_of(event)}: expected no seq with a reward for step {event.step}, "
+            "because it is not the last step"
         )
         raise Refusal("window_closed", text, "step", name)
     if not math.isfinite(event.reward):
         raise invalid(event, f"reward: expected a finite number, got {event.reward}")
     if latest and not math.isfinite(episode.combined(event.reward)):
-        raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
+        raise invalid(event, f"reward: expected a finite sum, got {event.reward} in addition")
     info = info_of(event)
     if latest:
         require_info_room(episode, event, info)
@@ -198,8 +200,8 @@ def require_info_room(episode: OpenEpisode, event: Any, info: str, at: int = -1)
     """Raise Refusal if an info would make the merged info of a buffered step too long."""
     known = episode.info_size(at) if info else 0
     if known and known + len(info) > MAX_MERGED:
-        text = f"expected at most {MAX_MERGED} characters in all of a step's infos that come apart"
-        raise invalid(event, f"info: {text}, got {len(info)} more than {known}")
+        text = f"expected at most {MAX_MERGED} characters in a step's separately logged infos"
+        raise invalid(event, f"info: {text}, got {len(info)} in addition to {known}")
 
 
 def check_rewarded_step(
@@ -215,15 +217,15 @@ def check_rewarded_step(
         window = episode.rules.declaration.reward_window
         raise window_closed(event, t, f"reward_window is {window:g} seconds")
     if not math.isfinite(episode.combined(event.reward, t - episode.t0)):
-        raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
+        raise invalid(event, f"reward: expected a finite sum, got {event.reward} in addition")
     require_info_room(episode, event, info, t - episode.t0)
 
 
 def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
     """The refusal of a reward that is too late; it names the setting."""
     text = (
-        f"Episode {label_of(event)}: the reward window of step {t} has closed ({why}): a reward "
-        "for it counts until the next action or the end, and then for its policy's reward_window"
+        f"Episode {label_of(event)}: the reward window of step {t} has closed ({why}): it is open "
+        "until the next action or the end, and then for the policy's reward_window"
     )
     return Refusal("window_closed", text, "step", event.episode_id)
 
@@ -234,8 +236,8 @@ def decision_unknown(episode: OpenEpisode) -> Refusal:
     said = label(episode.started.name)
     expected = episode.open_seq if acting else episode.next_seq
     text = (
-        f"Episode {said}: the event follows another decision than the one known here: expected "
-        f"the decision that was acted on, as event {expected}"
+        f"Episode {said}: the event follows a decision that is unknown here: first log the "
+        f"decision that was acted on, as event {expected}"
     )
     return Refusal("decision_unknown", text, "decided", name, expected)
 
@@ -244,9 +246,9 @@ def other_schema(event: Any, rules: PolicyRules) -> Refusal:
     """The refusal of values that were encoded under another declaration than the episode's."""
     text = (
         f"Episode {label_of(event)}: expected values of policy {rules.declaration.policy_id!r} in "
-        f"schema {rules.schema_id}, got {event.schema_id}: the client encoded them by another "
-        "declaration (a policy_file, a cache_dir, or what was declared before). PolicyClient asks "
-        "for today's by itself, for its next episodes; give others today's policy file"
+        f"schema {rules.schema_id}, got {event.schema_id}: the client used another declaration (a "
+        "policy_file, a cache_dir, or an earlier one). PolicyClient fetches the current one for "
+        "its next episodes; give other clients the current policy file"
     )
     return Refusal("other_schema", text, "schema_id", event.episode_id)
 
@@ -278,7 +280,7 @@ def agents_of(episode: OpenEpisode, event: wire.End) -> int:
 def agents_problem(whole: Whole, told: int, acted: int) -> str:
     """Why an episode cannot have `told` agents, of which `acted` have acted; "" if it can."""
     if 0 <= whole.agents != told:
-        return f"agents: expected {whole.agents}, as an end told before, got {told}"
+        return f"agents: expected {whole.agents}, as an earlier end gave, got {told}"
     if told < acted:
         return f"agents: expected at least {acted}, which have acted, got {told}"
     return ""

@@ -64,7 +64,7 @@ def _content(instance: str | None, message: Any) -> bytes:
         except OverflowError:  # msgpack's integers have 64 bits, JSON's any number
             return wire.encode(content, wire.JSON)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        text = f"expected values that can be told apart from others: {error}"
+        text = f"expected values that can be encoded: {error}"
         raise Refusal("invalid", text, "$", message.episode_id) from error
 
 
@@ -81,7 +81,7 @@ def key_of(given: bytes | None) -> str | None:
 def require_none(given: bytes | None, instead: str) -> None:
     """Raise Refusal for a key on a call that does not support keys: its caller relies on it."""
     if given is not None:
-        text = f"expected none on this call, where it would be no protection: {instead}"
+        text = f"expected none on this call, which it does not protect: {instead}"
         raise Refusal("invalid", text, "Idempotency-Key")
 
 

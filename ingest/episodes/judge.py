@@ -202,9 +202,7 @@ class Judge:
             require_range(instance, known, event.start, name)
             start = event.start
         if name.startswith(UNSAMPLED):
-            text = (
-                f"expected an id that does not begin with {UNSAMPLED!r}: its rewards are left out"
-            )
+            text = f"expected an id that does not begin with {UNSAMPLED!r}: its rewards are dropped"
             raise Refusal("invalid", text, "episode_id", name)
         self._require_free(instance or "", event)
         if (count := len(self._known.episodes)) >= self._known.limits.open_episodes:
@@ -264,9 +262,9 @@ class Judge:
         known = self._known.finished.get(name) if episode is None else episode.started
         text = ""
         if began not in (None, name):
-            text = f"start {event.start} of this client instance was that of episode {label(began)}"
+            text = f"start {event.start} of this client instance was used by episode {label(began)}"
         elif known is not None and (known.instance, known.start) != (instance, event.start):
-            text = f"start {event.start} of this client instance was another episode's"
+            text = f"start {event.start} of this client instance was used by another episode"
         elif episode is not None and (fields := self._other_fields(episode, event)):
             others = " and ".join(fields)
             text = (
@@ -382,8 +380,8 @@ class Judge:
             return None
         if known is not None:
             text = (
-                f"Episode {label(name)}: reward {reward_id!r} of step {t} has another amount or "
-                "info"
+                f"Episode {label(name)}: reward {reward_id!r} of step {t} was acknowledged with "
+                "another amount or info"
             )
             raise Refusal("conflict", text, "reward_id", event.episode_id)
         check_rewarded_step(episode, event, t, judged.info, now)

@@ -95,8 +95,8 @@ class Redaction:
             # not `from` the error, whose text shows the values
             raise Refusal(
                 "invalid",
-                f"Episode {label_of(event)}: expected an observation of the policy's space; what "
-                "came is not shown, because parts of it are redacted",
+                f"Episode {label_of(event)}: expected an observation of the policy's space, got "
+                "another value, which is not shown because parts of it are redacted",
                 "obs",
                 event.episode_id,
                 agent_id=event.agent_id,

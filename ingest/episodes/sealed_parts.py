@@ -73,7 +73,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
                 nobody = f"no event of any agent came (this is one of agent {self.agent_id})"
             text = (
                 f"Episode {said} was abandoned: {nobody} within its episode_timeout. "
-                f"Go on with start_episode(continues={name!r})."
+                f"Continue with start_episode(continues={name!r})."
             )
             return Refusal("abandoned", text, episode_id=name, agent_id=self.agent_id)
         if self.how == "broken":

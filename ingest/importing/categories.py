@@ -77,7 +77,7 @@ def load_categories(path: Path) -> Categories:
         raise ImportFailed(f"{path}: expected a file of categories: {error}") from error
     if not isinstance(document, dict) or not all(map(_is_numbering, document.values())):
         raise ImportFailed(
-            f"{path}: expected {{column: [value, ...]}} with different texts or integers"
+            f"{path}: expected {{column: [value, ...]}} with unique strings or integers"
         )
     return document
 
@@ -114,7 +114,7 @@ def known_categories(
     if not columns:
         return {}
     if path is None:
-        raise ImportFailed("categories: expected a file to keep the codes in, as of a table")
+        raise ImportFailed("categories: expected a file for the codes of a source without one")
     saved = load_categories(path) if path.exists() else {}
     missing = [name for name in columns if name not in saved]
     if missing:

@@ -207,7 +207,7 @@ class Layout:
         is_last = np.diff(track[kept], append=-1) != 0
         early = at_places(kept, (terminated | truncated)[kept] & ~is_last, cells.rows)
         whose = "episode" if options.agent is None else "agent"
-        cells.faults.add(early, f"row: expected the end on its {whose}'s last row")
+        cells.faults.add(early, f"row: expected an end only on the last row of its {whose}")
         if options.terminated is not None:
             truncated = truncated | ~terminated
         columns["truncateds"] = pa.array(at_places(kept, truncated[kept] & is_last, cells.rows))
@@ -296,7 +296,7 @@ def uniform_logp(space: Space) -> float:
         if space.dtype.kind == "f":
             return -float(np.log(space.high.astype(float) - space.low.astype(float)).sum())
         return -float(np.log(space.high.astype(float) - space.low.astype(float) + 1).sum())
-    raise ImportFailed("uniform: expected an action space of choices, or a box with bounds")
+    raise ImportFailed("uniform: expected a discrete action space, or a box with bounds")
 
 
 def _with_any(bad: Array, owner: Array) -> Array:

@@ -132,7 +132,7 @@ class ImportOptions:
         if sum(told) > 1:
             raise ImportFailed("expected one of action_prob, action_logp and uniform, got several")
         if self.step is not None and self.episode is None:
-            raise ImportFailed("step: expected an episode's column as well")
+            raise ImportFailed("step: expected an episode column as well")
         if self.missing not in ("error", "drop", "value"):
             raise ImportFailed(f"missing: expected error, drop or value, got {self.missing!r}")
         if self.time_unit not in UNITS:
@@ -159,23 +159,23 @@ class ImportOptions:
             finals = finals.get(str(name), ()) if isinstance(finals, Mapping) else finals
             count = len(self.observations_of(name))
             if finals and (isinstance(finals, str) or len(finals) != count):
-                text = f"final_observation: expected {count} columns, as many as of observation"
+                text = f"final_observation: expected {count} columns, as many as observation has"
                 raise ImportFailed(f"{text}, got {finals!r:.200}")
         mapped = [isinstance(x, Mapping) for x in (seen, self.action, self.final_observation)]
         if any(mapped) and not self.has_policies:
-            raise ImportFailed("observation: expected policies or policy with columns by policy")
+            raise ImportFailed("observation: columns by policy need policies or policy")
         if mapped[2] and not mapped[0]:
-            raise ImportFailed("final_observation: expected observation by policy as well")
+            raise ImportFailed("final_observation: columns by policy need an observation by policy")
         if self.has_policies and self.schema_id is not None:
             raise ImportFailed("schema_id: expected none with several policies")
         if self.policies and self.policy is not None:
             raise ImportFailed("expected one of policies and policy, got both")
         if self.policies and self.agent is None:
-            raise ImportFailed("policies: expected the column of agents as well")
+            raise ImportFailed("policies: expected an agent column as well")
         if self.agent is not None and (
             self.episode is None or (self.step is None and self.time is None)
         ):
-            text = "agent: expected the columns of episodes and of steps or times as well"
+            text = "agent: expected an episode column and a step or time column as well"
             raise ImportFailed(text)
 
     @property

@@ -110,7 +110,7 @@ class Owners:
         whose = "an episode" if agents is None else "an agent in an episode"
         cells.faults.add(
             codes != firsts[track],
-            f"column {options.policy}: expected one policy of {whose}",
+            f"column {options.policy}: expected one policy for {whose}",
             texts,
         )
         return np.asarray(codes)
@@ -132,7 +132,7 @@ def ordered(cells: Cells, owned: Owned, options: ImportOptions, times: Array | N
     by_track, grown, begins = _sorted(numbers, owned.track)
     along, shown = by_track, pa.array(numbers)
     if options.agent is not None:
-        text = f"{name}: expected one row of an agent at a time"
+        text = f"{name}: expected at most one row per agent at each time"
         fault(by_track, ~begins & (grown == 0), text, shown)
         along, grown, first = _sorted(numbers, owned.owner)
         ranks = np.cumsum(first | (grown > 0)) if step is None else numbers[along]

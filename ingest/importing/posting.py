@@ -260,7 +260,7 @@ class RequestSender:
             places.append(place)
         if reply.refused_count > len(places):
             self._account.count(
-                "the collector refused more than it names", reply.refused_count - len(places)
+                "refused by the collector, not named", reply.refused_count - len(places)
             )
         return sorted(set(places))
 

@@ -71,7 +71,7 @@ def file_names(path: Path) -> list[str]:
     names = _open(path)[0]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ImportFailed(f"{path}: expected different column names, got {twice} twice")
+        raise ImportFailed(f"{path}: expected unique column names, got {twice} twice")
     return names
 
 

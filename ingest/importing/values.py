@@ -48,7 +48,7 @@ def value_reader(
         return _name_reader(prefix, space, columns[0].name)
     if isinstance(space, Text):
         if len(columns) != 1 or columns[0].categorical:
-            raise ImportFailed(f"{what}: expected one column for a text, got {names}")
+            raise ImportFailed(f"{what}: expected one column for a text space, got {names}")
         return _text_reader(what, prefix, space, columns[0].name)
     if not isinstance(space, (Box, Discrete, MultiDiscrete, MultiBinary)):
         raise ImportFailed(

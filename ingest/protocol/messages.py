@@ -572,7 +572,7 @@ def require_shallow(info: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"at most {MAX_DEPTH} lists and objects within each other")
+    raise ValueError(f"expected lists and objects nested at most {MAX_DEPTH} deep")
 
 
 # The bytes that open a list or an object: in msgpack fixmap, fixarray, array 16 / 32, map 16 / 32.

@@ -205,7 +205,7 @@ class Acting:
         for index, call in enumerate(request.calls):
             try:
                 if name_of(call) in named:
-                    text = f"Episode {label_of(call)}: expected once in a request"
+                    text = f"Episode {label_of(call)}: expected at most once in a request"
                     raise Refusal("invalid", text, "episode_id", call.episode_id)
                 named.add(name_of(call))
                 if request.record:

@@ -176,7 +176,7 @@ class Access:
         try:
             tokens = self._file.changed()
         except (TokenError, OSError) as error:
-            log.error("the tokens are not read again: %s", error)
+            log.error("the tokens cannot be reloaded; the known ones stay in use: %s", error)
         else:
             for change in self.book.replace(tokens, time.monotonic()) if tokens is not None else ():
                 audit(f"token_{change.what}", id=change.token_id, name=change.name)
@@ -191,7 +191,7 @@ class Access:
                 _load(self.tls, self._where)
                 audit("certificate_renewed", path=str(self._where.tls_cert))
         except (ServeError, OSError) as error:
-            log.error("the certificate is not read again: %s", error)
+            log.error("the certificate cannot be reloaded; the known one stays in use: %s", error)
 
     def _certificate(self) -> tuple[int, ...]:
         paths = (self._where.tls_cert, self._where.tls_key)

@@ -76,7 +76,7 @@ def _events(collector: Collector) -> Iterator[Metric]:
     yield _counters("headrace_refused_events", "Refused events.", "code", stats.refused_by)
     dropped = {"episodes": collector.dropped.episodes, "steps": collector.dropped.steps}
     yield _counters(
-        "headrace_client_dropped", "Dropped by clients with a full queue.", "what", dropped
+        "headrace_client_dropped", "Dropped by clients with full queues.", "what", dropped
     )
     yield _counter("headrace_unsampled_rewards", "Rewards for unsampled episodes.", stats.unsampled)
     yield _counter("headrace_steps_accepted", "Accepted steps, over the journal's life.", steps)
@@ -85,7 +85,7 @@ def _events(collector: Collector) -> Iterator[Metric]:
 def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
     journal = collector.journal
     latency = journal.committer.latency
-    yield _histogram("headrace_commit_seconds", "A commit with its sync.", latency)
+    yield _histogram("headrace_commit_seconds", "Time of a commit with its sync.", latency)
     kept = len(collector.assembler.needed) + len(collector.sealing.idle_rows)
     lag = journal.submitted_row - journal.durable_row
     yield _gauge("headrace_durable_lag_rows", "Rows that are not on disk yet.", lag)
@@ -101,7 +101,7 @@ def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
         "state": len(damage.lost_state),
         "set_aside": int(damage.set_aside is not None),
     }
-    yield _gauges("headrace_journal_damage", "Damaged rows and journals found.", "kind", found)
+    yield _gauges("headrace_journal_damage", "Damage found in the journal.", "kind", found)
     yield _counter("headrace_rebuilds", "States rebuilt from the journal.", journal.rebuilds)
 
 
@@ -194,7 +194,7 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
     }
     yield _gauges("headrace_wanted_generation", "Its generation.", "policy", generations)
     pinned = {name: int(live.pinned(name) is not None) for name in names}
-    yield _gauges("headrace_policy_pinned", "1 while a rollback holds.", "policy", pinned)
+    yield _gauges("headrace_policy_pinned", "1 while a rollback pins the policy.", "policy", pinned)
     family = CounterMetricFamily(
         "headrace_weights_refused", "Published weights not served.", labels=["policy", "why"]
     )
@@ -207,7 +207,7 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
 
 
 def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[Metric]:
-    text = "How long clients have been waiting for weights, else 0."
+    text = "Time for which clients have been waiting for weights, else 0."
     yield _gauges("headrace_training_stalled_seconds", text, "policy", collector.flow.stalled())
     said = {} if trainers is None else trainers.status()
     lives = {name: int(alive) for name, (alive, _) in said.items()}
@@ -249,7 +249,7 @@ def _requests(router: Router) -> Iterator[Metric]:
     errors = router.statuses[500]
     yield _counter("headrace_internal_errors", "Answers with 500: each is a bug.", errors)
     yield _histogram(
-        "headrace_acknowledge_seconds", "Time from a whole body to its answer.", router.latency
+        "headrace_acknowledge_seconds", "Time from a complete body to its answer.", router.latency
     )
     yield _gauge("headrace_body_bytes", "Bytes of bodies in memory.", router.budget.held)
     yield _counter(

@@ -101,7 +101,7 @@ async def keep_following(one: _Follower, again: float = FOLLOW_AGAIN_SECONDS) ->
         try:
             await one.follow()
         except Exception:
-            log.exception("%s failed, and goes on", type(one).__name__)
+            log.exception("%s failed; it will be tried again", type(one).__name__)
         await asyncio.sleep(again)
 
 
@@ -293,7 +293,7 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
         try:
             options.announce(address, collector)
         except OSError as error:  # the reader has ended since an earlier child
-            log.warning("nobody hears where this serves: %s", error)
+            log.warning("the address cannot be reported: %s", error)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     return replace(options, listener=_bound(options), announce=announce)
@@ -308,9 +308,7 @@ def _bound(options: ServeOptions) -> socket.socket:
         if live is None:
             raise
         with contextlib.closing(live):
-            text = (
-                f"{error}; the collector of {options.root} runs already and serves {live.address}"
-            )
+            text = f"{error}; a collector of {options.root} already serves {live.address}"
             raise ServeError(text, error.exit_status) from error
 
 

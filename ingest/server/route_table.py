@@ -158,7 +158,7 @@ ROUTES = (
         _ONE,
         EITHER,
         "episode",
-        "How far an episode is.",
+        "The state of an episode.",
         reply=wire.EpisodeState,
         refuses=("not_found",),
     ),
@@ -217,8 +217,8 @@ ROUTES = (
         statuses=(304,),
         query={"version": "A version's number, in place of what is live."},
         headers={
-            "If-None-Match": "The ETag of the weights that are known: 304 when they are live.",
-            "Prefer": "wait=SECONDS: answer when something newer is live, or after that time.",
+            "If-None-Match": "The ETag of the known weights: 304 while these are live.",
+            "Prefer": "wait=SECONDS: answer when newer weights are live, or after that time.",
         },
     ),
     RouteEntry(
@@ -226,7 +226,7 @@ ROUTES = (
         "/v1/policies/{id}/versions",
         PUBLISHING,
         "versions",
-        "What is published, what is live, and the number that comes next.",
+        "The published versions, the live one, and the next number.",
         reply=wire.Versions,
         refuses=("no_route", "invalid"),
     ),
@@ -268,7 +268,7 @@ ROUTES = (
         "/v1/policies/{id}/served",
         PUBLISHING,
         "served",
-        "What is live of a policy, and what each registered collector serves.",
+        "The live version of a policy, and the version that each registered collector serves.",
         reply=wire.Serving,
         refuses=("no_route", "invalid"),
     ),
@@ -277,7 +277,7 @@ ROUTES = (
         "/v1/ledger",
         COUNTING,
         "ledger",
-        "Where every acknowledged step is, at one moment.",
+        "A snapshot of where every acknowledged step is.",
         reply=wire.JournalLedger,
     ),
     RouteEntry(
@@ -288,7 +288,7 @@ ROUTES = (
         "Recorded shards, a page at a time.",
         reply=wire.LedgerPage,
         refuses=("invalid",),
-        query={"after": "The plan id behind which the page begins."},
+        query={"after": "The plan id after which the page begins."},
     ),
     RouteEntry(
         "GET", "/healthz", NOBODY_NEEDED, "healthz", "Whether the journal works.", statuses=(503,)

@@ -127,11 +127,11 @@ class Routes:
         await self.collector.journal.durable(row)
 
     async def instances(self, request: Request) -> Response:
-        instead = "a name in the body finds the same instance again"
+        instead = "a name in the body identifies the instance when the call is repeated"
         idempotency.require_none(request.headers.get(b"idempotency-key"), instead)
         message = request.decode(wire.Register)
         if message.name is not None and message.name.startswith(IMPORT):
-            text = f"expected a name that does not begin with {IMPORT!r}: those are the keys'"
+            text = f"expected a name that does not begin with {IMPORT!r}: those belong to keys"
             raise Refusal("invalid", f"{text} of /v1/steps", "$.name")
         registered, row = self.collector.register(message, request.caller.token_id)
         await self.collector.journal.durable(row)
@@ -224,7 +224,7 @@ class Routes:
             return call
         episode = self.collector.assembler.episodes.get(name_of(call))
         if episode is not None and episode.next_seq != known.seq + 1:
-            text = "the answer is not kept: other events of its episode came after it"
+            text = "the answer is no longer kept: later events of its episode were accepted"
             raise Refusal("conflict", text, "Idempotency-Key", call.episode_id, episode.next_seq)
         return msgspec.structs.replace(call, seq=known.seq)
 

@@ -59,10 +59,10 @@ def status_page(facts: Facts) -> bytes:
     """Return the page as HTML."""
     answers = {
         "live": ("What is live?", "".join(map(_live, facts.policies)) or _line("No policy.")),
-        "better": ("Is it better than the last?", "".join(map(_better, facts.policies))),
+        "better": ("Is it better than the previous one?", "".join(map(_better, facts.policies))),
         "data": ("Does data arrive?", _data(facts)),
-        "learning": ("Does learning go on?", "".join(map(_learning, facts.policies))),
-        "needs": ("What needs me?", _needs(facts.needs)),
+        "learning": ("Is training running?", "".join(map(_learning, facts.policies))),
+        "needs": ("What needs attention?", _needs(facts.needs)),
     }
     sections = "".join(
         f'<section id="{name}" aria-labelledby="{name}-q" tabindex="0">'
@@ -111,7 +111,7 @@ def _better(one: PolicyFacts) -> str:
     if version is None or before is None:
         return _line(f"{name}there is no earlier version to compare with")
     counts = f"n = {mine.n:,} and {other.n:,} episodes"
-    versions = f"version {version} less version {before}"
+    versions = f"version {version} minus version {before}"
     if min(mine.n, other.n) < FEWEST:
         few = f"fewer than {FEWEST} episodes of one of the two since this collector started"
         return _line(f"{name}{versions}: cannot tell, {few} ({counts})")
@@ -122,9 +122,9 @@ def _better(one: PolicyFacts) -> str:
     said = f"{word} difference" if not kind else f"it looks {word}"
     figures = f"{apart:+.4g} [{low:+.4g}, {high:+.4g}] per episode, {counts}"
     note = (
-        "played one after the other, so time is in it too"
+        "they were live one after the other, so changes over time contribute"
         if role == "live"
-        else "<code>headrace canary</code> has the verdict"
+        else "<code>headrace canary</code> gives the verdict"
     )
     return _line(f"{name}{versions}: {said}, {figures}; {note}", kind)
 
@@ -154,7 +154,7 @@ def _learning(one: PolicyFacts) -> str:
     name = f"<b>{_text(one.name)}</b>: "
     if one.trainer is None:
         return _line(f"{name}no trainer follows it")
-    retrying = f", {one.retrying:.0f} shards are tried again" if one.retrying else ""
+    retrying = f", {one.retrying:.0f} shards are being retried" if one.retrying else ""
     stalled = f"; clients have waited {one.stalled:.0f} s for weights" if one.stalled else ""
     if one.trainer:
         rest = f"{one.rows_trained:,.0f} rows trained on{retrying}{stalled}"
@@ -193,5 +193,5 @@ fresh.querySelectorAll("[data-live]").forEach((one,i)=>{
 if(old[i]&&old[i].innerHTML!==one.innerHTML)old[i].innerHTML=one.innerHTML});
 age.textContent="As of "+new Date().toLocaleTimeString()+"; refreshes every 5 seconds.";
 age.className=""}catch(error){
-age.textContent="The collector does not answer: what stands here is old.";age.className="bad"}}
+age.textContent="The collector does not answer: this page is out of date.";age.className="bad"}}
 setInterval(again,5000)</script>"""

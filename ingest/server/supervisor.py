@@ -108,5 +108,5 @@ def _fork() -> int:
     try:
         return os.fork()
     except OSError as error:
-        log.error("no process can be made: %s", error)
+        log.error("no process can be started: %s", error)
         return -1

@@ -106,7 +106,7 @@ class Request(msgspec.Struct, frozen=True):
         if count > self.max_values:
             raise Refusal(
                 "too_large",
-                f"expected at most {self.max_values} lists and objects, got some {count}: send "
+                f"expected at most {self.max_values} lists and objects, got about {count}: send "
                 "arrays as bytes",
             )
 
@@ -349,7 +349,7 @@ class Router:
                 text = f"expected the whole body within {self._limits.body_seconds:.0f} s"
                 raise Refusal("too_slow", text)
         if message["type"] == "http.disconnect":
-            raise Refusal("malformed", "the client disconnected within its body")
+            raise Refusal("malformed", "the client disconnected before its body was complete")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -146,7 +146,7 @@ class ConnectionWatch:
                 connection.nudge()
             elif why == "header" and connection.answering is False:
                 connection.refuse(
-                    Refusal("too_slow", "expected the header within its time; see header_seconds")
+                    Refusal("too_slow", "expected the whole header within the limit header_seconds")
                 )
                 self.cut_off[why] += 1
             elif why is not None:
@@ -296,7 +296,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._enter(Phase.HEADER)
         self._raw = self._body = self._chunks = self._names = self._header = 0
         if len(self.pipeline) >= self._limits.max_pipelined:
-            raise self._refused("malformed", f"at most {self._limits.max_pipelined} in a pipeline")
+            raise self._refused(
+                "malformed", f"expected at most {self._limits.max_pipelined} pipelined requests"
+            )
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -353,7 +355,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._chunks += 1
         if self._chunks > MANY_CHUNKS and self._body < SMALL_CHUNK * self._chunks:
-            raise self._refused("malformed", f"expected chunks of {SMALL_CHUNK} bytes in the mean")
+            raise self._refused("malformed", f"expected chunks of {SMALL_CHUNK} bytes on average")
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body. The first is kept without the two copies that uvicorn makes."""

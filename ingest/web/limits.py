@@ -126,7 +126,7 @@ class Budget:
             self._by_account[account] = left
 
     def refusal(self) -> Refusal:
-        text = f"the bodies of other requests fill the {self.size} bytes that are set aside"
+        text = f"the bodies of other requests fill the {self.size} bytes set aside for bodies"
         return Refusal("busy", text, retry_after=1.0)
 
 

@@ -542,7 +542,7 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
 
         assert trusted(old)
         mine.cert.write_bytes(b"no certificate")
-        wait_until(lambda: "certificate is not read" in (tmp_path / "log").read_text(), 5.0)
+        wait_until(lambda: "certificate cannot be reloaded" in (tmp_path / "log").read_text(), 5.0)
         assert trusted(old)
         other = certify(tmp_path / "other")
         mine.cert.write_bytes(other.cert.read_bytes())

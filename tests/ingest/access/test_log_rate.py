@@ -47,13 +47,13 @@ def test_what_was_left_out_is_told_once_there_is_room(caplog: pytest.LogCaptureF
     assert not caplog.records
     lines.rest(0.1)
     assert [record.message for record in caplog.records] == [
-        "15 more episodes are broken (not logged one by one)"
+        "15 more episodes are broken (not logged individually)"
     ]
     caplog.clear()
     lines.tell("f", "late", 0.15)
     lines.tell(("g", "left"), "late", 0.3)
     assert [record.message for record in caplog.records] == [
-        "1 more episodes are broken (not logged one by one)",
+        "1 more episodes are broken (not logged individually)",
         "episode g, agent left is broken: late",
     ]
 

@@ -81,7 +81,7 @@ def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
         journal = GatedJournal()
         async with importing(journal) as (collector, _):
             table = steps(lengths, actions=[0, *[9] * (count - 2), 0])
-            with pytest.raises(Refusal, match=r"stopped after .* 3 were taken") as refused:
+            with pytest.raises(Refusal, match=r"stopped after .* 3 accepted") as refused:
                 await Importer(collector).take(request(table))
             assert refused.value.code == "invalid"
             assert collector.journal.durable_row == collector.journal.submitted_row

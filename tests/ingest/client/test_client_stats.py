@@ -54,7 +54,7 @@ def test_an_outage_is_two_log_lines(caplog: pytest.LogCaptureFixture) -> None:
         assert (client.stats.acknowledged, client.stats.resent) == (6, 9)
     texts = [record.getMessage() for record in caplog.records]
     first, last = texts
-    assert first.endswith("; what is logged waits")
+    assert first.endswith("; logged events wait")
     assert last.endswith(" answers again; 3 events wait")
 
 

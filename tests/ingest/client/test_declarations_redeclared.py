@@ -120,7 +120,7 @@ def test_what_was_encoded_by_an_earlier_declaration_is_that_or_nothing(
             if is_known or client is later:  # what earlier processes logged is none of its callers'
                 client.flush(30)
             else:
-                with pytest.raises(Refusal, match=r"in schema \w+, got \w+: the client encoded"):
+                with pytest.raises(Refusal, match=r"in schema \w+, got \w+: the client used"):
                     client.flush(30)
                 assert client.stats.refused["other_schema"] > 0
         assert is_known != ("other_schema" in {error.code for error in errors})

@@ -55,8 +55,8 @@ def test_an_unexpected_error_passes(
         assert client.stats.refused == {}
     assert all(record.rewards == [1.0] for record in collector.episodes.values())
     assert [record.exc_info is not None for record in caplog.records] == [True, False]
-    assert "9 events wait and are sent again" in caplog.messages[0]
-    assert "sending goes on after" in caplog.messages[1]
+    assert "sending 9 events again" in caplog.messages[0]
+    assert "sending resumed after" in caplog.messages[1]
 
 
 @pytest.mark.parametrize("others", [0, 5])

@@ -340,7 +340,7 @@ def test_what_is_said_wrongly_is_refused_in_the_call_and_nothing_of_it_is_kept(
             ),
             (
                 lambda: client.log_action(e, good, act, action_prob={"brid": 0.5}),
-                r"propensities of agents that act, got some of \['brid'\]",
+                r"propensities of acting agents only, got some of \['brid'\]",
             ),
             (
                 lambda: client.log_returns(e, {"agent0": 1.0, "bird": float("nan")}),

@@ -294,7 +294,7 @@ def test_the_callers_info_is_taken_as_it_is_now(
     deep: list[Any] = []
     for _ in range(40):
         deep = [deep]
-    with pytest.raises(ValueError, match="at most 32 lists and objects"):
+    with pytest.raises(ValueError, match="lists and objects nested at most 32 deep"):
         client.log_returns(name, 0.0, {"x": deep})
     client.flush()
     assert info == {"clicks": [1, 2]}
@@ -819,7 +819,7 @@ def test_get_action_for_many_episodes_is_one_request(
     actions = client.get_action(names, dict.fromkeys(names, OBS))
     assert actions == {name: 2 if name == names[1] else 1 for name in names}
     assert len(collector.bodies("/v1/actions")) == 1
-    with pytest.raises(ValueError, match="a mapping of the given ids"):
+    with pytest.raises(ValueError, match="a mapping from the given ids"):
         client.get_action(names, {names[0]: OBS})
 
 
@@ -1181,7 +1181,7 @@ def test_a_multiprocessing_child_delivers_at_its_end(collector: ScriptedCollecto
         ({"timeout": 0}, "timeout: expected a number > 0, got 0"),
         ({"max_wait": "10ms"}, "max_wait: expected a number >= 0, got '10ms'"),
         ({"linger": float("nan")}, "linger: expected a number >= 0, got nan"),
-        ({"on_error": 5}, "on_error: expected a function of a Refusal, got 5"),
+        ({"on_error": 5}, "on_error: expected a function of one Refusal, got 5"),
     ],
 )
 def test_an_option_that_does_not_fit_is_named(options: dict[str, Any], text: str) -> None:

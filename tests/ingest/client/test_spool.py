@@ -153,7 +153,7 @@ def test_what_another_collector_was_sent_is_left_alone(
         with spooling(collector.address, tmp_path) as client:
             client.flush(20)
         assert collector.episodes == {}
-        assert f"left as it is, for {first.address}" in caplog.text
+        assert f"left as it is: its events are for {first.address}" in caplog.text
         with spooling(first.address, tmp_path) as client:
             client.flush(20)
         assert len(first.episodes) == 2
@@ -858,7 +858,7 @@ def test_nothing_is_sent_while_its_instance_cannot_be_written(
         patch.setattr(os, "write", full)
         is_full.set()
         gate.opened.set()
-        while "nothing is sent" not in caplog.text:
+        while "sending waits" not in caplog.text:
             client._outbox.wait_until(lambda: False, 0.01)
         assert collector.episodes == {}
         is_full.clear()
@@ -875,7 +875,7 @@ def test_the_end_of_a_process_says_what_is_left_where(
     client = spooling(NOBODY, tmp_path, timeout=0.01)
     client.log_step(SHORT, 1, 1.0)
     client._sender.finish()
-    assert f"3 events were not delivered, 3 of them are in {tmp_path}" in caplog.text
+    assert f"3 events were not delivered, of which 3 are in {tmp_path}" in caplog.text
     dead(client)
 
 

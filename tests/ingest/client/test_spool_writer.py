@@ -95,7 +95,7 @@ def test_calls_return_while_no_write_does(
     lines = [record.message for record in caplog.records if "disk" in record.message]
     assert [line.partition(": ")[2] for line in lines] == [
         "the disk does not answer; events wait in memory",
-        "the disk takes events again",
+        "writing events to disk resumed",
     ]
 
 

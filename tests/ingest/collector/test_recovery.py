@@ -319,7 +319,7 @@ def test_a_shard_from_before_the_damage_counts(caplog: pytest.LogCaptureFixture)
         await simulation.finish()
 
     run(script, Simulation({"default": OTHER_RULES}, writer=LongerShards()))
-    assert "counts: it has 3 rows, and what the journal still holds makes 2" in caplog.text
+    assert "is recorded with 3 rows, although the journal still has only 2" in caplog.text
 
 
 OTHER_RULES = PolicyDeclaration(observation=DEFAULT.observation, action=DEFAULT.action)

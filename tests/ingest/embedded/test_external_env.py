@@ -369,7 +369,7 @@ def test_a_list_of_episodes_gets_a_dict_of_actions():
     def body(env: ExternalEnv) -> None:
         names = [env.start_episode(name) for name in ("a", "b")]
         assert env.get_action(names, {"a": obs(3), "b": obs(4)}) == {"a": 3, "b": 4}
-        with pytest.raises(ValueError, match="expected a mapping of the given ids"):
+        with pytest.raises(ValueError, match="expected a mapping from the given ids"):
             env.get_action(names, {"a": obs(3)})
         for name in names:
             env.end_episode(name)
@@ -401,7 +401,7 @@ def test_one_episode_is_strictly_serial(idle):
         lambda: env.log_returns("e", 1.0),
         lambda: env.end_episode("e"),
     ):
-        with pytest.raises(ClientError, match="Episode e: another call of it still waits"):
+        with pytest.raises(ClientError, match="Episode e: another call for it is waiting"):
             call()
     base.send_actions({"e": {DEFAULT_AGENT: 3}})
     thread.join()
@@ -638,9 +638,9 @@ def test_to_base_env_is_one_env_of_the_workers_protocol(idle):
     assert base.num_envs == 1
     assert (base.observation_space, base.action_space) == (OBSERVATION, ACTION)
     assert base.try_reset("e") is None
-    with pytest.raises(RuntimeError, match="cannot be started anew"):
+    with pytest.raises(RuntimeError, match="cannot be restarted"):
         base.try_restart("e")
-    with pytest.raises(RuntimeError, match="has its worker already"):
+    with pytest.raises(RuntimeError, match="already has a worker"):
         env.to_base_env()
 
 

@@ -133,7 +133,7 @@ def test_a_worker_that_begins_anew_goes_on_from_what_is_live(tmp_path: Path) -> 
     assert WeightFolder(tmp_path, "default").live().version == 2
     declared = load_declarations(tmp_path)["default"]
     assert declared.steps_per_version == 77
-    with pytest.raises(ValueError, match="version 2, which is live, to be of the worker's spec"):
+    with pytest.raises(ValueError, match="live version 2 to have the worker's spec"):
         served(root=tmp_path, model_config={"hidden": (3,)})
 
 

@@ -692,7 +692,7 @@ def test_a_start_number_is_one_episode_s(how: str) -> None:
         wire.Start(episode_id=NAME, start=0, agent_id="b"),
     ):
         assert shell.send(other) == ["conflict"]
-        with pytest.raises(Refusal, match=f"was that of episode {NAME}"):
+        with pytest.raises(Refusal, match=f"was used by episode {NAME}"):
             shell.judge(other)
     assert shell.send(wire.Start(episode_id=NAME, start=0)) == ["retry"]
     if how == "open":

@@ -28,7 +28,7 @@ def test_a_click_counts_once_whoever_reports_it_and_whatever_is_killed(tmp_path:
             collector.kill()
             collector.restart()
             clicks.log_returns(name, 1.0, {"click": 77}, step=0, reward_id="click-77")
-            with pytest.raises(Refusal, match="has another amount"):
+            with pytest.raises(Refusal, match="with another amount"):
                 clicks.log_returns(name, 2.0, step=0, reward_id="click-77")
             assert shard_rows(tmp_path) == []
             with ShardReader(tmp_path, follow=True, batch_size=1) as reader:

@@ -267,7 +267,7 @@ def test_a_deep_info_is_refused_as_such(redact: dict[str, str], event: wire.Even
         assert await sent(collector, wire.Start(episode_id="e"), action()) == []
         ((code, text),) = await sent(collector, event)
         assert (code, collector.journal.rebuilds) == ("invalid", 0)
-        assert "at most 32 lists and objects within each other" in text
+        assert "lists and objects nested at most 32 deep" in text
 
     during(body, declared(redact=redact))
 

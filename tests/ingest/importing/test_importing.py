@@ -221,7 +221,7 @@ def test_an_end_before_the_last_row_is_a_fault(collector: CollectorProcess, tmp_
             source=path, address=collector.address, episode="e", terminated="end", **BANDIT
         )
     )
-    assert report.bad_counts == {"row: expected the end on its episode's last row": 1}
+    assert report.bad_counts == {"row: expected an end only on the last row of its episode": 1}
     assert (report.bad[0].row, report.rows_left_out, report.steps) == (1, 2, 0)
 
 
@@ -265,7 +265,7 @@ def test_a_declared_uniform_policy_is_the_propensity(
 
 
 def test_nothing_is_uniform_on_a_box_without_bounds() -> None:
-    with pytest.raises(ImportFailed, match="uniform: expected an action space of choices"):
+    with pytest.raises(ImportFailed, match="uniform: expected a discrete action space"):
         checked({"a": [0.5, 1.5]}, uniform=True)
 
 
@@ -405,7 +405,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
     table = {"x": [1.0]}
     for meaning, text in (
         ({"action_prob": "x", "uniform": True}, "one of action_prob, action_logp and uniform"),
-        ({"step": "x"}, "step: expected an episode's column"),
+        ({"step": "x"}, "step: expected an episode column"),
         ({"missing": "maybe"}, "missing: expected error, drop or value"),
         ({"time_unit": "h"}, "time_unit: expected s, ms, us, ns"),
         ({"timezone": "Mars"}, "timezone: expected one such as"),
@@ -564,7 +564,7 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
     with pytest.raises(ImportFailed, match="r has 3 categories, the policy expects at most 2"):
         run_import(dataclasses.replace(options, action="r:categories"))
     table = pa.table({"x": [0.0], "y": [0.0], "r": [0.0], "p": [0.5]})
-    with pytest.raises(ImportFailed, match="categories: expected a file to keep the codes in"):
+    with pytest.raises(ImportFailed, match="categories: expected a file for the codes"):
         run_import(dataclasses.replace(options, source=table, action="x:categories"))
     with pytest.raises(ImportFailed, match="expected spaces of schema other, got "):
         run_import(dataclasses.replace(options, schema_id="other"))
@@ -582,7 +582,7 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
     [
         ("log.csv", b"x,y,a\n1,2,3\n", r"no column 'r', 'p'; it has x, y, a"),
         ("log.csv", b"", "is empty"),
-        ("log.csv", b"x,x\n", r"different column names, got \['x'\] twice"),
+        ("log.csv", b"x,x\n", r"unique column names, got \['x'\] twice"),
         ("log.jsonl", b"[]\nnot json\n", "expected a JSON object in each line"),
         ("log.parquet", b"PAR1 no more", "expected Parquet"),
         ("log.xlsx", b"PK", r"expected a file of \.csv, "),

@@ -198,10 +198,10 @@ def test_a_column_names_the_policy_and_times_the_steps(collector: CollectorProce
     ("change", "reason"),
     [
         ({1: {"step": 5}}, "column step: expected no gap or repeat"),
-        ({4: {"agent": "w1"}}, "column step: expected one row of an agent at a time"),
+        ({4: {"agent": "w1"}}, "column step: expected at most one row per agent at each time"),
         ({1: {"agent": ""}}, "column agent: expected an agent"),
         ({1: {"agent": "g"}}, "column agent: expected an agent that has a policy"),
-        ({0: {"done": 1}}, "row: expected the end on its agent's last row"),
+        ({0: {"done": 1}}, "row: expected an end only on the last row of its agent"),
         ({1: {"h": "high"}}, "column h: expected a number"),
         ({0: {"move": 3}}, "action: expected an integer of 0..2"),
     ],
@@ -264,11 +264,11 @@ def test_rows_of_several_policies_need_no_agents(collector: CollectorProcess) ->
 def test_options_of_agents_that_make_no_sense_are_refused() -> None:
     plain = {"source": "x", "observation": ["x"], "action": "a", "reward": "r"}
     for more, text in (
-        ({"agent": "w"}, "agent: expected the columns of episodes and of steps or times"),
-        ({"agent": "w", "episode": "e"}, "agent: expected the columns of episodes and"),
-        ({"policies": {"w": "p"}}, "policies: expected the column of agents"),
+        ({"agent": "w"}, "agent: expected an episode column and a step or time column"),
+        ({"agent": "w", "episode": "e"}, "agent: expected an episode column and"),
+        ({"policies": {"w": "p"}}, "policies: expected an agent column"),
         ({"policies": {"w": "p"}, "policy": "p"}, "expected one of policies and policy"),
-        ({"observation": {"p": ["x"]}}, "expected policies or policy with columns by policy"),
+        ({"observation": {"p": ["x"]}}, "observation: columns by policy need policies or policy"),
         ({"policy": "p", "schema_id": "abc"}, "schema_id: expected none with several"),
         ({"final_observation": ["x", "y"]}, "final_observation: expected 1 columns"),
         ({"final_observation": "x"}, "final_observation: expected 1 columns"),

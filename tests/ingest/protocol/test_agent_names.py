@@ -118,7 +118,7 @@ def test_ends_tell_one_number_of_agents_and_no_fewer_than_acted(restarts: bool) 
     assert shell.send(end("a", 2, 2)) == ["accepted"]
     if restarts:
         shell.restart()
-    with pytest.raises(Refusal, match="expected 2, as an end told before, got 5"):
+    with pytest.raises(Refusal, match="expected 2, as an earlier end gave, got 5"):
         shell.judge(end("b", 2, 5))
     assert shell.send(act("idle", 1, 1), act("b", 2, 1)) == ["completed", "accepted"]
     assert shell.send(end("b", 3, 2), end("idle", 1)) == ["accepted"] * 2

@@ -55,7 +55,7 @@ def test_an_error_that_nobody_foresaw_is_told_and_ends_nothing(
         assert one.looks == 2
 
     asyncio.run(body())
-    assert "Stumbling failed, and goes on" in caplog.text
+    assert "Stumbling failed; it will be tried again" in caplog.text
     assert "planted" in caplog.text
 
 

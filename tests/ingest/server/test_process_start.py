@@ -173,7 +173,7 @@ def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
         assert "waits" not in told
         port = first.address.rpartition(":")[2]
         result = headrace("collect", "--root", root, "--port", port)
-        assert refused(result, f"runs already and serves {first.address}", status=3)
+        assert refused(result, f"already serves {first.address}", status=3)
 
 
 def test_a_folder_in_the_place_of_the_address_stops_no_start(root: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_start_waits_for_those_who_look(root: Path) -> None:
         assert start.stdout is not None
         assert start.stderr is not None
         line = start.stderr.readline()
-        assert "this start waits: the journal in" in line
+        assert "startup is waiting: the journal in" in line
         assert "is being read by another process" in line
         looking.release()
         assert '"address"' in start.stdout.readline()
@@ -218,7 +218,7 @@ def test_a_start_that_waits_hears_a_signal(root: Path, number: signal.Signals) -
     assert looking.acquire(shared=True)
     with starting(root) as start:
         assert start.stderr is not None
-        assert "this start waits" in start.stderr.readline()
+        assert "startup is waiting" in start.stderr.readline()
         start.send_signal(number)
         assert start.wait(STOP_SECONDS) == 0
         assert start.stderr.read() == ""

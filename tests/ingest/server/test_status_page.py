@@ -22,10 +22,10 @@ from tests.ingest.client.test_local_inference_canary import candidate, play, wai
 
 QUESTIONS = (
     "What is live?",
-    "Is it better than the last?",
+    "Is it better than the previous one?",
     "Does data arrive?",
-    "Does learning go on?",
-    "What needs me?",
+    "Is training running?",
+    "What needs attention?",
 )
 SOUND = PolicyFacts(
     name="default",
@@ -109,7 +109,7 @@ def test_what_is_live_and_what_is_served() -> None:
 def test_better_than_the_last_with_n_and_interval() -> None:
     """+0.3 with standard error sqrt(.24/99 + .21/399): [+0.194, +0.407]."""
     text = section("better")
-    assert "version 7 less version 6: it looks better, +0.3 [+0.1" in text
+    assert "version 7 minus version 6: it looks better, +0.3 [+0.1" in text
     assert "n = 100 and 400 episodes" in text
     few = replace(SOUND, roles={**SOUND.roles, "live": (7, Moments(3, 3.0, 3.0))})
     assert "cannot tell, fewer than 30" in section("better", replace(FACTS, policies=[few]))
@@ -120,8 +120,8 @@ def test_better_than_the_last_with_n_and_interval() -> None:
 def test_a_canary_is_compared_with_what_is_live() -> None:
     roles = {**SOUND.roles, "canary": (8, Moments(200, 20.0, 20.0))}
     text = section("better", replace(FACTS, policies=[replace(SOUND, roles=roles)]))
-    assert "version 8 less version 7: it looks worse" in text
-    assert "headrace canary has the verdict" in text
+    assert "version 8 minus version 7: it looks worse" in text
+    assert "headrace canary gives the verdict" in text
 
 
 def test_data_and_learning() -> None:

@@ -211,7 +211,7 @@ def test_a_first_start_without_a_process_to_be_had_is_the_end(tmp_path, no_fork,
     ended = started(tmp_path, "--port", "0", env=no_fork)
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
-    assert line.endswith(f"no process can be made: [Errno 11] {os.strerror(errno.EAGAIN)}")
+    assert line.endswith(f"no process can be started: [Errno 11] {os.strerror(errno.EAGAIN)}")
 
 
 def test_a_later_start_waits_for_a_process_to_be_had(tmp_path, no_fork, forbidden):
@@ -222,7 +222,7 @@ def test_a_later_start_waits_for_a_process_to_be_had(tmp_path, no_fork, forbidde
         act(collector, "one")
         forbidden.touch()
         os.kill(collector.serving_pid(), signal.SIGKILL)
-        while "no process can be made" not in log.read_text():
+        while "no process can be started" not in log.read_text():
             assert collector.process.poll() is None
         forbidden.unlink()
         assert collector.get("/readyz")[1]["episodes_open"] == 1

@@ -320,7 +320,7 @@ def test_the_cut_of_an_open_episode_that_is_gone_is_told_at_the_start(
             account = journal_account(root)
             assert account is not None
             assert account.damage == (
-                "1 cuts of open episodes are gone: steps of theirs may be sealed again, or lost",
+                "1 cuts of open episodes are missing: their steps may be sealed again, or lost",
             )
             assert collector.stop() == 0
 
@@ -732,7 +732,7 @@ def test_a_dead_collectors_address_is_not_asked(root: Path) -> None:
     lock = FileLock(root / "journal" / "lock")
     with socket.create_server(("127.0.0.1", port)) as stranger, lock:
         stranger.setblocking(False)
-        with pytest.raises(JournalLocked, match="cannot be proven"):
+        with pytest.raises(JournalLocked, match="cannot be verified"):
             journal_account(root, token=T)
         with pytest.raises(BlockingIOError):
             stranger.accept()
@@ -851,5 +851,5 @@ def test_the_command_asks_a_running_collector(running: CollectorProcess) -> None
     assert (result.returncode, result.stderr) == (0, "")
     refused = run_verify(running.root, "--quarantine")
     assert refused.returncode == 2
-    assert "one is running" in refused.stderr
+    assert "a root that nothing else uses" in refused.stderr
     assert "Traceback" not in refused.stderr
