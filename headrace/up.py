@@ -40,7 +40,7 @@ def declare_live(
     declared = load_declarations(root).get(policy_id)
     if declared is None:
         raise ValueError(
-            f"{root}: no policy {policy_id!r} is declared: give --observation and --action, --env "
+            f"{root}: no policy {policy_id!r} is declared: pass --observation and --action, --env "
             "or --policy"
         )
     live = replace(
@@ -136,7 +136,7 @@ class Training(Child):
             self._due = now + wait
             status = self.process.returncode
             how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
-            log.error("the trainer (process %d) %s; the next starts in %.1f s; logging goes on",
+            log.error("the trainer (process %d) %s; the next starts in %.1f s; logging continues",
                       self.process.pid, how, wait)  # fmt: skip
         elif now >= self._due:
             self._due = None
@@ -145,7 +145,7 @@ class Training(Child):
             except OSError as error:  # out of memory or processes: try again later
                 wait = self._backoff.failed()
                 self._due = now + wait
-                log.error("no trainer can be started: %s; tried again in %.1f s", error, wait)
+                log.error("no trainer can be started: %s; trying again in %.1f s", error, wait)
 
 
 class Up:
@@ -174,7 +174,7 @@ class Up:
         if not self._told.is_set():
             self.collector.stop()
             status = max(self.collector.process.returncode, 1)
-            raise ServeError("the collector did not start; see its message above", status)
+            raise ServeError("the collector did not start; its message is above", status)
         own = self.address.rpartition(":")[2]
         self.collector.words[-1] = own  # a restart uses the same port
         words = ["train", "--follow", "--root", str(root), "--policy-id", policy_id]

@@ -21,8 +21,8 @@ STATUSES = {"better": 0, "worse": 1}
 Age = Annotated[
     float | None,
     typer.Option(
-        help="Seconds after its start at which an episode is counted, the same at every look; "
-        "default: twice the policy's episode timeout and its reward window."
+        help="Age in seconds at which an episode is counted, the same in each comparison; default: "
+        "twice the sum of the policy's episode timeout and reward window."
     ),
 ]
 
@@ -43,7 +43,7 @@ def size_of(document: Mapping[str, Any]) -> str:
     """The number of episodes that a verdict needs, and of which arm, as part of a sentence."""
     needed = document.get("needed")
     if needed is None:
-        return "too few episodes are known to say how many a verdict takes"
+        return "too few episodes to estimate how many a verdict takes"
     return (
         f"a verdict takes about {needed:,} new episodes, {needed * document['share']:,.0f} of them "
         f"the canary's, if the mean returns differ by {document['effect']:.3g}, a tenth of the "

@@ -278,7 +278,7 @@ def verify(
 
 
 def pseudonym(
-    value: Annotated[str, typer.Argument(help="Value that `hash` redacts.")],
+    value: Annotated[str, typer.Argument(help="Value whose field is redacted by `hash`.")],
     root: Root = ROOT,
     as_json: Json = False,
 ) -> None:

@@ -38,11 +38,13 @@ def import_source(
             "POLICY=COLUMN with several policies."
         ),
     ],
-    action: Annotated[list[str], typer.Option(help="Column of the action, likewise.")],
-    reward: Annotated[list[str], typer.Option(help="Column of the reward. If repeated: the sum.")],
+    action: Annotated[list[str], typer.Option(help="Column of the action, in the same forms.")],
+    reward: Annotated[
+        list[str], typer.Option(help="Column of the reward. If repeated: their sum.")
+    ],
     final_observation: Annotated[
         Texts,
-        typer.Option(help="Column of the next observation for each --observation, in their order."),
+        typer.Option(help="Columns of the next observation, in the order of --observation."),
     ] = None,
     query: Annotated[Text, typer.Option(help="SQL, for the URL of a database.")] = None,
     address: Address = ADDRESS,

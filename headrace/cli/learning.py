@@ -60,7 +60,7 @@ EvaluationShare = Annotated[
     typer.Option(
         "--evaluation-share",
         "--held-out",
-        help="Share of episodes to hold out for evaluate; default: 0.3, with --follow 0.",
+        help="Share of episodes to hold out for evaluate; default: 0.3; with --follow: 0.",
     ),
 ]
 Acts = Annotated[
@@ -108,7 +108,7 @@ def _make_live(
     if url is None:
         return contextlib.nullcontext(WeightStore.publish)
     if not _joined:
-        raise ValueError("--url: expected the command `headrace`, which knows collectors")
+        raise ValueError("--url: expected to run as `headrace`, which can reach collectors")
     return _joined[0].publisher(url, token, ca)
 
 
@@ -128,7 +128,7 @@ def freeze(
     if as_json:
         return console.line(frozen.to_dict())
     for name, why in frozen.skipped.items():
-        print(f"damaged, left out: {name}: {why}", file=sys.stderr)
+        print(f"left out, damaged: {name}: {why}", file=sys.stderr)
     if frozen.other_schemas:
         print(f"left out: other schemas: {frozen.other_schemas} rows", file=sys.stderr)
     known = "known already" if frozen.unchanged else "new"
@@ -158,7 +158,7 @@ def train(
     on_conflict: Annotated[
         str,
         typer.Option(
-            help="With --follow, if somebody else publishes: reload those weights, or end."
+            help="With --follow, if another publisher makes weights live: reload them, or end."
         ),
     ] = "reload",
     lease_wait: Annotated[
@@ -260,7 +260,7 @@ def evaluate(
     policy_id: PolicyId = "default",
     log: Annotated[
         list[Path] | None,
-        typer.Option(help="Another root; all of its episodes are judged, too."),
+        typer.Option(help="Another root, all of whose episodes are evaluated too."),
     ] = None,
     split: Annotated[str, typer.Option(help="Episodes of the root: held_out or all.")] = "held_out",
     estimator: Annotated[
@@ -349,7 +349,7 @@ def publish(
     gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Judge it first.")] = True,
     reward_range: RewardRange = None,
     min_ess: MinEss = 100.0,
-    confidence: Annotated[float, typer.Option(help="Of the intervals that decide.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of the deciding intervals.")] = 0.95,
     gamma: Annotated[float, typer.Option(help="Discount per step.")] = 1.0,
     alpha_budget: Annotated[
         float | None,

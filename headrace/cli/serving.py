@@ -210,7 +210,7 @@ class _Silent:
         with contextlib.closing(live):
             said = self._asked(live.address, self._token if live.private() else None)
         if isinstance(said, str):
-            why = f"it is not registered, and asked it says: {said}"
+            why = f"it is not registered, and its answer was: {said}"
             return [] if registered else [_record(live.address, {"why": why})]
         self._id = str(said["collector_id"])
         weights = said["policies"].get(self._policy_id, {}).get("weights")

@@ -170,7 +170,7 @@ def _say_the_end(found: dict[str, Any]) -> None:
     acted, asked = found["acted"], found["gate"]
     print(
         f"The intervals of both logs overlap ({', '.join(found['overlap'])}). dm is left out: its "
-        "interval knows nothing of its model's own error."
+        "interval ignores the error of its model."
         if not apart
         else f"The intervals of the two logs do NOT overlap: {', '.join(apart)}."
     )

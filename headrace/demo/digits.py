@@ -163,7 +163,7 @@ def show_digits(found: dict[str, Any]) -> None:
             ("learned, as measured", _with_error(measured), f"{measured['n']:,} actions"),
         ]
     console.table("Digits: share of right answers", ("policy", "value", "by"), rows)
-    for verdict, text in (("better", "What was learned"), ("worse", "What hardly learned")):
+    for verdict, text in (("better", "What was learned"), ("worse", "What was barely learned")):
         if verdict in found:
             print(f"{text} is judged: {found[verdict]['verdict']}{_difference(found[verdict])}.")
     if "measured" in found:

@@ -142,7 +142,7 @@ def run_live(
         say(f"$ {' '.join(words)} &")
         up = stack.enter_context(_running([*words, "--seed", str(seed), "--json"], live.up_says))
         if not live.told.wait(START_SECONDS):
-            raise LiveFailed("headrace up did not say where it collects")
+            raise LiveFailed("headrace up did not report its collector's address")
         players = [
             stack.enter_context(_running(_player(live.address, seed, i), live.player_says))
             for i in range(PLAYERS)
@@ -190,7 +190,7 @@ def _watch(
         time.sleep(1.0)
         seconds, mean = time.monotonic() - began, live.mean
         if any(process.poll() is not None for process in processes):
-            raise LiveFailed("a process ended before the goal; its message stands above")
+            raise LiveFailed("a process ended before the goal was reached; its message is above")
         say(
             f"  {seconds:5.0f} s  {live.steps:6} steps  {live.steps - before:5} steps/s  "
             f"return {mean:6.1f}  version {live.version:4}  policy lag {live.lag:.2f}"

@@ -109,7 +109,7 @@ class Demo:
         limit = time.monotonic() + IN_SHARDS_SECONDS
         while (counts := collector.counts())["steps_in_shards"] < counts["steps"]:
             if time.monotonic() > limit:
-                raise DemoFailed(f"{collector.name}: not all is in shards in time: {counts}")
+                raise DemoFailed(f"{collector.name}: steps are not in shards in time: {counts}")
             time.sleep(0.05)
         steps: int = counts["steps_in_shards"]
         self.say(f"  {collector.name}: {steps:,} steps in {counts['shards']} shards")

@@ -61,7 +61,7 @@ METRICS = {
     "td_error": "temporal-difference error",
     "train_loss": "training loss, over all rows",
     "train_mean_reward": "mean reward of the training rows",
-    "train_snips": "estimate (snips) on the training rows, which is no judgement",
+    "train_snips": "estimate (snips) on the training rows, not a verdict",
     "value_loss": "loss of the value function",
 }
 """Words for the names of metrics; in all other names, underscores are replaced by spaces."""
@@ -134,7 +134,7 @@ def _now(document: Document) -> str:
         (one["collector_id"], one["version"], one["generation"], one["why"])
         for one in document["served"]
     ]
-    names = ("collector", "serves version", "generation", "why not the live one")
+    names = ("collector", "serves version", "generation", "why not the live version")
     table = _table(names, served) if served else "<p>No collector is registered.</p>"
     return f"<p>{_text(text)}.</p>{table}"
 
@@ -157,7 +157,7 @@ def _data(data: Document) -> str:
 
     told = f"{data['steps']:,} steps, by the time at which they arrived."
     if bars and min(one["version"] for one in bars) < 0:
-        told += " No version: an imported step, or one whose action no published version chose."
+        told += " No version: the step was imported, or no published version chose its action."
     parts = [f"<p>{told}</p>"]
     for title, key in (("version", version), ("source", _source)):
         parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key)}")

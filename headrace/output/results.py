@@ -109,13 +109,13 @@ def _range(seen: Document) -> tuple[object, ...]:
 
 def trained(document: Document) -> None:
     """Print `train`: how every row of the log was used, and the candidate."""
-    counts = {"read to learn from": document["rows_read"], "trained on": document["rows_trained"]}
+    counts = {"read for training": document["rows_read"], "trained on": document["rows_trained"]}
     counts |= {f"left out: {_label(why)}": rows for why, rows in document["excluded"].items()}
     counts |= {"held out": document["rows_held_out"]}
     counts |= {f"not read: {_label(why)}": rows for why, rows in document["not_read"].items()}
     table(f"Trained {document['policy_id']}", ("rows", "count"), counts.items())
     for path, why in document["skipped"].items():
-        print(f"damaged, left out: {path}: {why}")
+        print(f"left out, damaged: {path}: {why}")
     kind, *setting = document["action_rule"].items()
     print(f"Action rule: {', '.join([str(kind[1]), *(f'{k} {v:g}' for k, v in setting)])}")
     print(f"Candidate {document['candidate']}")
@@ -141,7 +141,7 @@ def judgements(logs: Sequence[Document]) -> list[Table]:
             value = (_number(one["difference"]), interval, bound, one["n"], one["verdict"])
             rows.append((log["label"], one["bar"], *value))
     columns = ("log", "against", "difference", "interval", "bound", "episodes", "verdict")
-    decisive = ("What decides: value per episode, weights less bar", columns, rows)
+    decisive = ("Decisive differences: value per episode, weights minus bar", columns, rows)
     checks = [
         (
             log["label"],

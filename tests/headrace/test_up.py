@@ -85,7 +85,7 @@ def test_what_keeps_the_collector_from_its_start_is_the_answer(tmp_path: Path) -
         second = headrace("up", "--root", tmp_path, "--port", "0")
     assert second.returncode == 3
     assert f"process {serving}" in second.stderr
-    assert "see its message above" in second.stderr
+    assert "its message is above" in second.stderr
 
 
 @pytest.mark.long

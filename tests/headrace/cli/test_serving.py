@@ -169,7 +169,7 @@ def test_a_collector_that_does_not_say_is_not_taken_for_serving(tmp_path: Path) 
         words = ("--no-gate", "--root", tmp_path, "--wait-for", 1)
         done = headrace("publish", candidate(tmp_path, 1), *words)
     assert (done.returncode, done.stdout) == (5, "")
-    assert "it is not registered, and asked it says" in done.stderr
+    assert "it is not registered, and its answer was" in done.stderr
 
 
 def test_over_http_it_is_the_same(tmp_path: Path) -> None:

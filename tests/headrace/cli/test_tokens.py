@@ -39,7 +39,7 @@ def test_a_token_is_shown_once_and_its_life_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        (("create", "web", "--scope", "root"), ("expected scopes of log, act", "got root")),
+        (("create", "web", "--scope", "root"), ("expected scopes among log, act", "got root")),
         (("create", "a b", "--scope", "log"), ("token name: expected",)),
         (("create", "web", "--scope", "log", "--expires", "soon"), ("--expires: expected",)),
         (("create", "web", "--scope", "log", "--rate", "0"), ("rate: expected > 0",)),

@@ -59,7 +59,7 @@ def test_the_whole_way(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().out
     assert "every acknowledged step is accounted for exactly once" in told
     assert "What was learned is judged: better (" in told
-    assert "What hardly learned is judged: worse (" in told
+    assert "What was barely learned is judged: worse (" in told
     assert "Prediction and measurement agree" in told
     assert "cannot tell:\n" in told
     assert found["gate"]["gate"]["reasons"][0] in told

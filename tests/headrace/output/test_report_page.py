@@ -57,7 +57,7 @@ def test_a_decision_has_the_tables_of_its_evaluation(tmp_path: Path) -> None:
     text = text_of(report_page(overview(tmp_path, "default")))
     for part in (
         "cannot tell",
-        "What decides: value per episode, weights less bar",
+        "Decisive differences: value per episode, weights minus bar",
         "log check value has to be in words",
         "mean importance weight 0.",
         "about 1",
@@ -140,7 +140,12 @@ def test_what_was_imported_and_not_judged_is_called_so() -> None:
         "episodes": 0, "reasons": ["without a gate"],
     }  # fmt: skip
     text = text_of(report_page(document(data=data, decisions=[decision])))
-    for part in ("imported", "No version: an imported step", "hour of arrival", "publish c0ffee"):
+    for part in (
+        "imported",
+        "No version: the step was imported",
+        "hour of arrival",
+        "publish c0ffee",
+    ):
         assert part in text, part
 
 
