@@ -137,8 +137,6 @@ def _commands() -> tuple[Callable[..., None], ...]:
     from headrace.cli import publishing as publishing
     from headrace.cli import reporting as reporting
 
-    learning.join(publishing)
-
     whole_way = (edge.demo, edge.up)
     judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
     numbering = (

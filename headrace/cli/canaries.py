@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
+from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
 from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
 
@@ -62,7 +63,6 @@ def start(
     as_json: bool,
 ) -> None:
     """Start a canary, and print about how many episodes a verdict needs."""
-    from headrace.cli.publishing import audited
     from policy.jobs.canary import start_canary
 
     document = start_canary(root, policy_id, candidate, share_of(share))
@@ -134,7 +134,6 @@ def promote(
     collector.
     """
     require_root(root, policy_id)
-    from headrace.cli.publishing import audited
     from headrace.output import console
     from policy.jobs.canary import promote as run
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +36,7 @@ from headrace.cli.options import (
     Url,
     period,
 )
+from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
 from headrace.cli.serving import (
     WAIT_SECONDS,
@@ -76,40 +77,18 @@ CANNOT_TELL_EXIT = 4
 """The exit status of an undecided judgement; see docs/exit_statuses.md."""
 
 
-class Edge(Protocol):
-    """The functions that `publish` needs from `ingest`; `headrace.__main__` supplies them."""
-
-    def publisher(
-        self, url: str, token: str | None, ca: Path | None
-    ) -> AbstractContextManager[MakeLive]:
-        """Return a function that makes a candidate live through a collector."""
-
-    def audited(self, event: str, **fields: Any) -> None:
-        """Write an audit line."""
-
-    def log_to_stderr(self) -> None:
-        """Write log lines as a collector does."""
-
-
-_joined: list[Edge] = []
-
-
-def join(edge: Edge) -> None:
-    """Set the functions that the commands use."""
-    _joined[:] = [edge]
-
-
-def _make_live(
-    url: str | None, token: str | None, ca: Path | None
-) -> AbstractContextManager[MakeLive]:
-    """Return a function that makes a candidate live: in its root, or by the collector at `url`."""
-    from policy.inference.weight_store import WeightStore
-
+@contextlib.contextmanager
+def _make_live(url: str | None, token: str | None, ca: Path | None) -> Iterator[MakeLive]:
+    """Yield a function that makes a candidate live: in its root, or by the collector at `url`."""
     if url is None:
-        return contextlib.nullcontext(WeightStore.publish)
-    if not _joined:
-        raise ValueError("--url: expected to run as `headrace`, which can reach collectors")
-    return _joined[0].publisher(url, token, ca)
+        from policy.inference.weight_store import WeightStore
+
+        yield WeightStore.publish
+        return
+    from ingest.client.publisher import Publisher
+
+    with Publisher(url, token=token, ca=ca) as elsewhere:
+        yield elsewhere.publish_candidate
 
 
 def freeze(
@@ -224,12 +203,12 @@ def _require_none_with_follow(action_rule: str | None, since: object, until: obj
 
 def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:
     from headrace.output import console, results
+    from ingest.server.logs import configure
     from policy.jobs.train import finite
     from policy.jobs.train_live import follow
     from storage.system.process import stop_on_signal
 
-    for edge in _joined:
-        edge.log_to_stderr()
+    configure()
 
     def told(metrics: dict[str, float]) -> None:
         return console.line(finite(metrics)) if as_json else results.updated(metrics)
@@ -414,9 +393,9 @@ def publish(
             console.line(document)
         raise typer.Exit(refused_exit if verdict == "worse" else CANNOT_TELL_EXIT)
     fresh = not document.get("unchanged")
-    for edge in _joined if fresh and url is None else ():  # a collector writes its own line
+    if fresh and url is None:  # a collector writes its own line
         version, by = document["version"], "command line"
-        edge.audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
+        audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
     for note in document.get("notes", ()):
         print(f"note: {note}", file=sys.stderr)
     where = Where(root, policy_id, url, token, ca)

@@ -1,21 +1,18 @@
 """The commands `rollback`, `resume` and `versions`, under a root or through a collector (`--url`).
 
-`publish` is in `headrace.cli.learning`, next to the gate. `headrace.__main__` gives it `publisher`
-and `audited` from here, so that it does not import `ingest`.
+`publish` is in `headrace.cli.learning`, next to the gate.
 """
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -30,21 +27,6 @@ from headrace.cli.serving import (
     report_served,
 )
 
-if TYPE_CHECKING:
-    from ingest.protocol.messages import NowLive
-    from policy.inference.weight_store import WeightStore
-
-
-@contextlib.contextmanager
-def publisher(
-    url: str, token: str | None, ca: Path | None
-) -> Iterator[Callable[[WeightStore, str], NowLive]]:
-    """Return a function that makes a candidate live through the collector at `url`."""
-    from ingest.client.publisher import Publisher
-
-    with Publisher(url, token=token, ca=ca) as found:
-        yield found.publish_candidate
-
 
 def audited(event: str, **fields: Any) -> None:
     """Write an audit line to stderr about a change under a root, as a collector does."""
@@ -53,13 +35,6 @@ def audited(event: str, **fields: Any) -> None:
 
     configure()
     audit(event, **fields)
-
-
-def log_to_stderr() -> None:
-    """Write log lines as a collector does."""
-    from ingest.server.logs import configure
-
-    configure()
 
 
 def rollback(
