@@ -33,15 +33,15 @@ EVERY = (*scenario.NAMES, *scenario.LOOP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; answers the exit status."""
+    """Run the requested scenarios; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("scenario", nargs="?", help="one of these: " + ", ".join(EVERY))
     parser.add_argument("--mutant", help="a planted broken build; see tests/faults/planted.py")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--long", action="store_true")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
-    # A collector starts again with its byte code; to compile anew each time is nobody's restart.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that child processes are stopped
+    # Restarted collectors find their byte code, as in production.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     good = True
     for chosen, mutant in runs(given.scenario, given.mutant, pairs=not given.long):
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def runs(
     name: str | None, mutant: str | None, *, pairs: bool = True
 ) -> Iterator[tuple[Scenario, Mutant | None]]:
-    """What the command line asks for, in order. `pairs`: go on to the broken builds by itself."""
+    """The requested runs, in order. `pairs`: also run the broken builds of each scenario."""
     names = EVERY if name is None else (name,)
     if mutant is None:
         for each in names:
@@ -70,7 +70,7 @@ def runs(
 def run(
     chosen: Scenario, mutant: Mutant | None, seed: int, *, long: bool = False
 ) -> dict[str, Any]:
-    """One run, and the line that tells of it. What it wrote stays when it ends badly."""
+    """One run, and its line of output. Its files are kept if it fails."""
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{chosen.name}-"))
     began = time.monotonic()
     size = chosen.planted if mutant else chosen.long if long else chosen.quick
@@ -79,7 +79,7 @@ def run(
         symptoms = frozenset() if mutant is None else mutant.symptoms_of(chosen.name)
         verdict = chosen.run(Trial(seed, folder, size, mutant, deadline, symptoms))
         word = judge(chosen, mutant, verdict)
-    except Exception:  # a scenario that breaks down has shown nothing, whatever the build
+    except Exception:  # a scenario that crashes proves nothing about the build
         verdict = Verdict(faults={"error": [traceback.format_exc()]})
         word = "error"
     line = {

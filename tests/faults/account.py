@@ -1,4 +1,4 @@
-"""What clients noted as acknowledged, against what is in shards. Steps are named by rewards."""
+"""Compares the steps that clients noted as acknowledged with the shards, by unique rewards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[str, int | None]
 
 @dataclass
 class Account:
-    """`partial`: files under a shard's name whose bytes are not the ones that it names."""
+    """`partial`: files with a shard's name whose bytes do not match its digest."""
 
     sent: Counter[float] = field(default_factory=Counter)
     acknowledged: Counter[float] = field(default_factory=Counter)
@@ -69,12 +69,12 @@ class Account:
 
     @property
     def misplaced(self) -> list[float]:
-        """Steps that are another agent's in shards, or at another step of the environment."""
+        """Steps that shards give to another agent, or to another step of the environment."""
         alone = (DEFAULT_AGENT, None)
         return [step for step, at in self.found.items() if self.places.get(step, alone) != at]
 
     def judge(self, verdict: Verdict) -> None:
-        """Add what was counted to a verdict, and what may not be."""
+        """Add the counts and the violations to a verdict."""
         verdict.counts |= {
             "acknowledged": len(self.acknowledged),
             "stored": self.stored.total(),
@@ -89,13 +89,13 @@ class Account:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file under a shard's name holds the bytes that its name tells."""
+    """Whether a file's bytes match the digest in its name."""
     name = ShardName.parse(path.name)
     return name is None or hashlib.sha256(path.read_bytes()).hexdigest()[:16] == name.digest16
 
 
 class ShardWatch:
-    """Checks each shard when it is first seen: under its final name it is whole from the start."""
+    """Checks each shard when it first appears: a final name must never show a partial file."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -103,7 +103,7 @@ class ShardWatch:
         self.partial: list[str] = []
 
     def look(self) -> None:
-        """Note the new shards that are not whole."""
+        """Note new shards that are incomplete."""
         new = set(self._root.glob("shards/*/*.parquet")) - self._seen
         self._seen |= new
         self.partial += [path.name for path in new if not is_whole(path)]

@@ -1,7 +1,7 @@
-"""The wall clock jumps: an hour back, ten years ahead, and home again, under load.
+"""The wall clock jumps: an hour back, ten years ahead, and back again, under load.
 
-Nothing follows from it: no episode is abandoned, no shard is late, nothing is lost or doubled. The
-jumps reach every process of the collector (see disk.c).
+The jumps have no effect: no episode is abandoned, no shard is late, nothing is lost or duplicated.
+They affect every process of the collector (see disk.c).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run(trial: Trial) -> Verdict:
             later = wait_until(lambda known=shards: traffic.shards() > known, SHARD_SECONDS)
             verdict.require(later, "late", f"no shard within {SHARD_SECONDS} s of a jump")
             slowest = max(slowest, time.monotonic() - began)
-            threading.Event().wait(1.2)  # time-outs are looked for once a second
+            threading.Event().wait(1.2)  # timeouts are checked once a second
             verdict.count("jumps")
         status = traffic.settle()
         verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")

@@ -1,8 +1,8 @@
 """SIGKILL of the collector, its supervisor or its shard writer at random moments, under load.
 
-Nothing acknowledged is lost, nothing is doubled, no reader ever sees half a shard, and `headrace
-verify` agrees in the end; a supervised collector is ready again at once. A client sends a batch
-again, unchanged, until it is answered.
+Nothing acknowledged is lost, nothing is duplicated, no reader ever sees a partial shard, and
+`headrace verify` agrees at the end; a supervised collector is soon ready again. A client repeats a
+batch unchanged until it is answered.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Traffic(Closing):
         return clients
 
     def warm_up(self) -> None:
-        """Wait until every client has an answer: what is killed then is under load."""
+        """Wait until every client has an answer, so that kills happen under load."""
         for _ in range(int(SETTLE_SECONDS / 0.05)):
             if all(path.exists() for path in self._notes):
                 return
@@ -80,7 +80,7 @@ class Traffic(Closing):
         raise TimeoutError("a client got no answer")
 
     def wait_for_shards(self) -> None:
-        """Wait until the shard writer is at work: on a busy machine it is ready long after us."""
+        """Wait until the shard writer runs: on a busy machine its start takes long."""
         before = self._shards()
         for _ in range(int(SETTLE_SECONDS / 0.05)):
             if self._shards() - before:
@@ -93,8 +93,8 @@ class Traffic(Closing):
     def kill(self, target: str, after: tuple[float, float] = (0.05, 0.5)) -> None:
         """SIGKILL after so many seconds of traffic, at random within the two.
 
-        A supervised collector is ready again by itself, from the kill on; what is not supervised,
-        as a supervisor itself, is started from here.
+        A supervised collector becomes ready again by itself; an unsupervised one, or a killed
+        supervisor, is restarted from here.
         """
         threading.Event().wait(self._random.uniform(*after))
         if target == "collector" and self.collector.supervise:
@@ -118,7 +118,7 @@ class Traffic(Closing):
         self.watch.look()
 
     def settle(self) -> int:
-        """Let clients end what they began, let the rest be abandoned, drain; the exit status."""
+        """Let clients end their episodes, others be abandoned; drain; return the exit status."""
         (self._folder / "stop").touch()
         for clients in self._processes:
             clients.wait(SETTLE_SECONDS)
@@ -131,7 +131,7 @@ class Traffic(Closing):
         return account
 
     def judge(self, verdict: Verdict) -> None:
-        """Settle, and judge the end and what is in shards."""
+        """Drain, then check the exit status and the shards."""
         status = self.settle()
         verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
         self.account().judge(verdict)
@@ -146,7 +146,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def verify(root: Path) -> tuple[int, list[str]]:
-    """`headrace verify`: its exit status, and what it found."""
+    """The exit status and the findings of `headrace verify`."""
     command = [sys.executable, "-m", "headrace", "verify", "--root", str(root), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     findings = json.loads(done.stdout)["findings"] if done.returncode < 2 else [done.stderr]
@@ -154,7 +154,7 @@ def verify(root: Path) -> tuple[int, list[str]]:
 
 
 def judge_root(root: Path, verdict: Verdict) -> None:
-    """What `headrace verify` finds is a fault."""
+    """Report each finding of `headrace verify` as a violation."""
     status, findings = verify(root)
     verdict.require(status == 0, "verify", findings)
 
@@ -184,9 +184,9 @@ def run(trial: Trial) -> Verdict:
 def tell_restarts(
     verdict: Verdict, seconds: Mapping[str, list[float]], *, judged: bool = True
 ) -> None:
-    """How long until a killed collector was ready again, which has a bound where it is supervised.
+    """Report how soon a killed collector was ready again; a supervised one has a time limit.
 
-    A broken build that shows something else is not `judged`: its faults may take their time.
+    A broken build with another symptom is not `judged`, because its faults may slow it down.
     """
     for what, all_of in seconds.items():
         if len(all_of) > 1:

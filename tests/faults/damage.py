@@ -1,10 +1,10 @@
-"""Journals whose files were cut, zeroed or flipped, each opened as a collector would open it.
+"""Journals with truncated, zeroed or flipped files, each opened as a collector would open it.
 
-A journal with a history of its own is copied as a dead process would leave it, one of its files is
-damaged, and a collector starts on it. It must start; no row may come back with other bytes than it
-was written with; what was acknowledged and is missing must be told and counted; a database that
-cannot be read is set aside; and new episodes must come out whole. Some go through a real collector
-process. Damaged shards must be neither read nor adopted.
+A journal with a random history is copied as a dead process would leave it, one of its files is
+damaged, and a collector starts on it. It must start; no row may change its bytes; every missing
+acknowledged row must be reported and counted; an unreadable database is set aside; and new episodes
+must be stored whole. Some runs use a real collector process. Damaged shards must be neither read
+nor adopted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAL, HIGH_WATER = f"{DATABASE}-wal", "high-water"
 SMALL_CHECKPOINT = 200_000  # so that a short history fills the database, and recycles its log
 TURNS = 150
 MEMORY = Path("/dev/shm")
-STARTS = 2  # so many tries has a collector; a service manager gives it more
+STARTS = 2  # the collector's attempts to start; a service manager would make more
 
 
 class RecordedJournal(SqliteJournal):
@@ -52,7 +52,7 @@ class RecordedJournal(SqliteJournal):
 
     def renew_collector_id(self, rows: Any = (), **given: Any) -> str:
         fresh = super().renew_collector_id(rows, **given)
-        if rows:  # `open` takes a new id too, and gives none
+        if rows:  # `open` also takes a new id, but returns none
             self.ever.update(rows)
         return fresh
 
@@ -91,7 +91,7 @@ class DiskWorld(World):
 
 @dataclass(frozen=True)
 class Image:
-    """A journal as a dead process left it, and what was true by then."""
+    """A journal as a dead process left it, and the state that it should have."""
 
     folder: Path
     collector_id: str
@@ -165,7 +165,7 @@ def wreck(folder: Path, chance: Random, rows: Iterable[bytes] = ()) -> tuple[str
     elif how == "zeroed":
         size = min(chance.choice((1, 8, 512, 4096)), len(data) - at)
         data[at : at + size] = bytes(size)
-    elif how == "header":  # of SQLite's own words: 100 bytes in a database, 32 in a log
+    elif how == "header":  # size of SQLite's headers: 100 bytes in a database, 32 in a log
         at = chance.randrange(min(100, len(data)))
         data[at] = chance.choice((0, 255, data[at] ^ 1, data[at] ^ 128))
     elif how == "row" and (places := [data.find(blob) for blob in rows if blob in data]):
@@ -182,7 +182,7 @@ def wreck(folder: Path, chance: Random, rows: Iterable[bytes] = ()) -> tuple[str
 
 
 def trial_of(image: Image, victim: Path, seed: int, verdict: Verdict) -> None:
-    """Damage one copy of a journal, start a collector on it, and judge what it does."""
+    """Damage one copy of a journal, start a collector on it, and check the result."""
     chance = Random(seed)
     shutil.copytree(image.folder, victim)
     name, how = wreck(victim, chance, image.rows.values())
@@ -208,14 +208,14 @@ def _start(
     for _ in range(STARTS):
         try:
             return world_in(victim, image, chance)
-        except Exception as raised:  # whatever stops a collector from starting is what is sought
+        except Exception as raised:  # any exception that prevents a start is a violation
             error = raised
     verdict.require(False, "loop", f"{where}: {error!r}")
     return None
 
 
 def _judge_rows(world: DiskWorld, image: Image, name: str, verdict: Verdict, where: str) -> None:
-    """No row is another one, and each that is missing is told."""
+    """No row has changed, and each missing row is reported."""
     damage, journal = world.collector.damage, world.journal
     rows = dict(journal.replay())
     ever = image.ever | (journal.ever if isinstance(journal, RecordedJournal) else {})
@@ -237,7 +237,7 @@ def _judge_rows(world: DiskWorld, image: Image, name: str, verdict: Verdict, whe
 
 
 def _judge_service(world: DiskWorld, image: Image, verdict: Verdict, where: str) -> None:
-    """New episodes come out whole, old ones as far as they are there; the next start is calm."""
+    """New episodes are stored whole, old ones as far as they survive; the next start is clean."""
     ledger = Ledger(next_step=100_000)
     client = Client(99, ledger, Random(1))
     for last in (False, False, True):  # registers, logs, ends
@@ -250,7 +250,7 @@ def _judge_service(world: DiskWorld, image: Image, verdict: Verdict, where: str)
     served = [len(stored.get(step, ())) for step in ledger.expected]
     whole = bool(served) and served == [1] * len(served)
     verdict.require(whole, "service", f"{where}: new steps are there {served} times")
-    found = world.collector.damage  # a plan whose rows are damaged comes out differently
+    found = world.collector.damage  # a plan with damaged rows gives another shard
     told = bool(found.damaged_rows or found.lost_rows)
     doubled = [step for step, found in stored.items() if len(found) > 1]
     verdict.count("doubled_and_told" if told else "doubled", bool(doubled))
@@ -286,7 +286,7 @@ def _judge_rewards(
 
 
 def flip_shards(image: Image, folder: Path, count: int, seed: int, verdict: Verdict) -> None:
-    """A flipped bit anywhere in a shard: it is neither read nor adopted."""
+    """A shard with one flipped bit, anywhere, is neither read nor adopted."""
     chance, rules = Random(seed), {d.schema_id: d.canonical_spaces for d in POLICIES.values()}
     for (stream, first, last), shard in list(image.shards.items())[:count]:
         schema = shard.parts[0].schema_id
@@ -308,7 +308,7 @@ def flip_shards(image: Image, folder: Path, count: int, seed: int, verdict: Verd
 
 
 def real_start(folder: Path, seed: int, verdict: Verdict) -> None:
-    """Kill a collector, damage its journal, start it again; it must serve, and `verify` tell."""
+    """Kill a collector, damage its journal, restart it; it must serve, and `verify` must report."""
     declare(folder, episode_timeout=1.0)
     chance = Random(seed)
     with CollectorProcess(folder) as collector:
@@ -351,7 +351,7 @@ def _log(collector: CollectorProcess, name: str, rewards: Iterable[int]) -> list
 
 
 def _wait_until_sealed(collector: CollectorProcess) -> None:
-    """Until everything open was abandoned and written."""
+    """Wait until all open episodes have been abandoned and written to shards."""
     for _ in range(150):
         counts = collector.get("/readyz")[1]
         if counts["episodes_open"] == counts["bytes_waiting"] == 0:
@@ -361,7 +361,7 @@ def _wait_until_sealed(collector: CollectorProcess) -> None:
 
 # --- the scenario --------------------------------------------------------------------------------
 
-IMAGES, EACH = 6, 50  # of one history so many journals, of each so many damaged copies
+IMAGES, EACH = 6, 50  # journals per history, damaged copies per journal
 PROCESSES = {False: 3, True: 20}  # real starts in a quick run, and in a long one
 
 
@@ -369,7 +369,7 @@ def run(trial: Trial) -> Verdict:
     verdict = Verdict()
     before = storage.journal.sqlite_journal.CHECKPOINT_BYTES
     storage.journal.sqlite_journal.CHECKPOINT_BYTES = SMALL_CHECKPOINT
-    where = MEMORY if MEMORY.is_dir() else trial.folder  # what syncs cost is not asked here
+    where = MEMORY if MEMORY.is_dir() else trial.folder  # the cost of syncs does not matter here
     try:
         with trial.planted(), quiet(), tempfile.TemporaryDirectory(dir=where) as folder:
             asyncio.run(_in_process(trial, Path(folder), verdict))
@@ -382,7 +382,7 @@ def run(trial: Trial) -> Verdict:
 
 
 async def _in_process(trial: Trial, folder: Path, verdict: Verdict) -> None:
-    """Within a loop, which a collector asks for, though nothing here waits."""
+    """Run inside an event loop, which a collector requires even if nothing waits."""
     seed = trial.seed * 1_000
     while trial.goes_on(verdict.counts.get("journals", 0), verdict):
         seed += 1

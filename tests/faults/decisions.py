@@ -1,8 +1,8 @@
 """SIGKILL between the reply to a remote `get_action` and the event that follows it.
 
-The disk is slower than the reply, so the decision is lost with the collector; at times a request
-that was still on its way reaches the restarted collector first and is decided anew. No step may be
-lost, and each stored action must be the one that the client was given.
+The disk is slower than the reply, so the decision is lost with the collector. Sometimes a delayed
+request reaches the restarted collector first, and the decision is drawn again. No step may be lost,
+and each stored action must be the one that the client received.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.faults import slow_disk
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 SETTLE_SECONDS = 20.0
-ACTIONS = 1000  # two draws agree once in so many times
+ACTIONS = 1000  # two independent draws agree once in this many times
 
 
 def publish(root: Path) -> None:
@@ -65,7 +65,7 @@ class Acting:
         fatal = chance.randrange(steps)
         durable = chance.random() < 0.5
         name = client.start_episode(f"e{len(self.acted)}" if durable else None)
-        if durable:  # else the start travels with the first action, and is lost with it
+        if durable:  # otherwise the start is sent with the first action, and lost with it
             client.flush(20.0)
         for t in range(steps):
             obs = [chance.random() for _ in range(4)]
@@ -91,7 +91,7 @@ class Acting:
         assert collector.post("/v1/actions", batch)[0] == 200
 
     def judge(self, verdict: Verdict) -> None:
-        """Compare what was acted with what is stored."""
+        """Compare the actions taken with the stored ones."""
         rows = shard_rows(self.root)
         stored = {(row["eps_id"], row["t"]): row["actions"] for row in rows}
         for step, count in Counter((row["eps_id"], row["t"]) for row in rows).items():

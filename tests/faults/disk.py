@@ -1,20 +1,21 @@
 """A folder that behaves like a disk which can lose power, fill up and fail.
 
 Processes started with `Disk.environment` run with disk.c preloaded, which logs every write and
-every change of a name under the folder before it happens. `Disk.cut` makes of that what a loss of
-power may leave:
+every change of a name under the folder before it happens. `Disk.cut` changes the folder to a state
+that a loss of power could leave:
 
-    content   what a later successful sync of the same file covers is there. Of the rest nothing, or
-              a beginning, or any part of it, torn at 512 bytes: three kinds of cuts
-    names     files, renames, removals and folders that a later successful sync of their folder
-              covers are there. Of the rest nothing, or a beginning
-    a failed sync  covers nothing, and no later sync covers what it failed for: the kernel forgets
-              which pages it could not write. What is read before the cut shows them all the same
+    content   data survives if a later sync of the same file succeeded. Of other data, nothing, a
+              prefix, or any parts torn at 512 bytes survive: three kinds of cuts
+    names     files, renames, removals and folders survive if a later sync of their folder
+    succeeded.
+              Of the others, none or the earliest survive
+    a failed sync  covers nothing, and no later sync covers its data: the kernel forgets which pages
+              it could not write. Before the cut, reads still return that data
 
-What processes without disk.c do there is durable at once, and nobody's business.
+Changes by processes without disk.c are durable at once and not simulated.
 
-A write counts from the moment before it happens and a sync from the moment it has returned, so a
-process may be killed anywhere. The cut itself needs the processes dead.
+A write counts from just before it happens, and a sync once it has returned, so a process may be
+killed at any moment. All processes must be dead before the cut.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _SECTOR = 512
 
 
 def build(folder: Path) -> Path:
-    """Compile disk.c; answers the library."""
+    """Compile disk.c; return the library's path."""
     library = folder / "disk.so"
     source = Path(__file__).with_name("disk.c")
     subprocess.run(
@@ -88,7 +89,7 @@ class Change:
 
 @dataclass
 class CutReport:
-    """What a cut undid: writes and changes of names that no sync covered, and were not spared."""
+    """The changes that a cut undid: unsynced writes and names that did not survive."""
 
     survival: str
     writes: int = 0
@@ -108,7 +109,7 @@ class Disk:
 
     @classmethod
     def create(cls, root: Path, library: Path | None = None) -> Disk:
-        """A disk for `root`, which exists or not; all that it holds counts as durable."""
+        """A disk for `root`, which need not exist; its present content counts as durable."""
         root.mkdir(parents=True, exist_ok=True)
         root = root.resolve()
         state = Path(tempfile.mkdtemp(prefix=f"{root.name}-disk-", dir=root.parent))
@@ -145,19 +146,19 @@ class Disk:
             return value
 
     def shift_clock(self, seconds: float) -> None:
-        """Move the processes' wall clock so far from the real one."""
+        """Offset the processes' wall clock from the real one."""
         self._set(shift=int(seconds * 1e9))
 
     def fill(self, full: bool) -> None:
-        """While it is full no file can grow and none can be made: ENOSPC."""
+        """While the disk is full, no file can grow or be created: ENOSPC."""
         self._set(full=int(full))
 
     def hang(self, hangs: bool) -> None:
-        """While it hangs no call that writes, syncs or makes a file returns."""
+        """While the disk hangs, no call that writes, syncs or creates a file returns."""
         self._set(hang=int(hangs))
 
     def fail(self, role: str, kind: str, nth: int, action: int, count: int = 1) -> None:
-        """Fail the role's nth call of a kind from now on, and the count - 1 after it.
+        """Fail the role's nth call of a kind, counted from now, and the count - 1 calls after it.
 
         `action`: an errno; KILL: SIGKILL before the call has any effect; FAIL_THEN_KILL: EIO at the
         first, SIGKILL at the second (give count=2).
@@ -168,11 +169,11 @@ class Disk:
         self._set(count=count)
 
     def retry_failed_syncs(self) -> None:
-        """Plant a fault: a sync that failed is called again at once, and then succeeds."""
+        """Plant a fault: a failed sync is repeated at once, and then succeeds."""
         self._set(retry=1)
 
     def disarm(self) -> None:
-        """Let no call fail any more."""
+        """Stop all planned failures."""
         self._set(count=0)
 
     def calls(self, role: str, kind: str) -> int:
@@ -187,10 +188,10 @@ class Disk:
     # --- the cut ------------------------------------------------------------------------------
 
     def cut(self, chance: random.Random, survival: str | None = None) -> CutReport:
-        """Leave of the folder what a loss of power may leave. The processes are dead.
+        """Reduce the folder to what a loss of power may leave. All processes must be dead.
 
-        `survival`: how much of what no sync covers is there all the same: "nothing", "beginning"
-        or "parts"; drawn if None.
+        `survival`: how much of the unsynced changes survives: "nothing", "beginning" or "parts";
+        drawn at random if None.
         """
         changes = sorted(self._changes(), key=lambda change: change.sequence)
         report = CutReport(survival or chance.choice(("nothing", "beginning", "parts")))
@@ -200,7 +201,7 @@ class Disk:
         return report
 
     def forget(self) -> None:
-        """Take all there is for durable."""
+        """Count the whole present content as durable."""
         for path in self.state.glob("log.*"):
             path.unlink()
         shutil.rmtree(self.state / "inodes", ignore_errors=True)
@@ -211,7 +212,7 @@ class Disk:
             for name in files:
                 path = os.path.join(folder, name)
                 inode = self._files[path] = os.stat(path).st_ino
-                with contextlib.suppress(FileExistsError):  # a file of two names
+                with contextlib.suppress(FileExistsError):  # a file with two names
                     os.link(path, self.state / "inodes" / str(inode))
 
     def _changes(self) -> Iterator[Change]:
@@ -271,7 +272,7 @@ class Disk:
 
 
 def _restore_file(fd: int, history: list[Change], report: CutReport, chance: random.Random) -> None:
-    """Undo the changes of one file that no sync covers, but for those that are spared."""
+    """Undo the unsynced changes of one file, except for those that survive."""
     stays = _covered(history)
     changes = [change for change in history if change.kind != "sync"]
     first = next((n for n, change in enumerate(changes) if change.sequence not in stays), None)
@@ -305,7 +306,7 @@ def _covered(history: list[Change]) -> set[int]:
             continue
         if not change.failed:
             stays.update(waiting)
-        waiting = []  # what a sync failed for is never written: its pages count as clean
+        waiting = []  # data of a failed sync is never written: its pages count as clean
     return stays
 
 
@@ -317,7 +318,7 @@ def _redo(fd: int, change: Change) -> None:
 
 
 def _redo_parts(fd: int, change: Change, chance: random.Random) -> None:
-    """Any sectors of a write."""
+    """A random subset of a write's sectors."""
     if change.kind == "truncate":
         os.ftruncate(fd, change.offset)
     for at in range(0, len(change.fresh), _SECTOR):

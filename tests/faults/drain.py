@@ -1,6 +1,6 @@
 """SIGTERM under load: exit status 0 within five seconds, and nothing acknowledged is lost.
 
-At times the shard writer does not answer at that moment; then its plan waits for the next start.
+Sometimes the shard writer does not respond at that moment; then its plan waits for the next start.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _drain(traffic: Traffic, stuck: bool, verdict: Verdict) -> float:
 
 @contextlib.contextmanager
 def _stopped(pid: int) -> Iterator[None]:
-    """The process does not run; at the end it is killed, where nobody else has done so."""
-    process = os.pidfd_open(pid)  # its number may be another's by then
+    """Suspend the process; kill it when the block ends, unless it is already dead."""
+    process = os.pidfd_open(pid)  # its process id may have been reused by then
     try:
         signal.pidfd_send_signal(process, signal.SIGSTOP)
         yield

@@ -1,8 +1,8 @@
-"""Names on a disk: which files and folders are there after a cut, of those that were made.
+"""Names on a disk: which of the files and folders exist after a cut.
 
-A name is durable once its folder was synced after it was made. A folder is known by itself, not by
-its path: what was synced in it goes with it when it is renamed, and when that is not durable, stays
-where it was.
+A name is durable once its folder has been synced after the name was created. A folder is identified
+by itself, not by its path: synced content moves with a renamed folder, and moves back if the rename
+does not survive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Step:
 
 
 class Namespace:
-    """Starts with what is durable; `note` the changes in their order, then `cut`.
+    """Begins with the durable names; `note` the changes in order, then `cut`.
 
     `known` are all paths that were ever there.
     """
@@ -62,7 +62,7 @@ class Namespace:
                 self._waiting[step.where].append(step)
 
     def _step(self, change: Change) -> _Step | None:
-        """What a change does; None where nobody saw its folder made."""
+        """The effect of a change; None if its folder is unknown."""
         folder, name = os.path.split(change.target or change.path)
         where = self._now.get(folder)
         if where is None:
@@ -85,7 +85,7 @@ class Namespace:
         return _Step(renamed, where, name, self._now.get(source, ""), old)
 
     def _move(self, source: str, target: str) -> None:
-        """A folder has another path, and all that is in it."""
+        """Record that a folder, with its content, has a new path."""
         inside = source + os.sep
         self.known |= {
             target + path[len(source) :] for path in self.known if path.startswith(inside)
@@ -100,7 +100,7 @@ class Namespace:
             self._durable[step.where][step.name] = step.entry
 
     def cut(self, report: CutReport, chance: random.Random) -> None:
-        """Of the names that no sync covers, spare none, or a beginning in each folder."""
+        """Drop the unsynced names: all of them, or all but the earliest in each folder."""
         for folder in sorted(self._waiting):
             waiting = self._waiting[folder]
             kept = 0 if report.survival == "nothing" else chance.randrange(len(waiting) + 1)

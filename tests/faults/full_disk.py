@@ -1,7 +1,7 @@
-"""A full disk: events get 507, nothing acknowledged is lost, and it goes on once there is room.
+"""A full disk: events get 507, nothing acknowledged is lost, and service resumes by itself.
 
-Twice: on a `Disk` that refuses to grow, and, where this process may mount one, on a small file
-system that other files really fill.
+Run twice: on a `Disk` that cannot grow and, if this process may mount one, on a small file system
+that other files really fill.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _probe(traffic: Traffic, verdict: Verdict) -> int:
     """The status of a small request that has to reach the disk."""
     try:
         status, body = traffic.collector.post("/v1/instances")
-    except Exception as error:  # whatever it is, it is no answer
+    except Exception as error:  # any other error counts as no answer
         verdict.require(False, "unanswered", repr(error))
         return 0
     verdict.require(status in (200, 201, 429, 507), "status", f"{status}: {body}")
@@ -85,7 +85,7 @@ class Ballast:
 
 @contextlib.contextmanager
 def small_file_system(folder: Path, size: int) -> Iterator[bool]:
-    """Give a folder little room; False where this process may not mount."""
+    """Mount a small file system on a folder; False if this process may not mount."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     try:

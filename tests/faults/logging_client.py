@@ -3,10 +3,10 @@
     python -m tests.faults.logging_client ADDRESS FOLDER NUMBER...
 
 Every step has a reward that no other step of any client has. Each line of FOLDER/notes-NUMBER is a
-JSON object of the rewards of a batch: `sent` before it goes out, `acknowledged` once its answer
-came; `places` says of each step of two agents' episodes whose it is, and at which step of the
-environment. A client sends a batch again, unchanged, until it is answered. It ends what it began
-and leaves once FOLDER/stop exists. The clients of even numbers log episodes of two agents too.
+JSON object with the rewards of a batch: `sent` before it is sent, `acknowledged` once it is
+answered; `places` gives, for each step of an episode of two agents, its agent and its step of the
+environment. A client repeats a batch unchanged until it is answered. Once FOLDER/stop exists, it
+ends its episodes and exits. Clients with even numbers also log episodes of two agents.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import urllib3
 
 MSGPACK = {"content-type": "application/msgpack"}
 AGAIN_SECONDS = 0.02
-PACE_SECONDS = 0.01  # clients that never pause leave a small machine nothing to restart with
+PACE_SECONDS = 0.01  # clients that never pause would leave a small machine no time to restart
 
 
 @dataclass
 class OpenEpisode:
-    """What a client knows of one that it logs: its agents, None for a lone one."""
+    """A client's record of an episode: its agents, or None for a single-agent episode."""
 
     agents: tuple[str | None, ...]
     seq: dict[str | None, int] = field(default_factory=dict)  # the next of each
@@ -98,7 +98,7 @@ class LoggingClient:
                 self._starts += 1
 
     def _act(self, events: list[dict[str, Any]], name: str, episode: OpenEpisode) -> None:
-        """A step: of the lone agent, or of the environment, in which one agent acts or both do."""
+        """A step of the single agent, or of the environment, in which one or both agents act."""
         episode.env_t += 1
         for agent in episode.agents if self._random.random() < 0.5 else episode.agents[:1]:
             step: dict[str, Any] = {**_STEP, "reward": self._reward()}
@@ -123,7 +123,7 @@ class LoggingClient:
             file.write(json.dumps({what: items}) + "\n")
 
 
-AGENTS = ("agent0", "b")  # the first is called as a lone agent is stored
+AGENTS = ("agent0", "b")  # the first has the name under which single agents are stored
 _STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 
 

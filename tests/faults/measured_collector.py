@@ -1,10 +1,9 @@
-"""A collector that tells how much it holds, whenever it is asked.
+"""A collector that reports its use of memory, files and threads on request.
 
     python -m tests.faults.measured_collector FOLDER MUTANT ingest collect --root DIR
 
 MUTANT is a planted broken build, or `none`. When FOLDER/ask appears, FOLDER/answer is written: a
-JSON object with the counts. What is remembered in bounded number is bounded low, so that a short
-run already goes beyond it.
+JSON object with the counts. Limits on remembered items are low, so that a short run exceeds them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BOUND = 500
 
 
 def counts() -> dict[str, int]:
-    """Objects that the collector of garbage tracks, blocks of memory, files, threads, bytes."""
+    """Objects tracked by the garbage collector, memory blocks, files, threads, bytes."""
     gc.collect()
     status = Path("/proc/self/status").read_text()
     return {

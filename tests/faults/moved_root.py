@@ -1,8 +1,8 @@
 """The root is renamed, replaced or loses its shards/ while a collector under load has it open.
 
-The collector ends with status 1. Started again where the root is by then, it has every acknowledged
-step, once. A shard that was being written at that moment may be left in what took the root's place
-(`astray`); nobody believes it.
+The collector ends with status 1. Restarted at the root's new place, it has every acknowledged step
+once. A shard that was being written at that moment may be left in the folder that replaced the root
+(`astray`); it is never used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 
 WAYS = ("renamed", "replaced", "shards")
 END_SECONDS = 20.0
-PLANTED_SECONDS = 4.0  # a broken build does not end: it has to be ended
+PLANTED_SECONDS = 4.0  # a broken build does not exit by itself
 
 
 def _take_away(way: str, root: Path, number: int) -> tuple[Path, Path]:
-    """Move a folder, perhaps with another in its place; where it was, where it is."""
+    """Move a folder, perhaps replacing it; return its old and its new path."""
     was = root / "shards" if way == "shards" else root
     now = was.with_name(f"{was.name}-{number}")
     was.rename(now)
@@ -35,7 +35,7 @@ def _take_away(way: str, root: Path, number: int) -> tuple[Path, Path]:
 
 
 def _ended(traffic: Traffic, trial: Trial) -> int | None:
-    """The exit status, None when it goes on; then it is killed."""
+    """The exit status; None if the collector continues, which is then killed."""
     try:
         traffic.collector.process.wait(PLANTED_SECONDS if trial.mutant else END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,12 +1,12 @@
-"""Planted broken builds. Each names the scenarios that have to catch it, and by which symptom.
+"""Planted broken builds. Each names the scenarios that have to catch it, and the symptoms.
 
     @mutant(crash="lost")
     def ack_before_commit(patch: Patch) -> None:
-        '''An answer leaves before its commit.'''
+        '''An answer is sent before its commit.'''
         patch.method(LoopJournal, "durable", ...)
 
 A mutant is planted in a process: by `launcher` in a collector and its shard writer, by `applied()`
-in the scenario's own. One whose target is not there (any more) is an error, not a no-op.
+in the scenario's own. A mutant whose target does not exist (any more) is an error, not a no-op.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Patch:
     _undo: list[tuple[Any, str, Any]] = field(default_factory=list)
 
     def replace(self, owner: Any, name: str, broken: Callable[..., Any]) -> Callable[..., Any]:
-        """Put `broken` in the place of a class's method or a module's function; answers that."""
+        """Replace a class's method or a module's function by `broken`; return the original."""
         original = vars(owner).get(name)
         if original is None:
             raise MutantError(f"{owner.__name__} has no {name}: the mutant must follow the code")
@@ -64,7 +64,7 @@ class Patch:
         return sound
 
     def original(self, owner: Any, name: str) -> Callable[..., Any]:
-        """What is there now, for a mutant that calls it."""
+        """The current method or function, for a mutant that calls it."""
         if name not in vars(owner):
             raise MutantError(f"{owner.__name__} has no {name}: the mutant must follow the code")
         sound: Callable[..., Any] = vars(owner)[name]
@@ -82,8 +82,8 @@ class Patch:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A broken build: `symptoms` are scenario -> the kind of fault that it must show there, or the
-    kinds of which chance chooses one."""
+    """A broken build: `symptoms` are scenario -> the kind of fault that it must show there, or
+    several kinds of which it must show one."""
 
     name: str
     text: str
@@ -91,7 +91,7 @@ class Mutant:
     plant: Plant
 
     def symptoms_of(self, scenario: str) -> frozenset[str]:
-        """The kinds of fault of which one must show there; empty where none is named."""
+        """The kinds of fault of which the scenario must report one; empty if none is named."""
         kinds = self.symptoms.get(scenario, ())
         return frozenset([kinds] if isinstance(kinds, str) else kinds)
 

@@ -1,12 +1,13 @@
 """A bad network between clients and the collector: see proxy.py for what it does.
 
-`PolicyClient`s log episodes through it; whoever could not get an answer tries again. In the end
-each step is in the shards exactly once, and
+`PolicyClient`s log episodes through it and retry until they get an answer. At the end each step is
+in the shards exactly once, and
 
     attempts / acknowledged <= 1.2
 
-attempts      requests that the clients sent to /v1/events, those that were cut off or lost included
-acknowledged  batches of events that were answered; what the proxy repeats is not an attempt
+attempts      requests that the clients sent to /v1/events, including those cut off or lost, but not
+              the proxy's repetitions
+acknowledged  batches of events that were answered
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Logger(threading.Thread):
                 client.flush(FLUSH_SECONDS)
                 self.batches = client.stats.batches
                 self.attempts = client.stats.batches + client.stats.retries
-        except Exception as error:  # whatever it is, the scenario tells of it
+        except Exception as error:  # the scenario reports any error
             self.error = repr(error)
 
     def _episode(self, client: PolicyClient) -> None:

@@ -35,7 +35,7 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(crash="lost", simulation="lost")
 def ack_before_commit(patch: Patch) -> None:
-    """An answer leaves before its commit, which takes its time."""
+    """An answer is sent before its commit, which is slow."""
     commit = patch.original(SqliteJournal, "commit")
 
     def slow(self: SqliteJournal, *args: Any, **given: Any) -> None:
@@ -51,7 +51,7 @@ def ack_before_commit(patch: Patch) -> None:
 
 @mutant(crash="doubled", network="refused", simulation="doubled")
 def no_dedup(patch: Patch) -> None:
-    """A retry is taken for something new; answers take their time, so that kills cut them off."""
+    """A retry counts as new; answers are slow, so that kills cut them off."""
     judge = patch.original(Judge, "judge")
     durable = patch.original(LoopJournal, "durable")
 
@@ -73,7 +73,7 @@ def no_dedup(patch: Patch) -> None:
 
 @mutant(simulation="hole")
 def unjournaled_time_out(patch: Patch) -> None:
-    """An episode is abandoned in memory, and the journal does not hear of it."""
+    """An episode is abandoned in memory, but not in the journal."""
 
     def apply_due(self: Collector, now: float) -> None:
         row = self._row()
@@ -90,7 +90,7 @@ def unjournaled_time_out(patch: Patch) -> None:
 
 @mutant(crash="lost")
 def shard_recorded_before_renamed(patch: Patch) -> None:
-    """A shard is recorded, and its rows are dropped, before it is in its place."""
+    """A shard is recorded, and its rows are dropped, before it has its final name."""
     write = patch.original(Sealer, "_write")
 
     def seal(self: Sealer, job: SealJob) -> bool:
@@ -128,7 +128,7 @@ def rows_dropped_before_recorded(patch: Patch) -> None:
 
 @mutant(crash="partial")
 def partial_shard_left(patch: Patch) -> None:
-    """A shard is written under its final name, bit by bit."""
+    """A shard is written piece by piece under its final name."""
 
     def place(
         self: ShardWriter, folder: Path, name: str, data: bytes, metadata: ShardMetadata
@@ -145,7 +145,7 @@ def partial_shard_left(patch: Patch) -> None:
 
 @mutant(simulation="leaked")
 def leaked_state_per_episode(patch: Patch) -> None:
-    """Where an episode was cut is kept after its end, in memory and in the journal."""
+    """The place where an episode was cut is kept after its end, in memory and in the journal."""
     carry = patch.original(Sealing, "_carry")
 
     def kept(
@@ -159,7 +159,7 @@ def leaked_state_per_episode(patch: Patch) -> None:
 
 @mutant(simulation="doubled")
 def cuts_forgotten(patch: Patch) -> None:
-    """Where a long episode was cut is not put into the journal, nor counted."""
+    """The place where a long episode was cut is neither journaled nor counted."""
     carry = patch.original(Sealing, "_carry")
 
     def unwritten(
@@ -173,7 +173,7 @@ def cuts_forgotten(patch: Patch) -> None:
 
 @mutant(simulation="hole")
 def plans_forgotten(patch: Patch) -> None:
-    """A start does not know what an earlier run had planned, and plans it again."""
+    """A start ignores the plans of an earlier run, and makes new ones."""
 
     def match(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
         found.waiting, assembler.sealed = assembler.sealed, []
@@ -186,7 +186,7 @@ def plans_forgotten(patch: Patch) -> None:
 
 @mutant(damage="unnoticed")
 def digest_not_checked(patch: Patch) -> None:
-    """A shard is adopted and read whatever its bytes are."""
+    """A shard is adopted and read without a check of its digest."""
 
     def trust(path: Path, data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()
@@ -196,7 +196,7 @@ def digest_not_checked(patch: Patch) -> None:
 
 @mutant(damage="wrong")
 def row_checksum_not_checked(patch: Patch) -> None:
-    """A journal row is replayed as SQLite hands it out."""
+    """A journal row is replayed without a check of its checksum."""
 
     def pages(self: SqliteJournal) -> Iterator[tuple[int, bytes | None]]:
         yield from self._db.execute("SELECT number, blob FROM rows ORDER BY number").fetchall()
@@ -212,7 +212,7 @@ def high_water_ignored(patch: Patch) -> None:
 
 @mutant(damage="reused")
 def numbers_reused(patch: Patch) -> None:
-    """Rows that are missing at the end are told, and their numbers are given again."""
+    """Rows missing at the end are reported, but their numbers are given again."""
 
     def count(self: SqliteJournal) -> None:
         missing = max(0, self._high_water.read() - self._last_row)
@@ -223,7 +223,7 @@ def numbers_reused(patch: Patch) -> None:
 
 @mutant(damage="loop")
 def malformed_not_set_aside(patch: Patch) -> None:
-    """A journal that cannot be read stays in its place, for every start to stumble over."""
+    """An unreadable journal stays in its place, so that every start fails on it."""
     patch.replace(SqliteJournal, "_set_aside", lambda self, reason: None)
 
 
@@ -260,25 +260,25 @@ def rows_of_late_rewards_not_needed(patch: Patch) -> None:
 
 @mutant(restore="doubled")
 def stored_parts_sealed_again(patch: Patch) -> None:
-    """What a restored journal found in shards is not marked, so that it is sealed again."""
+    """Steps that a restored journal found in shards are not marked, so they are sealed again."""
     patch.replace(recovery, "_mark_stored", lambda assembler, stored, row: None)
 
 
 @mutant(restore="doubled")
 def ids_of_later_shards_forgotten(patch: Patch) -> None:
-    """A restored journal takes episodes that shards hold for new ones when a client sends again."""
+    """A restored journal counts retried episodes as new, although they are in shards."""
     patch.replace(_Restoring, "_over", lambda self, assembler: [])
 
 
 @mutant(restore="doubled")
 def open_episodes_go_on(patch: Patch) -> None:
-    """An open episode goes on where the backup stands, whatever shards hold of it."""
+    """An open episode continues from the backup, although shards have more of it."""
     patch.replace(_Restoring, "_bring_up", lambda self, episode: None)
 
 
 @mutant(restore="leaked")
 def stored_parts_let_go_too_early(patch: Patch) -> None:
-    """A part in a later shard is let go before the earlier parts of its episode are recorded."""
+    """A part in a later shard is dropped before the earlier parts of its episode are recorded."""
 
     def at_once(self: Sealing) -> None:
         stored, self._stored = self._stored, []

@@ -15,7 +15,7 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(decisions="differs")
 def decisions_ignored(patch: Patch) -> None:
-    """The collector does not look which decision an event follows."""
+    """The collector does not check which decision an event follows."""
     judge = patch.original(Judge, "judge")
 
     def unnamed(
@@ -30,7 +30,7 @@ def decisions_ignored(patch: Patch) -> None:
 
 @mutant(decisions="refused")
 def nothing_kept(patch: Patch) -> None:
-    """The client takes the reply to get_action for an acknowledgement."""
+    """The client counts the reply to get_action as an acknowledgement."""
 
     def forget(self: Kept, episode_id: str, events: Iterable[wire.Event]) -> None:
         return

@@ -1,4 +1,4 @@
-"""Broken builds that are open to abuse: the attacks of tests/attack have to catch them."""
+"""Broken builds that can be abused: the attacks of tests/attack have to catch them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(json_bodies="5xx")
 def refusals_escape(patch: Patch) -> None:
-    """What is no JSON is not taken for the caller's mistake."""
+    """Invalid JSON does not count as the caller's error."""
 
     def decode(self: Request, kind: type[wire.M]) -> wire.M:
         return msgspec.json.decode(self.body, type=kind)
@@ -32,13 +32,13 @@ def refusals_escape(patch: Patch) -> None:
 
 @mutant(json_bodies="peak", msgpack_bodies="peak")
 def containers_are_not_counted(patch: Patch) -> None:
-    """A byte may become seventy."""
+    """A byte may become seventy in memory."""
     patch.replace(Request, "_require_few_values", lambda self: None)
 
 
 @mutant(long_texts="long")
 def texts_are_not_cut(patch: Patch) -> None:
-    """What is refused is repeated, however long it is."""
+    """A refused value is repeated in the answer at any length."""
     begin = patch.original(Refusal, "__init__")
 
     def whole(self: Refusal, code: str, message: str, *given: Any, **named: Any) -> None:
@@ -57,13 +57,13 @@ def refused_work_is_free(patch: Patch) -> None:
 
 @mutant(floods="endless")
 def no_time_for_headers(patch: Patch) -> None:
-    """Nobody looks after slow connections."""
+    """Slow connections have no time limit."""
     patch.replace(ConnectionWatch, "sweep", lambda self, now: None)
 
 
 @mutant(floods="memory")
 def bodies_without_a_bound(patch: Patch) -> None:
-    """All bodies find room."""
+    """Bodies have no limit on memory."""
 
     def take(self: Budget, nbytes: int, account: str = "", own: int = 0) -> bool:
         self.held += nbytes
@@ -74,26 +74,26 @@ def bodies_without_a_bound(patch: Patch) -> None:
 
 @mutant(floods=("memory", "starved"))
 def bodies_are_not_counted(patch: Patch) -> None:
-    """The room for bodies looks empty for ever."""
+    """The memory for bodies always counts as empty."""
     patch.replace(Budget, "take", lambda self, nbytes, account="", own=0: True)
     patch.replace(Budget, "give", lambda self, nbytes, account="": None)
 
 
 @mutant(floods="memory")
 def memory_is_kept(patch: Patch) -> None:
-    """What bodies took stays with the process."""
+    """Memory taken by bodies is never returned."""
     patch.replace(memory, "return_memory", lambda: None)
 
 
 @mutant(floods=("memory", "starved"))
 def every_route_reads_a_body(patch: Patch) -> None:
-    """What a route takes is not looked at, nor who may send it."""
+    """A route checks neither its body nor its caller."""
     patch.replace(RouteEntry, "limit", lambda self, limits: limits.max_bulk)
 
 
 @mutant(raw_sockets="smuggled")
 def codings_are_not_looked_at(patch: Patch) -> None:
-    """A message that says two lengths is read by one of them."""
+    """A message with two lengths is accepted."""
     original = patch.original(BoundedProtocol, "__init__")
 
     def lenient(self: BoundedProtocol, *args: Any, **given: Any) -> None:

@@ -1,4 +1,4 @@
-"""Broken builds around syncs: what only a loss of power shows."""
+"""Broken builds around syncs, which only a loss of power can reveal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _unsynced(patch: Patch, level: str) -> None:
 
 @mutant(power_loss="lost")
 def no_sync(patch: Patch) -> None:
-    """The journal leaves it to the kernel when to write."""
+    """The journal is never synced."""
     _unsynced(patch, "OFF")
 
 
@@ -42,7 +42,7 @@ def synchronous_normal(patch: Patch) -> None:
 
 @mutant(power_loss="lost")
 def no_directory_sync(patch: Patch) -> None:
-    """Files are synced, and the folders that hold their names are not."""
+    """Files are synced, but not the folders with their names."""
     for module in (storage.system.files, storage.journal.database):
         patch.replace(module, "sync_directory", lambda directory: None)
     patch.replace(ShardWriter, "_sync_folder", lambda self, folder: None)
@@ -50,7 +50,7 @@ def no_directory_sync(patch: Patch) -> None:
 
 @mutant(power_loss="lost")
 def shard_not_synced(patch: Patch) -> None:
-    """A shard gets its name before its content is on the disk."""
+    """A shard gets its name before its content is synced."""
     begin = patch.original(ShardWriter, "__init__")
 
     def broken(self: ShardWriter, *given: Any, **named: Any) -> None:
@@ -66,7 +66,7 @@ def _sync_folders(descriptor: int) -> None:
 
 @mutant(power_loss="lost")
 def adopted_unsynced(patch: Patch) -> None:
-    """What a killed writer left is taken for durable."""
+    """Files left by a killed writer count as durable."""
 
     def adopt(self: ShardWriter, stream: str, first: int, last: int) -> Any:
         return find_shard(self.directory, stream, first, last)
@@ -76,7 +76,7 @@ def adopted_unsynced(patch: Patch) -> None:
 
 @mutant(syscalls="lost")
 def retry_after_a_failed_sync(patch: Patch) -> None:
-    """A sync that failed is called again, and believed."""
+    """A failed sync is repeated, and its success is trusted."""
     begin = patch.original(SqliteJournal, "__init__")
 
     def broken(self: SqliteJournal, *given: Any) -> None:
@@ -102,12 +102,12 @@ def failed_sync_ignored(patch: Patch) -> None:
 
 @mutant(syscalls="lost")
 def log_trusted_after_a_failed_sync(patch: Patch) -> None:
-    """The next start believes the log that a failed sync left."""
+    """The next start trusts the log that a failed sync left."""
     patch.replace(SqliteJournal, "_make_durable", lambda self: None)
 
 
 @mutant(moved_root="lost")
 def shard_believed_wherever_it_is(patch: Patch) -> None:
-    """Nobody looks whether a path still leads to the root that was opened."""
+    """Nothing checks whether a path still leads to the opened root."""
     patch.replace(Anchor, "require", lambda self: None)
     patch.replace(Anchor, "has", lambda self, path: True)

@@ -1,4 +1,4 @@
-"""Broken builds around time, ends, locks and memory."""
+"""Broken builds around time, shutdown, locks and memory."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(drain="slow")
 def drain_waits_for_the_writer(patch: Patch) -> None:
-    """A shard writer that does not answer holds up the end."""
+    """A shard writer that does not respond delays the shutdown."""
     patch.replace(Sealer, "kill", lambda self: None)
 
 
 @mutant(crash="slow")
 def every_death_is_one_of_many(patch: Patch) -> None:
-    """A supervisor waits after each death as if its children died one after the other."""
+    """A supervisor pauses after every death, not only after many in a row."""
     patch.replace(Deaths, "pause", lambda self, now: PAUSE_SECONDS)
 
 
 @mutant(two_collectors="unclear")
 def lock_ignored(patch: Patch) -> None:
-    """Whoever asks for a lock has it: only SQLite still refuses, and names nobody."""
+    """Every request for a lock succeeds: only SQLite still refuses, without naming the holder."""
     patch.replace(FileLock, "acquire", lambda self, **how: True)
 
 
 @mutant(clock=("late", "refused"))
 def wall_clock(patch: Patch) -> None:
-    """Time-outs follow the wall clock: open episodes are over at once, or parts wait for years."""
+    """Timeouts follow the wall clock: open episodes end at once, or parts wait for years."""
     begin = patch.original(Collector, "__init__")
 
     def broken(self: Collector, *given: Any, **named: Any) -> None:
@@ -45,7 +45,7 @@ def wall_clock(patch: Patch) -> None:
 
 @mutant(slow_writer="grew")
 def no_back_pressure(patch: Patch) -> None:
-    """Parts wait for their shard in any number."""
+    """The number of parts that wait for their shard has no limit."""
     begin = patch.original(Collector, "__init__")
 
     def broken(self: Collector, *given: Any, **named: Any) -> None:
@@ -57,7 +57,7 @@ def no_back_pressure(patch: Patch) -> None:
 
 @mutant(soak="blocks")
 def state_left_per_episode(patch: Patch) -> None:
-    """Something small is remembered of every episode."""
+    """A few bytes are kept for every episode."""
     release = patch.original(EpisodeAssembler, "release")
     kept: list[str] = []
 

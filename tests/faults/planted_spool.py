@@ -16,13 +16,13 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(spool_kills=("lost", "left"))
 def spool_forgotten(patch: Patch) -> None:
-    """A process leaves what those before it have spooled where it is."""
+    """A process does not deliver the spooled events of earlier ones."""
     patch.replace(Spool, "find", lambda self: [])
 
 
 @mutant(spool_kills="lost")
 def spool_written_late(patch: Patch) -> None:
-    """A call returns before its event is on disk: the next one takes it along."""
+    """A call returns before its event is on disk; the next call writes both."""
     append = patch.original(SpoolSegment, "append")
     waiting: list[tuple[bytes, Sequence[Event]]] = []
 
@@ -39,8 +39,8 @@ def spool_written_late(patch: Patch) -> None:
 
 @mutant(spool_kills="lost")
 def spool_done_too_far(patch: Patch) -> None:
-    """What follows the judged events is noted as judged, too: a process that is killed then leaves
-    it to nobody."""
+    """Events after the judged ones are noted as judged, too: after a kill, no process delivers
+    them."""
     done = patch.original(SpoolSegment, "done")
 
     def further(self: SpoolSegment, numbers: Any) -> None:
@@ -52,13 +52,13 @@ def spool_done_too_far(patch: Patch) -> None:
 
 @mutant(spool_disk="lost")
 def spool_never_synced(patch: Patch) -> None:
-    """A call returns when its event is with the kernel, whatever `spool_sync` says."""
+    """A call returns before a sync, despite `spool_sync`."""
     patch.replace(spool, "_sync", lambda fd: None)
 
 
 @mutant(spool_kills="waited")
 def flow_control_waits_for_everybody(patch: Patch) -> None:
-    """An action that follows its process's own steps waits for those of earlier ones, too."""
+    """An action after steps of its own process also waits for those of earlier processes."""
     drained = patch.original(Outbox, "drained")
 
     def everybody(self: Outbox, *given: Any, own: bool = False, **options: Any) -> bool:
@@ -70,7 +70,7 @@ def flow_control_waits_for_everybody(patch: Patch) -> None:
 
 @mutant(spool_disk="held")
 def spool_waits_for_its_disk(patch: Patch) -> None:
-    """A call waits until its event is on disk, however long that takes."""
+    """A call waits for the disk without a limit."""
     patch.replace(SpoolWriter, "_patience", lambda self: 60.0)
     original = patch.original(SpoolWriter, "put")
 
@@ -83,7 +83,7 @@ def spool_waits_for_its_disk(patch: Patch) -> None:
 
 @mutant(spool_disk="lost")
 def spool_late_events_forgotten(patch: Patch) -> None:
-    """What a call did not wait for is never written."""
+    """Events whose call did not wait are never written."""
     write = patch.original(SpoolWriter, "_write")
 
     def forget(self: SpoolWriter, entries: Sequence[Entry]) -> bool:
@@ -100,7 +100,7 @@ def spool_late_events_forgotten(patch: Patch) -> None:
 
 @mutant(spool_disk=("not_raised", "lost"))
 def spool_full_unsaid(patch: Patch) -> None:
-    """A write that the disk has no room for counts as made."""
+    """A write that fails on a full disk counts as done."""
     write = patch.original(SpoolSegment, "_write")
 
     def quiet(self: SpoolSegment, *given: Any, **options: Any) -> None:
@@ -112,7 +112,7 @@ def spool_full_unsaid(patch: Patch) -> None:
 
 @mutant(spool_kills="doubled")
 def spool_sent_anew(patch: Patch) -> None:
-    """A taken-up segment's episodes are sent as new ones, whatever of them was acknowledged."""
+    """The episodes of an adopted segment are sent as new ones, even if acknowledged."""
     scan = patch.original(SpoolSegment, "_scan_frame")
     entered = patch.original(SpoolSegment, "_entered")
 

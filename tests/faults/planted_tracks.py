@@ -17,7 +17,7 @@ from tests.faults.mutants import Patch, mutant
 
 
 def _replayed(patch: Patch, lost: Callable[[Event], Event]) -> None:
-    """A start replays every event without what `lost` takes away."""
+    """A start replays every event after `lost` has changed it."""
     decode = patch.original(events, "decode_row")
 
     def poorer(blob: bytes) -> Row:
@@ -73,5 +73,5 @@ def found_tracks_taken_for_one(patch: Patch) -> None:
 
 @mutant(soak=("blocks", "objects"))
 def whole_episodes_never_forgotten(patch: Patch) -> None:
-    """What the tracks of an episode have in common is kept when they are forgotten."""
+    """The shared state of an episode's tracks is kept after the tracks are forgotten."""
     patch.replace(EpisodeAssembler, "_forget_track", lambda self, finished: None)

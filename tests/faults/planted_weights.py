@@ -1,4 +1,4 @@
-"""Broken builds around what is published and what is served."""
+"""Broken builds around publishing and serving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(publishing="undurable")
 def published_without_syncing_the_folder(patch: Patch) -> None:
-    """A version's files are synced, and the folders that hold their names are not."""
+    """A version's files are synced, but not the folders with their names."""
     patch.replace(storage.weights.files, "sync_directory", lambda directory: None)
 
 
@@ -27,7 +27,7 @@ def pin_ignored(patch: Patch) -> None:
 
 @mutant(publishing="unregistered")
 def registration_never_renewed(patch: Patch) -> None:
-    """A collector registers when it has news, and otherwise never again."""
+    """A collector registers only changes, and does not renew its registration."""
     register = patch.original(WeightFollower, "register")
 
     def once(self: WeightFollower[Any], **given: Any) -> None:
@@ -39,7 +39,7 @@ def registration_never_renewed(patch: Patch) -> None:
 
 @mutant(publishing="ghost")
 def registration_never_ends(patch: Patch) -> None:
-    """A collector that is dead for long still counts."""
+    """A collector that died long ago still counts as registered."""
 
     def registered(self: ServedRecords, now: float) -> list[Served]:
         return self.read()
@@ -49,11 +49,11 @@ def registration_never_ends(patch: Patch) -> None:
 
 @mutant(publishing="older")
 def older_generation_taken_up(patch: Patch) -> None:
-    """What was restored from a backup is served in the place of what came after it."""
+    """Weights restored from a backup are served instead of the later ones."""
     patch.replace(WeightFollower, "_require_newer", lambda self, wanted, served: None)
 
 
 @mutant(publishing="renamed")
 def numbers_kept_with_the_weights_alone(patch: Patch) -> None:
-    """Nothing outside `weights/` remembers which numbers were given."""
+    """No file outside `weights/` records the numbers given."""
     patch.replace(HighestNumbers, "note", lambda self, version, generation: None)

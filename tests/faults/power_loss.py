@@ -1,8 +1,8 @@
-"""Loss of power: what no sync covers is gone, in part or as a whole, under eight clients.
+"""Loss of power under eight clients: unsynced changes are lost, partly or completely.
 
 The collector and its shard writer run on a `Disk`. Power is cut at a random moment, or exactly when
-one of them is about to write, sync or rename; sometimes only a process dies then, and the power
-goes a little later, when its successor has taken over what it found.
+one of them is about to write, sync or rename; sometimes only a process dies then, and the power is
+cut a little later, when its successor has taken over.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class DiskTraffic(Traffic):
         self.chance = random.Random(trial.seed)
 
     def strike(self, role: str, kind: str, nth: int, action: int, count: int = 1) -> bool:
-        """Fail a call, and wait until it has failed; False when it did not come up in time."""
+        """Fail a call, and wait until it has failed; False if it was not made in time."""
         before = self.disk.fired
         self.disk.fail(role, kind, nth, action, count)
         return wait_until(lambda: self.disk.fired > before)
 
     def shards(self) -> int:
-        """How many shards are recorded; 0 while nobody answers."""
+        """The number of recorded shards; 0 while the collector does not answer."""
         try:
             count: int = self.collector.get("/readyz")[1]["shards"]
         except urllib3.exceptions.HTTPError:
@@ -125,7 +125,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _reach(traffic: DiskTraffic, moment: Moment, verdict: Verdict) -> None:
-    """Come to the moment of the cut."""
+    """Wait for the moment of the cut."""
     chance = traffic.chance
     if moment is None:
         threading.Event().wait(chance.uniform(0.1, 1.5))
@@ -140,7 +140,7 @@ def _reach(traffic: DiskTraffic, moment: Moment, verdict: Verdict) -> None:
             traffic.disk.disarm()
             traffic.collector.restart()
         else:
-            traffic.disk.fail("writer", "write", 1, KILL)  # one that it only adopts is not written
+            traffic.disk.fail("writer", "write", 1, KILL)  # an adopted shard is not written
         shards = traffic.shards()
         verdict.count("successors", wait_until(lambda: traffic.shards() > shards))
         threading.Event().wait(0.2)  # it counts a shard a moment before its record is durable

@@ -1,4 +1,4 @@
-"""A bad network: a proxy between clients and a collector that plays seeded faults.
+"""A bad network: a proxy between clients and a collector that injects seeded faults.
 
 It reads whole requests (Content-Length), so that it can repeat them, and draws for each:
 
@@ -39,9 +39,9 @@ LATE = (0.05, 1.0)
 
 
 class BadNetwork(Closing):
-    """Listens on a free port of this machine for the life of the block; `counts` tells what it did.
+    """Listens on a free port of this machine for the duration of the block; `counts` its actions.
 
-    `counts["requests"]` are those that a client began to send, whatever became of them.
+    `counts["requests"]` includes every request that a client began to send.
     """
 
     def __init__(self, target: str, seed: int, faults: Mapping[str, float] = FAULTS) -> None:
@@ -93,7 +93,7 @@ class BadNetwork(Closing):
         return kind
 
     async def _carry(self, request: bytes, client: asyncio.StreamWriter) -> bool:
-        """Carry one request and its answer; whether the connection goes on."""
+        """Forward one request and its answer; return whether the connection stays open."""
         kind = self._draw()
         if kind == "reset":
             return _reset(client)
@@ -118,7 +118,7 @@ class BadNetwork(Closing):
         return True
 
     async def _send(self, request: bytes, *, answered: bool = True) -> bytes:
-        """Send to the collector on a connection of its own; its answer."""
+        """Send to the collector on a new connection; return its answer."""
         reader, writer = await asyncio.open_connection(*self._target, limit=2**26)
         try:
             writer.write(request)

@@ -1,11 +1,11 @@
-"""Random histories of what is published: by a trainer and by people, past restores and kills.
+"""Random histories of publications by a trainer and by people, with restores and kills.
 
-Each history is one policy's store, two collectors that follow it and a client of each, on a clock
-that the history moves. Backups are made of `weights/` and put back; collectors are killed and
-started again. At each moment a number names one content, a rollback holds until it is resumed,
-nobody goes back to an older generation of the same store by itself, and a collector is registered
-exactly as long as it lives. What a call made live is durable when the call returns: every file was
-synced before its name was there, and every folder after.
+Each history is one policy's store, two collectors that follow it and a client of each, on a
+simulated clock. Backups of `weights/` are made and restored; collectors are killed and restarted.
+At each moment a number names one content, a rollback holds until it is resumed, no collector or
+client returns to an older generation of the same store by itself, and a collector is registered
+exactly while it lives. A version made live is durable when the call returns: every file was synced
+before its name was created, and every folder after.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TURN_SECONDS = 4.0
 
 
 class Syncs:
-    """What is synced, in place of waiting for a disk: `loose` names what a power cut could take."""
+    """Tracks syncs instead of waiting for a disk: `loose` names what a power cut could remove."""
 
     def __init__(self) -> None:
         self.loose: set[str] = set()
@@ -43,7 +43,7 @@ class Syncs:
 
     @contextlib.contextmanager
     def watched(self, root: Path) -> Iterator[None]:
-        """See to the calls of this process under a folder."""
+        """Track this process's calls under a folder."""
         before = {name: getattr(os, name) for name in ("fsync", "rename", "replace")}
         inside = f"{root}{os.sep}"
 
@@ -161,7 +161,7 @@ class History:
             self.verdict.count("restored")
 
     def kill(self) -> None:
-        """A collector dies, or one that died is started again."""
+        """Kill a collector, or restart a killed one."""
         one = self.chance.choice(self.watchers)
         if one.alive:
             one.alive, one.died = False, self.now
@@ -169,7 +169,7 @@ class History:
             self.watchers[self.watchers.index(one)] = self._watcher(one.follower.collector_id)
 
     def wait(self) -> None:
-        """Nothing new for longer than a registration lasts; who lives looks every few seconds."""
+        """Publish nothing for longer than a registration lasts; live collectors poll meanwhile."""
         until = self.now + 2 * REGISTERED_SECONDS
         while self.now < until:
             self.now += TURN_SECONDS
@@ -226,7 +226,7 @@ def _number(manifest: Manifest, data: bytes) -> int:
 
 def run(trial: Trial) -> Verdict:
     verdict = Verdict(counts={"histories": 0})
-    logging.disable(logging.WARNING)  # each restore is told
+    logging.disable(logging.WARNING)  # each restore is reported
     try:
         with trial.planted():
             while trial.goes_on(verdict.counts["histories"], verdict):

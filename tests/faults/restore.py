@@ -1,10 +1,9 @@
-"""Random histories whose journal is put back to a backup, while their shards stay.
+"""Random histories whose journal is restored from a backup, while their shards stay.
 
-A history runs, a backup of its journal is made at a moment of it, it runs on, and then the journal
-is the backup again. Clients go on as they stand, with what they were never answered for. In the end
-no step is in shards twice, every step that was acknowledged before the backup is in them, ordinals
-are dense, the journal's records are the shards that there are, and its counts add up. A crash may
-come anywhere, within the start that notices the restore too.
+During a history its journal is backed up, and later replaced by the backup. Clients continue and
+repeat their unanswered requests. At the end no step is in shards twice, every step acknowledged
+before the backup is in them, ordinals are dense, the journal's records match the existing shards,
+and its counts add up. A crash may happen anywhere, also in the start that detects the restore.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ class RestoreWorld(World):
 
 
 class RestoredHistory(History):
-    """A history with `backups` moments, of which each is gone back to once."""
+    """A history with backups at `backups` moments, each of which is restored once."""
 
     world: RestoreWorld
 
     def __init__(self, seed: int, points: Points, times: int) -> None:
         super().__init__(seed, points, RestoreWorld, late=True)
         self._moments = sorted(Random(seed).sample(range(5, 2 * TURNS), 2 * times))
-        self._shards = 0  # that there were at the backup
+        self._shards = 0  # that existed at the backup
         self.safe: dict[int, float] = {}  # step -> its reward, acknowledged before the backup
 
     def run(self) -> None:
@@ -60,11 +59,11 @@ class RestoredHistory(History):
         self.survive(self.end)
 
     def _has_changed(self, backup: MemoryJournal | None) -> bool:
-        """Whether there are shards by now that the backup knows nothing of."""
+        """Whether shards exist by now that the backup does not know."""
         return backup is None or len(self.world.writer.shards) > self._shards
 
     def _turn_back(self, backup: MemoryJournal | None) -> MemoryJournal | None:
-        """Make a backup, or put the one that there is in the journal's place."""
+        """Make a backup, or replace the journal by the existing one."""
         journal = self.world.journal
         if not isinstance(journal, MemoryJournal):
             raise TypeError("expected a journal in memory")
@@ -74,7 +73,7 @@ class RestoredHistory(History):
             return journal.crash()
         for client in self._clients:
             client.hang_up()
-        self.ledger.expected = dict(self.safe)  # what was acknowledged since is not promised
+        self.ledger.expected = dict(self.safe)  # steps acknowledged since then may be lost
         self.world.journal = backup
         self._start()
         instances = self.world.collector.assembler.instances
@@ -84,7 +83,7 @@ class RestoredHistory(History):
 
 
 def judge(history: RestoredHistory, verdict: Verdict, where: str) -> None:
-    """What holds of shards and journal, whatever the backup did not know."""
+    """The invariants of shards and journal that hold after any restore."""
     world = history.world
     verdict.require(not history.failures, "failed", f"{where}: {history.failures}")
     if history.over:

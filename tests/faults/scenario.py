@@ -1,8 +1,8 @@
-"""What a scenario is: a law, sizes, and a function from a trial to a verdict.
+"""A scenario: an invariant, sizes, and a function from a trial to a verdict.
 
-A scenario is a module of this folder that defines `SCENARIO` and is named in `NAMES`. It runs once
-on the build as it is, where its law has to hold, and once for every planted broken build that names
-it (see `mutants`), where it has to find the symptom that the broken build must show.
+A scenario is a module of this folder that defines `SCENARIO` and is listed in `NAMES`. It runs once
+on the unmodified build, where its invariant must hold, and once for every broken build that names
+it (see `mutants`), where it must find that build's symptom.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ SHOWN = 5
 class Trial:
     """One run of a scenario. `size` is in the scenario's own unit.
 
-    `deadline` (of `time.monotonic`) is when a quick run stops adding to what it has done; what is
-    not done by then shows in its counts.
+    `deadline` (of `time.monotonic`) is when a quick run begins no more work; its counts show how
+    far it came.
     """
 
     seed: int
@@ -90,13 +90,13 @@ class Trial:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """How to start the collector: in place of `-m ingest` for a broken build."""
+        """The words that start the collector, instead of `-m ingest` for a broken build."""
         if self.mutant is None:
             return ("-m", INGEST)
         return ("-m", "tests.faults.launcher", self.mutant.name, INGEST)
 
     def planted(self) -> AbstractContextManager[None]:
-        """The broken build within this process, for as long as the block lasts."""
+        """Apply the broken build to this process for the duration of the block."""
         return unbroken() if self.mutant is None else self.mutant.applied()
 
     @property
@@ -104,17 +104,17 @@ class Trial:
         return time.monotonic() < self.deadline
 
     def is_caught(self, verdict: Verdict) -> bool:
-        """Whether a broken build has shown what it is to show, so that no more is needed."""
+        """Whether a broken build has shown its symptom, so that the run may stop."""
         return not self.symptoms.isdisjoint(verdict.faults)
 
     def goes_on(self, done: float, verdict: Verdict) -> bool:
-        """Whether a scenario that has done so much of its unit adds to it."""
+        """Whether a scenario that has done this much should do more."""
         return done < self.size and self.in_time and not self.is_caught(verdict)
 
 
 @dataclass
 class Verdict:
-    """What was counted, and each kind of fault that was found, with a few examples."""
+    """The counts, and each kind of violation found, with a few examples."""
 
     counts: dict[str, float] = field(default_factory=dict)
     faults: dict[str, list[str]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Verdict:
         self.counts[name] = self.counts.get(name, 0) + more
 
     def require(self, holds: bool, kind: str, text: object) -> None:
-        """Note a fault of this kind unless the law holds."""
+        """Note a violation of this kind unless the condition holds."""
         if not holds:
             found = self.faults.setdefault(kind, [])
             if len(found) < SHOWN:

@@ -1,8 +1,8 @@
-"""A client of a simulated world, and what all of a world's clients know.
+"""A client of a simulated world, and the knowledge shared by all of its clients.
 
-It logs episodes of one agent and of two. Of two, each agent has a track of its own, in the stream
-of any policy: the second may join late, the first may leave early, and who ends with the episode
-tells how many acted.
+It logs episodes of one agent and of two. With two, each agent has its own track, in the stream of
+any policy: the second may join late, the first may leave early, and the agents that end with the
+episode report how many acted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Track:
 
 
 class Client:
-    """One instance. It has one batch under way, which it sends until it is answered."""
+    """One client instance with one batch in flight, which it sends until it is answered."""
 
     def __init__(self, number: int, ledger: Ledger, chance: Random) -> None:
         self._number, self._ledger, self._chance = number, ledger, chance
@@ -100,7 +100,7 @@ class Client:
                 self._end(episode_id, leaves_early=not last and self._chance.random() < 0.5)
 
     def _acting(self, episode_id: str) -> list[Track]:
-        """Whose turn it is: everybody's at once, or one agent's while the others wait."""
+        """The agents that act next: all at once, or one while the others wait."""
         tracks = self._open[episode_id]
         if len(tracks) > 1 and self._chance.random() < 0.6:
             return [self._chance.choice(tracks)]
@@ -131,7 +131,7 @@ class Client:
             self._awaited.discard(episode_id)
 
     def _reward_late(self) -> None:
-        """Rewards that name their steps, of anybody's episodes, the ended ones too."""
+        """Rewards for named steps of any client's episodes, including ended ones."""
         ledger = self._ledger
         for _ in range(self._chance.choice((0, 0, 1, 2)) if ledger.named else 0):
             name, t, step = self._chance.choice(list(ledger.named))
@@ -170,7 +170,7 @@ class Client:
         track.seq += 1
 
     def _step_environment(self, track: Track) -> None:
-        """The agent acts with the others where it has not yet acted, else a step later."""
+        """The agent acts in the current step if it has not acted in it yet, else in the next."""
         now = max(other.env_t for other in self._open[track.episode_id])
         track.env_t = now if now > track.env_t else track.env_t + 1
         self._acted[track.episode_id].add(track.agent or "")
@@ -204,7 +204,7 @@ class Client:
     # --- what it does ----------------------------------------------------------------------
 
     def send(self, world: World) -> None:
-        """Send what is under way (again)."""
+        """Send the batch in flight (again)."""
         self.hang_up()
         collector = world.collector
         try:
@@ -219,7 +219,7 @@ class Client:
             return
 
     def deliver(self, world: World) -> None:
-        """Send what is under way until it is answered."""
+        """Send the batch in flight until it is answered."""
         for _ in range(9):
             if self.idle:
                 return
@@ -230,7 +230,7 @@ class Client:
     # --- what it hears ---------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Take the answer if it has come."""
+        """Process the answer if it has arrived."""
         if self._answer is None:
             return
         try:
@@ -282,7 +282,7 @@ class Client:
         self._events = []
 
     def _apart(self, refused: dict[int, str]) -> Iterator[str]:
-        """Episodes that are over for some of their agents, and go on for others."""
+        """Episodes that have ended for some of their agents, but not for all."""
         answers: dict[str, set[str | None]] = {}
         for index, (event, _) in enumerate(self._events):
             if not (isinstance(event, wire.LogReturns) and event.step is not None):
@@ -290,13 +290,13 @@ class Client:
         yield from (name for name, found in answers.items() if len(found) > 1)
 
     def _note(self, name: Name, step: int) -> None:
-        """An acknowledged action is the episode's next step: anybody may reward it."""
+        """Record an acknowledged action as the episode's next step, which any client may reward."""
         if self._ledger.late:
             self._ledger.named.append((name, self._times[name], step))
             self._times[name] += 1
 
     def forget_unless(self, known: Callable[[str], bool]) -> None:
-        """Register anew, for what comes, when the instance is not known any more."""
+        """Register a new instance when the old one is no longer known."""
         if self._instance is not None and not known(self._instance):
             self._instance = None
 

@@ -1,11 +1,11 @@
 """Random histories over a journal, files and a clock in memory, with a crash at every step.
 
-Clients log episodes of one agent and of two that cuts, time-outs, full disks and dying writers run
-across, and reward steps of each other's episodes by their numbers, within their windows and after.
-Each history is replayed once for each point where a process may die (before and after every commit
-and every shard), then with more crashes behind it. In the end every acknowledged step is in exactly
-one shard, of its own agent and step of the environment, with the reward that it was given; ordinals
-are dense, and nothing of the history is left in the journal or in memory.
+Clients log episodes of one agent and of two, during cuts, timeouts, full disks and dying writers,
+and reward steps of each other's episodes by number, within their windows and later. Each history is
+replayed once for each point where a process may die (before and after every commit and every
+shard), then with further crashes. At the end every acknowledged step is in exactly one shard, with
+its agent, its step of the environment and its reward; ordinals are dense, and nothing of the
+history is left in the journal or in memory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class History:
         self.survive(self.end)
 
     def survive(self, action: Any) -> None:
-        """Do it; a process that died, or gave up, is started again."""
+        """Do it; restart a process that died or gave up."""
         while not self.over:
             try:
                 action()
@@ -102,7 +102,7 @@ class History:
     def _start(self) -> None:
         try:
             self.world.start()
-        except Exception as error:  # whatever stops a collector from starting is what is sought
+        except Exception as error:  # any exception that prevents a start is a violation
             self.failures.append(f"no start: {error!r}")
             self.over = True
 
@@ -126,7 +126,7 @@ class History:
             world.pass_time(chance.choice(SECONDS))
 
     def end(self) -> None:
-        """Every client is answered and ends what it began; what is left is abandoned and sealed."""
+        """Answer every client and end its episodes; the rest is abandoned and sealed."""
         world = self.world
         for last in (False, True):
             for client in self._clients:
@@ -144,7 +144,7 @@ class History:
 
 
 def stored_steps(parts: Iterable[Part]) -> dict[int, list[float]]:
-    """step -> the rewards with which it lies in shards."""
+    """step -> its rewards in the shards."""
     stored: dict[int, list[float]] = defaultdict(list)
     for part in parts:
         steps = np.frombuffer(part.obs, np.float32).tolist()
@@ -154,12 +154,12 @@ def stored_steps(parts: Iterable[Part]) -> dict[int, list[float]]:
 
 
 def _fits(found: float, reward: float, doubtful: int) -> bool:
-    """Whether a stored reward is the acknowledged one, with or without each one in doubt."""
+    """Whether a stored reward is the acknowledged sum, with any of the unanswered ones added."""
     return any(math.isclose(found, reward + n * REWARD) for n in range(doubtful + 1))
 
 
 def judge(history: History, verdict: Verdict, where: str) -> None:
-    """Every law that the end of a history can show."""
+    """Check every invariant that the end of a history can show."""
     world, ledger = history.world, history.ledger
     verdict.require(not history.failures, "failed", f"{where}: {history.failures}")
     if history.over:
@@ -191,7 +191,7 @@ def judge(history: History, verdict: Verdict, where: str) -> None:
 
 
 def _judge_tracks(world: World, ledger: Ledger, verdict: Verdict, where: str) -> None:
-    """Every step is its own agent's, at its own step of the environment, and ends say who acted."""
+    """Every step has its agent and its environment step, and ends give the number of agents."""
     wrong = []
     for part in world.writer.parts:
         env_t = np.frombuffer(part.env_t, np.int64).tolist() or [NO_TRACK] * part.steps
@@ -226,7 +226,7 @@ def _judge_ordinals(world: World, verdict: Verdict, where: str) -> None:
 
 
 def _judge_leftovers(world: World, verdict: Verdict, where: str) -> None:
-    """Nothing is kept per episode but the counts and ranges that have a bound."""
+    """Nothing is kept per episode except bounded counts and ranges."""
     assembler, sealing = world.collector.assembler, world.collector.sealing
     left = {
         "rows": [number for number, _ in world.journal.replay()],
@@ -245,7 +245,7 @@ def _judge_leftovers(world: World, verdict: Verdict, where: str) -> None:
 
 
 def play(seed: int, crash: int | None) -> History:
-    """The history of a seed; with more crashes behind the first one, and sometimes a full disk."""
+    """The history of a seed, with further crashes after the first, and sometimes a full disk."""
     chance = Random(f"{seed} {crash}")
     crashes = set() if crash is None else {crash}
     if crash is not None:
@@ -284,7 +284,7 @@ def run(trial: Trial) -> Verdict:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the collector's log: a history of faults is a long story."""
+    """Silence the collector's log, which would be long for a history of faults."""
     log = logging.getLogger("headrace")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -295,10 +295,10 @@ def quiet() -> Iterator[None]:
 
 
 def _one(seed: int, crash: int | None, verdict: Verdict) -> int:
-    """Play and judge one history; answers how many points it had."""
+    """Play and check one history; return its number of points."""
     try:
         history = play(seed, crash)
-    except Exception as error:  # nothing in a history may end a collector like this
+    except Exception as error:  # no history may make a collector raise this
         verdict.count("histories")
         verdict.require(False, "broke", f"history {seed}, crash at {crash}: {error!r}")
         return 0
@@ -316,6 +316,6 @@ SCENARIO = Scenario(
     unit="histories",
     quick=2_500,
     long=50_000,
-    planted=12_500,  # some builds show in one history of five hundred
+    planted=12_500,  # some broken builds show in only one of five hundred histories
     run=run,
 )

@@ -1,4 +1,4 @@
-"""A collector whose commits take their time, so that a kill comes before them.
+"""A collector with slow commits, so that kills come before them.
 
 python -m tests.faults.slow_disk none|MUTANT ingest collect --root DIR --port PORT
 """
@@ -31,7 +31,7 @@ def plant() -> None:
 
 
 def program(mutant: str | None) -> tuple[str, ...]:
-    """How to start such a collector, in place of `-m ingest`."""
+    """The words that start such a collector, instead of `-m ingest`."""
     return ("-m", "tests.faults.slow_disk", mutant or "none", INGEST)
 
 

@@ -1,8 +1,7 @@
-"""A shard writer that stands still: clients are pushed back before memory grows.
+"""A stopped shard writer: clients get 429 before memory grows.
 
-A client sends wide steps as fast as it can. It must hear 429 with Retry-After before the
-collector's memory has grown by 64 MB. Once the writer goes on, everything that was acknowledged
-reaches the shards.
+A client sends wide steps as fast as it can. It must get 429 with Retry-After before the collector's
+memory has grown by 64 MB. Once the writer continues, everything acknowledged reaches the shards.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Flood:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process holds."""
+    """Resident memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -92,7 +91,7 @@ def run(trial: Trial) -> Verdict:
     declare(root, f"box:{WIDTH}", "discrete:2", seal_seconds=5.0)
     with CollectorProcess(root, program=trial.program) as collector:
         flood = Flood(collector, notes, chance)
-        for _ in range(50):  # what a collector takes anyway: buffers, caches, the writer's start
+        for _ in range(50):  # warm up buffers and caches, start the writer
             flood.send()
         wait_until(lambda: collector.get("/readyz")[1]["bytes_waiting"] == 0, PATIENCE)
         for _ in range(trial.size):
@@ -108,7 +107,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _stall(collector: CollectorProcess, flood: Flood, verdict: Verdict) -> None:
-    """Stop the writer until the client is pushed back; then let it go on."""
+    """Stop the writer until the client gets 429; then let it continue."""
     writer = collector.writer_pid()
     if writer is None:
         raise RuntimeError("the collector has no shard writer")

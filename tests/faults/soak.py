@@ -1,10 +1,10 @@
-"""Very many episodes: what the collector holds does not grow with them.
+"""Very many episodes: the collector's memory, files and threads do not grow with their number.
 
-Episodes, one in five of two agents, come in batches over ever new connections and client instances,
-and the shard writer is killed now and then. At rest, between rounds, the collector is asked what it
-holds (measured_collector.py). In the first fifth the writer stands still while a round is sent: so
-much waits then as never again, and the memory that a backlog takes and leaves to the next (SQLite's
-cache, the arenas of small objects) is taken before anything is judged. From there on
+Episodes, one in five of two agents, come in batches over always new connections and client
+instances, and the shard writer is killed now and then. Between rounds, at rest, the collector
+reports its use (measured_collector.py). During the first fifth the writer is stopped for a round:
+this makes the largest backlog of the run, so that memory which a backlog takes and keeps (SQLite's
+cache, the arenas of small objects) is taken before anything is compared. From then on
 
     objects and blocks of memory   less than 0.1 more per episode
     files and threads              none more
@@ -32,7 +32,7 @@ from tests.collector_process import CollectorProcess, declare
 from tests.faults.power_loss import wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
-SEVERAL = 5  # one in so many episodes has two agents
+SEVERAL = 5  # one episode in this many has two agents
 STEP = {"type": "log_action", "obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 ROUNDS = 20
 BATCH = 50
@@ -92,7 +92,7 @@ class Rounds:
             wait_until(lambda: False, float(answer.headers["retry-after"]))
 
     def rest(self) -> None:
-        """Wait until all of it is in shards."""
+        """Wait until all steps are in shards."""
 
         def is_idle() -> bool:
             counts = self._collector.get("/readyz")[1]
@@ -104,7 +104,7 @@ class Rounds:
 
 
 def ask(folder: Path) -> dict[str, int]:
-    """What the collector holds now."""
+    """The collector's current use of memory, files and threads."""
     (folder / "answer").unlink(missing_ok=True)
     (folder / "ask").touch()
     if not wait_until((folder / "answer").exists, PATIENCE):
@@ -143,9 +143,9 @@ def run(trial: Trial) -> Verdict:
 
 
 def growth(samples: list[tuple[int, dict[str, int]]], name: str) -> float:
-    """How much the least of the later samples is above the least of the earlier, per episode.
+    """The growth per episode: the minimum of the later samples minus that of the earlier ones.
 
-    The least, because what is bounded by a count goes up and down below its bound.
+    Minima, because a quantity that is bounded by a count fluctuates below its bound.
     """
     half = len(samples) // 2
     early, late = samples[:half], samples[half:]

@@ -1,8 +1,9 @@
 """The disk of a spool: the power is cut, it fills up, it hangs, under two processes that log.
 
-With `spool_sync` a step whose call returned, and that is not unwritten, survives a cut of the power
-at any moment. While the disk is full calls raise BufferFull, nobody waits for it, and both go on as
-soon as there is room, whether the collector is there or not. While no write returns calls go on.
+With `spool_sync` a step whose call has returned, and which is not counted as unwritten, survives a
+power cut at any moment. While the disk is full, calls raise BufferFull without waiting, and both
+processes continue as soon as there is space, whether the collector runs or not. While no write
+returns, calls still return.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run(trial: Trial) -> Verdict:
 def cut_power(
     trial: Trial, spooling: Spooling, disk: Disk, chance: random.Random, verdict: Verdict
 ) -> None:
-    """Both processes die with the power; the collector is another machine's, and away at times."""
+    """Both processes die with the power; the collector is on another machine, at times absent."""
     for number in range(trial.size):
         if not trial.in_time:
             break
@@ -80,7 +81,7 @@ def cut_power(
 def fill(
     trial: Trial, spooling: Spooling, disk: Disk, chance: random.Random, verdict: Verdict
 ) -> None:
-    """The disk is full while both log: twice at a time with a kill, and with the collector away."""
+    """The disk fills up while both log, with and without a kill, or without the collector."""
 
     def told(what: str) -> int:
         files = [spooling.folder / f"{what}-{number}" for number in spooling.numbers]
@@ -111,8 +112,8 @@ def fill(
 def hang(
     trial: Trial, spooling: Spooling, disk: Disk, chance: random.Random, verdict: Verdict
 ) -> None:
-    """No write returns for a while, the collector is there or not; half of the times one process is
-    killed meanwhile. Calls go on until memory is full, and then raise."""
+    """No write returns for a while, with or without a collector; half of the time one process is
+    killed meanwhile. Calls return until memory is full, and then raise."""
     for number in range(max(1, trial.size // 3)):
         away = number % 2 == 1
         if away:

@@ -1,13 +1,13 @@
-"""SIGKILL of processes that spool what they log, while the collector comes and goes.
+"""SIGKILL of processes that log with a spool, while the collector is killed and restarted.
 
     python -m tests.faults.spool_kills ADDRESS FOLDER NUMBER MUTANT OPTIONS
 
 Such a process logs steps until FOLDER/stop exists, and notes each once its call has returned and
-nothing is unwritten: from then on the step is promised. Two of them run at a time, on one spool;
-one that is killed is followed by another, which delivers what it left. The last ones flush.
+nothing is unwritten: from then on the step must survive. Two of them run at a time, on one spool; a
+killed one is replaced by another, which delivers the events that it left. The last ones flush.
 
-After that a client that acts by a policy with flow control takes up what an earlier process left:
-an action of its own waits for its own steps, not for those.
+After that a client that acts by a policy with flow control adopts the events of an earlier process:
+its own action waits for its own steps, not for those.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ R = TypeVar("R")
 
 
 def log(address: str, folder: Path, number: int, options: Mapping[str, Any]) -> None:
-    """One process: episodes of one step, and of several that others may cut off.
+    """One process: episodes of one step, and longer ones that a kill may interrupt.
 
-    A call that finds the disk full raises, and its step is not promised; how often is noted, and so
-    is each call that takes longer than those before it.
+    A call that finds the disk full raises, and its step need not survive; the number of such calls
+    is noted, and so is each call that takes longer than all before it.
     """
     chance = random.Random(number)
 
@@ -130,8 +130,8 @@ def log(address: str, folder: Path, number: int, options: Mapping[str, Any]) -> 
 
 
 def act(trial: Trial, verdict: Verdict) -> None:
-    """An action that follows a whole window of its process's own steps, behind what another one
-    left: it returns while most of that is still to be sent, whatever it takes to send it."""
+    """An action after a full window of its own process's steps, queued behind another process's
+    events: it returns while most of those events are still unsent."""
     from policy.networks.policy import Policy  # noqa: PLC0415  # the processes that log start fast
 
     root, spool = trial.folder / "acting", trial.folder / "acting-spool"
@@ -211,15 +211,15 @@ class Spooling:
         self.clients[place] = self.start()
 
     def finish(self, verdict: Verdict) -> None:
-        """Let the last two deliver all that is there, and the collector store it; judge that."""
+        """Let the last two deliver everything, and the collector store it; then check it."""
         (self.folder / "stop").touch()
         statuses = [client.wait(2 * SETTLE_SECONDS) for client in self.clients]
-        last = self.start()  # for what the one that closed first has left
+        last = self.start()  # for the events that the first one to close has left
         statuses.append(last.wait(2 * SETTLE_SECONDS))
         verdict.require(statuses == [0, 0, 0], "status", statuses)
         left = [path.name for path in self.spool.glob("*segment-*")]
         verdict.require(not left, "left", left)
-        settled = self.collector.empty(SETTLE_SECONDS)  # what nobody ended is abandoned
+        settled = self.collector.empty(SETTLE_SECONDS)  # unended episodes are abandoned
         verdict.require(settled, "unsettled", "steps are in the journal, and count as lost")
         verdict.require(self.collector.stop() == 0, "status", "the collector's")
         judge(self.folder, verdict)
@@ -260,8 +260,8 @@ def run(trial: Trial) -> Verdict:
 
 
 def judge(folder: Path, verdict: Verdict) -> None:
-    """Compare what processes noted with what is in shards; else a step is still in the spool, or
-    its reward's refusal counted."""
+    """Compare the processes' notes with the shards; a missing step must still be in the spool, or
+    the refusal of its reward counted."""
     account = Account.of(folder / "root", list(folder.glob("notes-*")))
     unrewarded = account.stored.pop(0.0, 0)  # killed between an action and its reward
     account.found.pop(0.0, None)
@@ -278,7 +278,7 @@ def judge(folder: Path, verdict: Verdict) -> None:
 
 
 def longest_call(folder: Path) -> float:
-    """Seconds, as far as it was long enough to be noted."""
+    """The longest noted call, in seconds."""
     lines = [
         float(line) for path in folder.glob("longest-*") for line in path.read_text().splitlines()
     ]
@@ -286,7 +286,7 @@ def longest_call(folder: Path) -> float:
 
 
 def spooled_rewards(spool: Path) -> set[float]:
-    """Of the events in segments that nobody holds, and that nobody has acknowledged."""
+    """The unacknowledged events in segments that no process holds."""
     found: set[float] = set()
     for folder in spool.glob("segment-*"):
         segment = SpoolSegment.take_up(folder, PIECE_BYTES, False)
@@ -298,8 +298,8 @@ def spooled_rewards(spool: Path) -> set[float]:
 
 
 def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
-    """Those of the missing rewards whose steps are stored without one, and whose refusals a client
-    has counted."""
+    """The missing rewards whose steps are stored without one, and whose refusals a client has
+    counted."""
     places = dict(
         line.split() for path in folder.glob("episodes-*") for line in path.read_text().splitlines()
     )
@@ -308,7 +308,7 @@ def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
     before = {row["eps_id"]: row["continues"] for row in going_on}
 
     def first(episode: str) -> str:
-        """The episode that the caller began, whichever goes on from it."""
+        """The episode that the caller began, for an episode that continues it."""
         while episode in before:
             episode = before[episode]
         return episode

@@ -1,7 +1,7 @@
-"""A collector whose threads, disk and clock are turned by hand, so that a seed replays a history.
+"""A collector whose threads, disk and clock are stepped by the test, so that a seed replays.
 
-The journal's thread, the sealer's thread and the delivery of their results are steps that somebody
-else orders; a crash may come at any point where a disk would have been touched.
+The journal's thread, the sealer's thread and the delivery of their results are explicit steps; a
+crash may come at any point where a disk would have been touched.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Crash(BaseException):
-    """SIGKILL: no handler of errors sees it."""
+    """SIGKILL: a BaseException, which error handlers do not catch."""
 
 
 class Points:
-    """The points where the process may die, and commits that find no space, by their number."""
+    """The numbers of the points where the process dies, and of the commits that find no space."""
 
     def __init__(self, crashes: set[int], full: set[int]) -> None:
         self.crashes, self.full = crashes, full
@@ -80,7 +80,7 @@ class SteppedWriter(MemoryWriter):
         self.points.reach()
         ordinals = [part.ordinal for part in parts]
         if self.dense and ordinals != list(range(ordinals[0], ordinals[0] + len(parts))):
-            self.conflicts += 1  # to refuse it would be to be asked again for ever
+            self.conflicts += 1  # a refused plan would be retried forever
             self.dense = False
         shard = super().write(stream, canonical_json, parts)
         self.points.reach()
@@ -88,7 +88,7 @@ class SteppedWriter(MemoryWriter):
 
 
 class _Promise:
-    """What a request awaits. It minds no error that nobody came to hear."""
+    """What a request awaits. An error that is never retrieved is ignored."""
 
     def __init__(self) -> None:
         self._done = False
@@ -111,7 +111,7 @@ class _Promise:
 
 
 class _Loop(asyncio.AbstractEventLoop):
-    """As much of an event loop as the collector uses: what is called later joins the deliveries."""
+    """The part of an event loop that the collector uses: later calls join the deliveries."""
 
     def __init__(self, deliveries: deque[Call]) -> None:
         self._deliveries = deliveries
@@ -130,7 +130,7 @@ class _Loop(asyncio.AbstractEventLoop):
 
 
 class World:
-    """A machine: its disk outlives the collector that runs on it. Time moves when it is told to."""
+    """A machine: its disk outlives the collector that runs on it. Time advances only on request."""
 
     def __init__(
         self,
@@ -148,13 +148,13 @@ class World:
         self.start()
 
     def find_journal(self) -> Journal:
-        """What a start finds of the journal that the last process left."""
+        """The journal that a start finds after the last process."""
         if not isinstance(self.journal, MemoryJournal):
             raise TypeError("a journal on a disk is found by its own world")
         return SteppedJournal.found(self.journal, self.points)
 
     def start(self) -> None:
-        """A process starts on what the last one left, until it survives its start."""
+        """Start processes on the files of the last one, until one survives its start."""
         while True:
             self.starts += 1
             self.deliveries: deque[Call] = deque()
@@ -177,7 +177,7 @@ class World:
                 continue
 
     def commit(self) -> None:
-        """The journal's thread takes up some of what waits, as one group."""
+        """The journal's thread commits some of the waiting rows, as one group."""
         waiting = self.collector.journal.committer._tasks
         group = []
         for _ in range(self.chance.randint(1, max(1, waiting.qsize()))):
@@ -188,7 +188,7 @@ class World:
         self.collector.journal.committer._commit([task for task in group if task is not None])
 
     def seal(self, *, writer_dies: bool = False) -> None:
-        """The sealer's thread takes up a plan; a writer that dies after its rename is restarted."""
+        """The sealer's thread writes a plan; a writer that dies after its rename is restarted."""
         sealer = self.collector.sealer
         try:
             job = sealer._jobs.get_nowait()
@@ -200,7 +200,7 @@ class World:
             sealer._seal(job)
 
     def deliver(self) -> None:
-        """The loop hears one result."""
+        """Deliver one result to the loop."""
         if self.deliveries:
             function, args = self.deliveries.popleft()
             function(*args)
@@ -212,14 +212,14 @@ class World:
         return bool(self.deliveries) or any(queue.qsize() for queue in waiting)
 
     def pump(self) -> None:
-        """Until nothing is under way."""
+        """Run until nothing is in flight."""
         while self.busy:
             self.commit()
             self.seal()
             self.deliver()
 
     def finish(self) -> None:
-        """There is room; what is open is abandoned, what has ended comes into shards."""
+        """Free the disk; open episodes are abandoned, ended ones go to shards."""
         self.points.full.clear()
         for _ in range(3):
             self.pass_time(60.0)
@@ -234,7 +234,7 @@ class World:
 
 
 class Answer:
-    """A request that waits for its row to be durable, from the moment on that it was accepted."""
+    """An accepted request that waits until its row is durable."""
 
     def __init__(self, reply: Any, durable: Coroutine[Any, Any, None]) -> None:
         self.reply = reply
@@ -244,7 +244,7 @@ class Answer:
         self._go_on()
 
     def poll(self) -> bool:
-        """Whether the answer has left. Raises what the request is refused with."""
+        """Whether the answer has been sent. Raises the request's refusal."""
         if self._waits_for is not None and self._waits_for.done():
             self._go_on()
         return self._left

@@ -1,9 +1,9 @@
 """A call to the system fails, or kills the process that makes it: EIO, ENOSPC, SIGKILL.
 
-After each, power is cut: an acknowledgement that left on the strength of a failed sync is lost
-then, because no later sync covers what an earlier one failed for. A collector whose sync fails ends
-with status 1, or is killed before that; and its successor is under load for a while before the
-power goes. A full disk and a failing shard writer are waited out.
+After each, power is cut: data acknowledged after a failed sync is lost then, because no later sync
+covers it. A collector whose sync fails ends with status 1, or is killed before that; its successor
+runs under load for a while before the power cut. A full disk and a failing shard writer are
+retried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.faults.power_loss import DiskTraffic, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 ACTIONS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "KILL": KILL, "EIO, KILL": FAIL_THEN_KILL}
-LATEST = {  # calls of these kinds come up again and again in a running process: fail one up to here
+LATEST = {  # a running process makes these calls repeatedly: fail one of the first so many
     ("collector", "write"): 40,
     ("collector", "sync"): 40,
     ("writer", "write"): 2,
@@ -66,7 +66,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _strike(traffic: DiskTraffic, role: str, kind: str, action: str, verdict: Verdict) -> None:
-    """Make one call fail, and see what becomes of the collector."""
+    """Make one call fail, and check the collector."""
     name, number = f"{role} {kind} {action}", ACTIONS[action]
     if (role, kind) in LATEST:
         nth = traffic.chance.randint(1, LATEST[role, kind])
@@ -94,7 +94,7 @@ def _strike_once(traffic: DiskTraffic, role: str, kind: str, number: int) -> boo
         traffic.disk.fail(role, kind, traffic.chance.randint(1, 4), number)
         try:
             traffic.collector.restart()
-        except RuntimeError:  # it says so and does not start; the next start, after the cut, does
+        except RuntimeError:  # it fails to start; the next start, after the cut, works
             return True
         return wait_until(lambda: traffic.disk.fired > fired, 1.0)
     traffic.disk.fail(role, kind, 1, number)
@@ -117,7 +117,7 @@ def _require_exit(traffic: DiskTraffic, name: str, verdict: Verdict) -> None:
 
 
 def _succeed(traffic: DiskTraffic, verdict: Verdict) -> None:
-    """A new collector takes over what it finds, and is under load for a while."""
+    """A new collector takes over, and runs under load for a while."""
     wait_until(lambda: traffic.collector.process.poll() is not None, EXIT_SECONDS)
     traffic.end()
     traffic.disk.disarm()

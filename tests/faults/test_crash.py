@@ -9,7 +9,7 @@ from tests.faults.crash import Traffic, verify
 
 
 def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
-    """Kills of collector, writer and clients: all that was acknowledged is there exactly once."""
+    """Kills of collector, writer and clients: everything acknowledged is stored exactly once."""
     targets = ["collector"] * 8 + ["writer"] * 6 + ["client"] * 6
     random.Random(7).shuffle(targets)
     with Traffic(tmp_path, 7, None, episode_timeout=2.0) as traffic:

@@ -1,4 +1,4 @@
-"""What a cut of the power leaves of what a process wrote: the disk of the fault suite itself."""
+"""What a simulated power cut leaves of a process's writes: tests of the fault suite's own disk."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def after_cut(disk: Disk, survival: str = "nothing", seed: int = 1) -> dict[str,
     ],
 )  # fmt: skip
 def test_a_cut_leaves_what_was_synced(disk: Disk, script: str, left: dict[str, bytes]) -> None:
-    """Content by the file's sync, names by the folder's; and twice the same cut changes nothing."""
+    """A file's sync keeps content, a folder's sync names; a second cut changes nothing."""
     done = run(disk, script)
     assert done.returncode == 0, done.stderr
     assert after_cut(disk) == left
@@ -110,7 +110,7 @@ def test_a_cut_leaves_what_was_synced(disk: Disk, script: str, left: dict[str, b
 
 
 def test_what_is_spared_is_a_beginning_or_any_parts(disk: Disk) -> None:
-    """Un-synced changes may survive: in order, or each sector by itself."""
+    """Unsynced changes may survive: in order, or each sector by itself."""
     script = "[write(root / 'old', b'%d' % n * 600, 'ab') for n in range(6)]"
     whole = b"old content" + b"".join(b"%d" % n * 600 for n in range(6))
     found: dict[str, set[bytes]] = {"beginning": set(), "parts": set()}
@@ -127,7 +127,7 @@ def test_what_is_spared_is_a_beginning_or_any_parts(disk: Disk) -> None:
 
 
 def test_no_sync_covers_what_one_failed_for(disk: Disk) -> None:
-    """The kernel takes the pages for written: later syncs succeed and write only what is newer."""
+    """The kernel counts the pages as written: later syncs succeed and write only newer data."""
     disk.fail("collector", "sync", 1, 5)
     done = run(
         disk,

@@ -1,4 +1,4 @@
-"""A short loop under faults: its trainer killed, at random and at calls, and a shard damaged."""
+"""A short loop under faults: its trainer is killed, at random and at calls; a shard is damaged."""
 
 from __future__ import annotations
 

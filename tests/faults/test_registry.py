@@ -1,4 +1,4 @@
-"""The fault suite is whole: every scenario loads, every broken build can be planted."""
+"""The fault suite is complete: every scenario loads, every broken build can be planted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def test_a_run_in_which_nothing_was_acknowledged_holds_nothing() -> None:
-    """Law: no account is good because it is empty."""
+    """Law: an empty account never passes."""
     verdict, empty = Verdict(), Account()
     empty.judge(verdict)
     assert set(verdict.faults) == {"idle"}
@@ -44,7 +44,7 @@ def test_a_scenario_has_a_law_and_sizes(name: str) -> None:
 
 
 def test_no_scenario_is_forgotten() -> None:
-    """A module that defines a scenario is on the list, and one that plants mutants on theirs."""
+    """Every module that defines a scenario or plants mutants is on its list."""
     files = {".".join(p.relative_to(HERE).with_suffix("").parts): p for p in HERE.rglob("*.py")}
     sources = {name: path.read_text() for name, path in files.items()}
     found = {name.rpartition(".")[2] for name, s in sources.items() if "\nSCENARIO = " in s}

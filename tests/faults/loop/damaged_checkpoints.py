@@ -1,7 +1,7 @@
 """A byte flipped in the trainer's latest checkpoint while no trainer runs.
 
-It is set aside, and the next trainer goes on from the one before, or from what is live; a version
-whose checkpoint is lost is marked as off the chain.
+It is set aside, and the next trainer continues from the previous one, or from the live version; a
+version whose checkpoint is lost is marked as off the chain.
 """
 
 from __future__ import annotations

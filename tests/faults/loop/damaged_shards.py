@@ -1,8 +1,8 @@
-"""Bytes flipped in shards under a trainer that clients wait for.
+"""Bytes flipped in shards while clients wait for the trainer's next version.
 
-The trainer stands still while a shard is written and damaged, so that it can only meet the damaged
-one. Versions have to go on: the collector counted rows that never come. How long that took is
-reported beside the time between versions without a fault.
+The trainer is stopped while a shard is written and damaged, so that it can only read the damaged
+file. New versions must follow, although the collector counted rows that cannot be read. The delay
+is reported together with the usual time between versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 PATIENCE = 50.0  # less than clients wait: only the trainer can bring the next version
 CLIENTS = ("patient-0", "patient-1", "keyed-0")
 TRIES, SHARD_SECONDS = 20, 5.0  # for a shard to come before clients are held
-PLACES = 200  # tried for a byte that only the digest tells of
+PLACES = 200  # attempts to find a byte that only the digest protects
 USUAL = 6  # versions without a fault, for their interval
 
 
@@ -72,9 +72,9 @@ def _intervals(loop: Loop) -> list[float]:
 
 
 def damage(loop: Loop, trainer: int) -> list[str]:
-    """Flip a byte of a shard that is written while the trainer stands still; its name.
+    """Flip a byte of a shard that is written while the trainer is stopped; return its name.
 
-    It holds rows that the collector counted for the version that is live.
+    The shard has rows that the collector counted for the live version.
     """
     for _ in range(TRIES):
         loop.wait_for_version(loop.live_version(), PATIENCE)

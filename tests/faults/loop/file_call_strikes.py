@@ -1,4 +1,4 @@
-"""What strikes a process by itself, right before or after its nth call that changes files."""
+"""Kills, stops or starves the own process just before or after its nth call that changes files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def begin(
     calls: tuple[str, ...] = CALLS,
     noted: str | None = None,
 ) -> None:
-    """Count these calls of `os` in this process, and strike at the nth, done or not; 0: at none.
+    """Count these calls of `os` in this process, and strike before or after the nth; 0: never.
 
     `how`: "killed" or "stopped" by a signal; "full": that call and all later ones fail. `noted` is
-    a file that takes the path of each call, a line each.
+    a file to which the path of each call is written, one per line.
     """
     count = 0
 

@@ -1,4 +1,4 @@
-"""A reader that follows shards, and keeps what it read and its position in one file.
+"""A reader that follows shards, and stores the rows read and its position in one file.
 
 python -m tests.faults.loop.following_reader ROOT FILE
 """

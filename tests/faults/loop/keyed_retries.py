@@ -1,7 +1,7 @@
-"""SIGKILL of the collector under clients that send calls of long ago again, by `Idempotency-Key`.
+"""SIGKILL of the collector under clients that repeat old calls, by `Idempotency-Key`.
 
 Their episodes stay open while their parts are sealed, so that most keys have outlived the journal's
-rows: they are known by the journal's state alone. None may be taken for a new one.
+rows and are known only from the journal's state. No repeated call may count as new.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _log_on(loop: Loop, verdict: Verdict) -> None:
-    """Until there are some more shards: what was sent before them comes again meanwhile."""
+    """Wait for some more shards; clients repeat earlier calls meanwhile."""
     rows, shards = loop.answers(), len(loop.shards())
 
     def more() -> bool:

@@ -1,7 +1,7 @@
 """The ledger of a loop, by row: acknowledged = trained once + excluded by name + unread.
 
-What clients noted is held against what is in shards, and that against the trainer's checkpoint, the
-lineage of its weights, its own counts, and what the witness saw (trainer_witness.py).
+The clients' notes are compared with the shards, and the shards with the trainer's checkpoint, the
+lineage of its weights, its own counts, and the witness's record (trainer_witness.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Notes:
     def of(cls, folder: Path) -> Notes:
         notes = cls()
         for path in sorted(folder.glob("*notes-*")):
-            gone = path.name.startswith("gone-")  # what was acknowledged then is in no copy
+            gone = path.name.startswith("gone-")  # acknowledged after the copy was made
             for line in path.read_text().splitlines():
                 for what, rows in json.loads(line).items():
                     if gone and what != "sent":
@@ -73,7 +73,7 @@ class Notes:
 
 
 def rows_at_rest(root: Path, originals: Path | None = None) -> list[Stored]:
-    """Every row of every shard; of one that was damaged, as it was before (`originals`)."""
+    """Every row of every shard; for a damaged shard, of its `originals`."""
     found: list[Stored] = []
     for path in sorted(root.glob("shards/*/*.parquet")):
         kept = None if originals is None else originals / path.name
@@ -97,7 +97,7 @@ def rows_at_rest(root: Path, originals: Path | None = None) -> list[Stored]:
 
 
 def judge_stored(notes: Notes, stored: list[Stored], verdict: Verdict) -> None:
-    """Acknowledged once is at rest once, as it was answered."""
+    """Every acknowledged row is in the shards once, as it was answered."""
     counts = Counter(row.place for row in stored)
     lost = [place for place in notes.acknowledged if place not in counts]
     doubled = [place for place, number in counts.items() if number > 1]
@@ -139,7 +139,7 @@ class Version:
 
 @dataclass
 class Watch:
-    """What was seen of a policy's versions: a number has one content, for ever."""
+    """The versions of a policy that were seen: a number has one content forever."""
 
     root: Path
     policy_id: str = "default"
@@ -158,7 +158,7 @@ class Watch:
             try:
                 self._note(store, number)
             except (WeightsNotFound, FileNotFoundError) as error:
-                if number not in store.pruned():  # where it is noted before its content goes
+                if number not in store.pruned():  # recorded before the removal
                     self.damaged.append(f"version {number}: {error!r}")
             except Exception as error:
                 self.damaged.append(f"version {number}: {error!r}")
@@ -174,7 +174,7 @@ class Watch:
                 self.reused.append(told)
 
     def require_whole(self) -> None:
-        """Every version that is there can be read: nobody publishes or prunes any more."""
+        """Every existing version is readable; called when nothing publishes or prunes any more."""
         store = WeightFolder(self.root, self.policy_id)
         for number in store.versions():
             try:
@@ -184,10 +184,10 @@ class Watch:
                 self.damaged.append(f"version {number}: {error!r}")
 
     def after_cut(self, told: int) -> None:
-        """Power was cut. `told`: the last version that a trainer had said to be live, 0 for none.
+        """Check after a power cut. `told`: the last version reported live by a trainer, or 0.
 
-        What was never live may be gone, and its number is free again; what was live keeps its
-        number, and what was told is live.
+        A version that was never live may be gone, and its number may be reused; a version that was
+        live keeps its number, and the reported one is live.
         """
         store = WeightFolder(self.root, self.policy_id)
         there = set(store.versions())
@@ -203,7 +203,7 @@ class Watch:
             del self.versions[number], self._prints[number]
 
     def restored(self) -> None:
-        """A copy was put back: of what is gone the numbers are known, and no rows are asked for."""
+        """Record a restore: numbers of lost versions stay known, but their rows are not checked."""
         there = set(WeightFolder(self.root, self.policy_id).versions())
         for number in set(self.versions) - there:
             del self.versions[number]
@@ -270,8 +270,8 @@ def judge_versions(
     goes_back: Iterable[int] = (),
     loses_checkpoints: bool = False,
 ) -> None:
-    """Each lineage is what the weights were trained on, once, and no version has less behind it
-    than the one that was live before. `goes_back`: versions that may (a rollback); with
+    """Each lineage lists the rows that the weights were trained on, once, and no version was
+    trained on less than the previous live one. `goes_back`: exceptions (a rollback); with
     `loses_checkpoints` versions may come off the chain."""
     parts, may = parts_of(stored), set(goes_back)
     seen: dict[int, set[Row]] = {}
@@ -315,7 +315,7 @@ def position_of(root: Path) -> dict[str, Any]:
 
 
 def unread_of(position: Mapping[str, Any], parts: Mapping[tuple[str, int], list[Row]]) -> set[Row]:
-    """The rows that a reader which goes on from there has still to bring."""
+    """The rows that a reader continuing from this position has still to return."""
     behind = Ledger.from_json(position["ledger"])
     pending: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for stage in ("joiner", "window", "cutter"):
@@ -344,9 +344,9 @@ def judge_end(
     *,
     damaged: Iterable[str] = (),
 ) -> None:
-    """acknowledged = trained once + excluded by name + unread, after a trainer that has read all.
+    """acknowledged = trained once + excluded by name + unread, once a trainer has read everything.
 
-    `result` is what it said at its end; `damaged` are shards that it can't have read.
+    `result` is the trainer's last output; `damaged` are shards that it cannot have read.
     """
     watch.look()
     watch.require_whole()

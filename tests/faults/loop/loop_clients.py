@@ -3,12 +3,12 @@
     python -m tests.faults.loop.loop_clients ADDRESS FOLDER KIND-NUMBER...
 
 KIND is `acting`, `patient` or `keyed`. Each line of FOLDER/notes-KIND-NUMBER is a JSON object:
-`sent` before a request leaves, `acknowledged` once its answer came, as lists of rows. A row is
-[episode, place], where the place is t for a step that was acted and the reward for one that was
-logged; what was answered about an action follows. A request is sent again, unchanged, until it is
-answered. All end what they began and leave once FOLDER/stop exists.
+`sent` before a request is sent, `acknowledged` once it is answered, as lists of rows. A row is
+[episode, place], where the place is t for an acted step and the reward for a logged one; for an
+action, the answer follows. A request is repeated unchanged until it is answered. Once FOLDER/stop
+exists, all clients end their episodes and exit.
 
-The keyed client sends calls again that were answered long ago, as a job does that is run again.
+The keyed client also repeats calls that were answered long ago, as a rerun job does.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ AGAIN_SECONDS = 0.02
 PACE_SECONDS = {"acting": 0.01, "patient": 0.01, "keyed": 0.05}
 EPISODES = 2  # that an acting client has open
 KEYED_STEPS = 400
-AGAIN = 0.6  # the share of new calls that an old one follows
+AGAIN = 0.6  # the share of new calls that are followed by an old one
 MSGPACK = "application/msgpack"
 ABANDONED = b"abandoned"
 
 
 class Client:
-    """Requests that are sent until they are answered, and a file of notes."""
+    """Sends requests until they are answered, and notes them in a file."""
 
     def __init__(self, address: str, folder: Path, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Client:
             if answer.status < 300:
                 return msgspec.msgpack.decode(answer.data)
             if answer.status < 500 and answer.status != 429:
-                if ABANDONED in answer.data:  # it stood still for long: a new episode
+                if ABANDONED in answer.data:  # the client was stopped for long: begin a new episode
                     return None
                 self.note("refused", [[path, answer.status, repr(answer.data)[:200]]])
                 return None
@@ -106,7 +106,7 @@ class ActingClient(Client):
         self._act({**body, "actions": calls, "durable": True, "wait": self.hold})
 
     def _act(self, body: dict[str, Any]) -> None:
-        """Ask until each of them is decided; what asks for nothing new is a retry."""
+        """Request actions until each is decided; a repeated request is a retry."""
         self.note("sent", [[name, t] for name, (_, t) in self._episodes.items()])
         while True:
             answer = self.post("/v1/actions", body)
@@ -159,7 +159,7 @@ class ActingClient(Client):
 
 
 class PatientClient(ActingClient):
-    """It waits for so long that nothing but an update lets it go on."""
+    """A client whose wait is so long that only an update releases it."""
 
     hold = 60.0
 
@@ -174,7 +174,7 @@ class KeyedClient(Client):
         self._episode = ""
 
     def turn(self, *, last: bool = False) -> None:
-        """A new step, and at times one of long ago again."""
+        """Log a new step, and sometimes repeat an old one."""
         if last or len(self._calls) >= KEYED_STEPS:
             self._post("end", {}, f"{self._episode}-end")
             self._calls = []

@@ -1,10 +1,10 @@
-"""Everything at once: `headrace up` under clients, and readers beside it.
+"""All faults together: `headrace up` with clients and a reader.
 
 Clients, collector, shard writer, trainer, a reader and `headrace up` itself are killed, stopped, or
-left without descriptors for a moment, at random. The clients act by the policy, log by
-`Idempotency-Key` and send calls of long ago again. Each acknowledged row is at rest once, as its
-client was answered; a reader with a position has it once; and the trainer has trained on it once,
-named it or not read it.
+briefly left without descriptors, at random. The clients act by the policy, log by `Idempotency-Key`
+and repeat old calls. Each acknowledged row is stored once, as its client was answered; a reader
+with a position returns it once; and the trainer has trained on it once, excluded it by name, or not
+read it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _strike(loop: Loop, up: Up, target: str, verdict: Verdict) -> None:
-    """Kill it, stop it for a moment, or let it have no descriptor more."""
+    """Kill a process, stop it for a moment, or deny it further descriptors."""
     (how,) = loop.chance.choices(HOW, SHARES)
     name = loop.chance.choice(loop.names)
     verdict.count(f"{target}_{how}")

@@ -1,4 +1,4 @@
-"""Broken builds of the edge that a loop shows: keys that outlive their rows, and propensities."""
+"""Broken builds of the collector's interface: keys that outlive their rows, and propensities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNKS = 2
 
 @mutant(keyed_retries="doubled")
 def keys_dropped_after_two_chunks(patch: Patch) -> None:
-    """The journal's state holds the latest two chunks of keys, whatever is in them."""
+    """The journal's state keeps only the latest two chunks of keys."""
     state = patch.original(KeyBook, "state")
 
     def forgetful(self: KeyBook) -> tuple[dict[str, bytes], list[str]]:
@@ -31,7 +31,7 @@ def keys_dropped_after_two_chunks(patch: Patch) -> None:
 
 @mutant(trainer_kills="propensity")
 def propensity_of_the_first_step(patch: Patch) -> None:
-    """A reply to get_action carries what the episode's first action was chosen with."""
+    """Every reply to get_action has the propensity of the episode's first action."""
 
     def first(self: Acting, answer: Any, request: Any) -> None:
         episode = self._collector.assembler.episodes[name_of(answer)]

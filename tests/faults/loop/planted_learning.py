@@ -28,7 +28,7 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(trainer_kills="trained_twice")
 def stale_position_saved(patch: Patch) -> None:
-    """Every other update saves the reader's position of the update before."""
+    """Every other update saves the reader's position from before the update."""
     note = patch.original(FollowerState, "_note_position")
     calls = 0
 
@@ -78,7 +78,7 @@ def whole_parts_claimed(patch: Patch) -> None:
 
 @mutant(trainer_kills="unnamed")
 def left_out_not_counted(patch: Patch) -> None:
-    """Rows that the algorithm can't use are passed by, and nobody counts them."""
+    """Rows that the algorithm cannot use are skipped and not counted."""
     learn = patch.original(Learner, "learn")
 
     def silent(
@@ -92,13 +92,13 @@ def left_out_not_counted(patch: Patch) -> None:
 
 @mutant(damaged_shards="stuck")
 def all_steps_waited_for(patch: Patch) -> None:
-    """An update is due with so many steps read, and never before."""
+    """An update always waits for its full number of steps."""
     patch.replace(_Follower, "_due", lambda self: False)
 
 
 @mutant(damaged_checkpoints=("stuck", "ended"))
 def damaged_checkpoint_in_the_way(patch: Patch) -> None:
-    """A checkpoint that is damaged ends each trainer that finds it."""
+    """Each trainer that finds a damaged checkpoint exits."""
 
     def refuse(self: CheckpointFiles, path: Path, why: str) -> None:
         raise WeightsDamaged(why)
@@ -108,7 +108,7 @@ def damaged_checkpoint_in_the_way(patch: Patch) -> None:
 
 @mutant(starved="ended")
 def errors_not_waited_out(patch: Patch) -> None:
-    """What the file system refuses ends the trainer."""
+    """An error of the file system ends the trainer."""
 
     def once(self: Retrying, what: str, action: Callable[[], Any]) -> Any:
         return action()
@@ -121,20 +121,20 @@ def errors_not_waited_out(patch: Patch) -> None:
 
 @mutant(starved="left_behind")
 def shard_given_up_at_once(patch: Patch) -> None:
-    """What cannot be read for now is not tried again by this reader."""
+    """The reader does not retry a shard that is temporarily unreadable."""
     patch.replace(Retries, "waits", lambda self, key: True)
     patch.replace(Retries, "next_due", lambda self: None)
 
 
 @mutant(damaged_shards=("trained_damage", "ended", "unnamed"))
 def digest_not_checked_on_reading(patch: Patch) -> None:
-    """A shard is decoded and trained on whatever its bytes are."""
+    """A shard is decoded and trained on without a check of its digest."""
     patch.replace(loading, "check_digest", lambda shard, content: None)
 
 
 @mutant(trainer_kills=("unnamed", "unread", "lineage"))
 def rows_inside_forgotten(patch: Patch) -> None:
-    """A position takes rows that wait in the reader for delivered."""
+    """A position counts rows that still wait in the reader as delivered."""
     of = patch.original(Position, "of").__func__
 
     def poorer(cls: type[Position], *, taken: Ledger, **given: Any) -> Position:
@@ -148,7 +148,7 @@ def rows_inside_forgotten(patch: Patch) -> None:
 
 @mutant(trainer_kills=("trained_twice", "lineage"))
 def parts_delivered_twice(patch: Patch) -> None:
-    """A reader that goes on from a position reads the latest part of each stream again."""
+    """A reader that resumes from a position reads the latest part of each stream again."""
     taken = patch.original(Position, "taken")
 
     def less(self: Position) -> Ledger:
@@ -167,7 +167,7 @@ def parts_delivered_twice(patch: Patch) -> None:
 
 @mutant(trainer_under_up="collector_ended")
 def up_gives_up_with_its_trainer(patch: Patch) -> None:
-    """A trainer that died five times takes everything down."""
+    """A trainer that has died five times stops `headrace up`."""
     watch = patch.original(headrace.up.Up, "watch")
     revive = patch.original(headrace.up.Training, "revive")
 

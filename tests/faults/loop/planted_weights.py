@@ -20,14 +20,14 @@ from tests.faults.mutants import Patch, mutant
 
 @mutant(weights_power_loss=("vanished", "reused", "off_chain", "damaged_version", "went_back"))
 def version_folders_not_synced(patch: Patch) -> None:
-    """Versions, candidates and pointers get their names, and nobody syncs the folders of these."""
+    """The folders of versions, candidates and pointers are not synced after a rename."""
     for module in (storage.system.files, storage.weights.files):
         patch.replace(module, "sync_directory", lambda directory: None)
 
 
 @mutant(weights_power_loss=("damaged_version", "vanished"))
 def weights_not_synced(patch: Patch) -> None:
-    """A version is renamed to its number before its content is on the disk."""
+    """A version is renamed to its number before its content is synced."""
 
     def unsynced(path: Path, data: bytes, **given: Any) -> None:
         with open(path, "xb") as file:
@@ -51,19 +51,19 @@ def versions_filled_in_place(patch: Patch) -> None:
 
 @mutant(whole_restore="reused")
 def numbers_forgotten(patch: Patch) -> None:
-    """The highest numbers are not kept outside of the weights."""
+    """The highest numbers are not stored outside `weights/`."""
     patch.replace(HighestNumbers, "read", lambda self: Numbers(version=0, generation=0))
 
 
 @mutant(two_trainers="two")
 def lease_for_everybody(patch: Patch) -> None:
-    """A lease is given whoever has it."""
+    """A lease is granted even if another process holds it."""
     patch.replace(storage.weights.lease, "_require_free", lambda directory, now: None)
 
 
 @mutant(two_trainers="two")
 def fence_ignored(patch: Patch) -> None:
-    """Nobody looks whether a lease is over."""
+    """Nothing checks whether a lease has expired."""
     for module in (storage.weights.lease, storage.weights.store):
         patch.replace(module, "require_fence", lambda directory, fence: None)
 

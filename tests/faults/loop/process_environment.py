@@ -1,4 +1,4 @@
-"""What a process of the loop is broken by, and watched by: it stands in its environment."""
+"""The environment variables by which a process of the loop is broken or watched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def environment(mutant: Mutant | None, watched: Path | None = None) -> dict[str,
 
 
 def begin(command: Sequence[str]) -> None:
-    """Break and watch this process as its environment says."""
+    """Apply the mutant and the witness that this process's environment names."""
     name = os.environ.get("FAULTS_MUTANT")
     if name is not None:
         mutants.find(name).plant(mutants.Patch(delay=mutants.DELAY_SECONDS))

@@ -1,7 +1,7 @@
 """SIGKILL of the trainer right before and right after each call that changes files.
 
-Keeping a candidate, writing the checkpoint, numbering a version and making it live take some dozens
-of calls. Each is the last one of a trainer once; the next trainer goes on from what that left.
+Storing a candidate, writing the checkpoint, numbering a version and making it live take some dozens
+of calls. Each of them is once a trainer's last call; the next trainer continues from the result.
 """
 
 from __future__ import annotations

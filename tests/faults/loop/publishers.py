@@ -1,11 +1,11 @@
-"""`headrace publish` beside a trainer, struck at a call that changes files of the store.
+"""`headrace publish` next to a trainer, interrupted at a call that changes files of the store.
 
-The first publication is left alone, and says which calls it made: those are struck, before and
-after, the ones that fill a version most often.
+The first publication runs undisturbed and records its calls. Later ones are interrupted just before
+or after one of these calls, most often one that writes a version.
 
-It is killed there, or stopped, perhaps while it holds the store's lock, or its disk is full from
-then on. What it publishes are the first weights again: a publication that everybody can tell from
-the trainer's. Logging goes on meanwhile, the trainer goes on afterwards, from whatever is live.
+The publisher is killed there, or stopped (perhaps while it holds the store's lock), or its disk is
+full from then on. It publishes the first weights again, which can be distinguished from the
+trainer's. Logging continues meanwhile, and the trainer then continues from the live version.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _calls(loop: Loop, digest: str) -> list[str]:
-    """The paths of the calls of a publication that is left alone."""
+    """The paths of the calls of an undisturbed publication."""
     noted = loop.folder / "calls"
     publisher = loop.forks.start(*_words(loop, digest), strike={"nth": 0, "noted": str(noted)})
     if not publisher.wait(PATIENCE):
@@ -64,7 +64,7 @@ def _calls(loop: Loop, digest: str) -> list[str]:
 
 
 def _places(loop: Loop, calls: list[str]) -> list[Strike]:
-    """Every strike at a call under the root, in random order: two of three at a version."""
+    """All interruptions under the root, in random order; two thirds at calls for a version."""
     inside, others = list[Strike](), list[Strike]()
     for nth, path in enumerate(calls, 1):
         found = inside if f"weights/{POLICY}/versions/" in path else others
@@ -84,7 +84,7 @@ def _words(loop: Loop, digest: str) -> tuple[str, ...]:
 
 
 def _publish(loop: Loop, digest: str, how: str, strike: Strike, verdict: Verdict) -> None:
-    """A publication that is struck; with the last of its calls done it comes to its end."""
+    """An interrupted publication; after its last call it may still complete."""
     nth, after = strike
     order = {"nth": nth, "after": after, "how": how}
     publisher = loop.forks.start(*_words(loop, digest), strike=order)

@@ -1,7 +1,7 @@
-"""A whole loop that runs: a collector, clients, and a trainer that scenarios kill, stop and starve.
+"""A running loop: a collector, clients, and a trainer that scenarios kill, stop and starve.
 
-Nothing here judges by seconds: what must come about is waited for with patience, and what does not
-come is `stuck`.
+No verdict depends on seconds: conditions are awaited with generous limits, and one that never
+becomes true is `stuck`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"), ModuleSpec(hi
 CLIENTS = ("acting-0", "acting-1", "keyed-0")
 PATIENCE = 90.0
 LOOK_SECONDS = 0.02
-RUNS = 5  # of trainers that read what is left
+RUNS = 5  # of trainers that read the rest
 POLICY = "default"
 
 
 @dataclass
 class Trainer:
-    """A trainer that runs, or has run."""
+    """A running or ended trainer."""
 
     pid: int
     out: Path
@@ -87,11 +87,11 @@ class Trainer:
             raise TimeoutError(f"process {self.pid} survived SIGKILL")
 
     def exit_status(self) -> int | None:
-        """None for one that runs or was killed."""
+        """The exit status; None while it runs, or if it was killed."""
         return int(self.status.read_text()) if self.status.exists() else None
 
     def complaint(self) -> str:
-        """The end of what it wrote to stderr."""
+        """The end of its stderr."""
         return self.err.read_text()[-400:] if self.err.exists() else ""
 
     def said(self) -> list[dict[str, Any]]:
@@ -103,11 +103,11 @@ class Trainer:
         return lines
 
     def versions(self) -> list[int]:
-        """Those that it said are live."""
+        """The versions that it reported live."""
         return [int(said["version"]) for said in self.said() if "version" in said]
 
     def result(self) -> dict[str, Any] | None:
-        """What it said at its end."""
+        """Its last report."""
         for said in self.said():
             if "followed" in said:
                 found: dict[str, Any] = said["followed"]
@@ -230,7 +230,7 @@ class Loop(Closing):
             self.start_client(name)
 
     def start_client(self, name: str) -> None:
-        """A client of this kind and a number that nobody had."""
+        """Start a client of this kind with an unused number."""
         kind, number = name.split("-")
         own = f"{kind}-{int(number) + 100 * self._generation}"
         command = [sys.executable, "-m", "tests.faults.loop.loop_clients", self._address]
@@ -245,7 +245,7 @@ class Loop(Closing):
         self.start_client(name)
 
     def forget_clients(self) -> None:
-        """What they noted is not there any more: a copy is put back. New ones follow."""
+        """Replace all clients and forget their notes, because a copy of the root was restored."""
         for client in self.clients.values():
             _end(client)
         for path in self.folder.glob("notes-*"):
@@ -254,14 +254,14 @@ class Loop(Closing):
         self.start_clients(self._address)
 
     def stop_clients(self) -> None:
-        """Let all end what they began."""
+        """Let all clients end their episodes."""
         (self.folder / "stop").touch()
         for client in self.clients.values():
             client.wait(PATIENCE)
         (self.folder / "stop").unlink()
 
     def answers(self) -> int:
-        """How often clients noted by now that something was acknowledged."""
+        """The number of acknowledgements that clients have noted so far."""
         notes = self.folder.glob("notes-*")
         return sum(path.read_bytes().count(b'"acknowledged"') for path in notes)
 
@@ -281,19 +281,19 @@ class Loop(Closing):
         return self.trainer
 
     def live_version(self) -> int:
-        """0 while nothing is live, or it cannot be read."""
+        """The live version; 0 while there is none, or it cannot be read."""
         try:
             live = ledger.WeightFolder(self.root, POLICY).live()
-        except Exception:  # what is wrong with it the watch notes
+        except Exception:  # the watch reports the error
             return 0
         return live.version if live else 0
 
     def updates(self) -> int:
-        """How many the witness saw."""
+        """The number of updates that the witness recorded."""
         return self.trace.read_bytes().count(b"\n") if self.trace.exists() else 0
 
     def wait_for_version(self, above: int, seconds: float = PATIENCE) -> bool:
-        """Whether a version above that one goes live in time."""
+        """Whether a later version goes live in time."""
         came = wait_until(lambda: self.live_version() > above, seconds)
         self.watch.look()
         return came
@@ -313,7 +313,7 @@ class Loop(Closing):
     # the end
 
     def judge(self, verdict: Verdict, **may: Any) -> None:
-        """Stop the clients and the collector, let a trainer read all, and hold all by row."""
+        """Stop clients and collector, let a trainer read everything, and check the ledger."""
         self.stop_clients()
         if self.trainer is not None:
             self.trainer.kill()
@@ -328,7 +328,9 @@ class Loop(Closing):
         damaged: tuple[str, ...] = (),
         **may: Any,
     ) -> None:
-        """Hold all by row; `result` is what a trainer said that has read all, `may` is for
+        """Check the ledger by row.
+
+        `result` is the report of a trainer that has read everything, `may` is for
         `ledger.judge_versions`."""
         notes = ledger.Notes.of(self.folder)
         stored, said = ledger.rows_at_rest(self.root, self.originals), Testimony.of(self.trace)
@@ -349,8 +351,9 @@ class Loop(Closing):
         verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
 
     def read_all(self, verdict: Verdict) -> dict[str, Any] | None:
-        """Trainers, of small updates in the end, until nothing is left that they could read; what
-        the last one says."""
+        """Run trainers, with small updates at the end, until no row is left to read.
+
+        Return the last one's report."""
         result: dict[str, Any] | None = None
         for steps in (STEPS, *[1] * RUNS):
             result = self._read_on(verdict, steps)
@@ -359,7 +362,7 @@ class Loop(Closing):
         return result
 
     def _left(self) -> bool:
-        """Whether rows that the policy acted are not behind the checkpoint's position."""
+        """Whether the checkpoint's position does not yet cover all rows that the policy acted."""
         stored = ledger.rows_at_rest(self.root, self.originals)
         whole = [row for row in stored if row.mine and not (self.originals / row.shard).exists()]
         position = ledger.position_of(self.root)
@@ -384,14 +387,14 @@ class Loop(Closing):
         return result
 
     def _fence(self) -> int:
-        """Of the latest lease: whoever has it listens to SIGTERM."""
+        """The latest lease, once its holder handles SIGTERM."""
         numbers = self.root.glob(f"weights/{POLICY}/leases/*.json")
         return max((int(path.stem) for path in numbers), default=0)
 
 
 def stop_between(loop: Loop, trainer: Trainer) -> None:
-    """Stop a trainer that neither holds the store's lock, which nobody can take from it, nor has
-    given a number to a version that is not live yet."""
+    """Stop a trainer at a moment when it neither holds the store's lock, which nothing could break,
+    nor has numbered a version that is not live yet."""
     store = ledger.WeightFolder(loop.root, POLICY)
     lock = FileLock(store.directory / "lock")
     while True:
@@ -405,7 +408,7 @@ def stop_between(loop: Loop, trainer: Trainer) -> None:
 
 
 class _Quiet:
-    """Whether files have grown no more for a while."""
+    """Whether files have not grown for a while."""
 
     LOOKS = 100
 
@@ -422,8 +425,8 @@ class _Quiet:
 
 
 def wait_until(done: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-    """Whether a condition comes true in time. It is asked seldom: what it waits for needs the
-    processor."""
+    """Whether a condition becomes true in time. It is polled slowly, to leave the processor to the
+    processes that it waits for."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -443,7 +446,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def no_descriptors(pid: int) -> Iterator[None]:
-    """A process has as many files open as it may have."""
+    """A process has reached its limit of open files for the duration of the block."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
     try:
@@ -455,7 +458,7 @@ def no_descriptors(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that stands still for as long as the block lasts."""
+    """A process is stopped for the duration of the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -1,14 +1,14 @@
-"""What a trainer needs is refused for a while: room, descriptors, readable shards, the processor.
+"""A trainer is denied a resource for a while: disk space, descriptors, readable shards, CPU.
 
-Logging must go on meanwhile, except where the collector shares the full disk: then events get 507,
-and are taken again once there is room. Afterwards a newer version comes from the same trainer.
+Logging must continue meanwhile, except where the collector shares the full disk: then events get
+507 until there is space again. Afterwards the same trainer publishes a newer version.
 
 - full, shared_full: `weights/`, or the whole root, lies on a small file system that is really full,
   where one may be mounted
-- no_room, shared: no file of the trainer (and of the collector) can grow: tests.faults.disk
+- no_room, shared: no file of the trainer (or also of the collector) can grow: tests.faults.disk
 - unreadable: EIO for whatever the trainer opens
 - descriptors: EMFILE, by its limit
-- stopped: trainer, collector and shard writer each stand still
+- stopped: trainer, collector and shard writer are each stopped
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _in_turn(loop: Loop, faults: dict[str, Fault], turns: int, verdict: Verdict) -> None:
-    """Each fault so many times, under one trainer, which has to outlive all of them."""
+    """Apply each fault several times to one trainer, which has to survive all of them."""
     before = dict(verdict.counts)
     trainer = loop.start_trainer()
     verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
@@ -87,7 +87,7 @@ def _in_turn(loop: Loop, faults: dict[str, Fault], turns: int, verdict: Verdict)
 
 
 def _catch_up(loop: Loop, name: str, verdict: Verdict) -> None:
-    """What came to lie in shards until now is read by the trainer that was there."""
+    """Check that the surviving trainer reads all shards written so far."""
     there = {path.name for path in loop.shards()}
 
     def behind() -> bool:
@@ -100,7 +100,7 @@ def _catch_up(loop: Loop, name: str, verdict: Verdict) -> None:
 
 
 def _suffer(loop: Loop, name: str, fault: Fault, verdict: Verdict) -> None:
-    """A fault, for about a second; for how long nobody could log meanwhile is told."""
+    """Apply a fault for about a second; report for how long logging was refused."""
     since: float | None = None  # when the first event was refused
     shared = name.startswith("shared")
     with fault(loop):

@@ -1,13 +1,13 @@
-"""Trainers that start at once: a process that has their modules forks each of them.
+"""Trainers that start immediately: forked from a process that has loaded their modules.
 
     python -m tests.faults.loop.trainer_forks [MUTANT]
 
 Each line of its input is a JSON object: `argv` of the command `headrace`, `out` and `err`, files
-that take what it writes, `status`, a file for its exit status, and perhaps `witness` and `strike`,
-for `trainer_witness` and `file_call_strikes`. It answers with the process id, and ends with its
-input.
+for its output, `status`, a file for its exit status, and optionally `witness` and `strike`, for
+`trainer_witness` and `file_call_strikes`. It replies with the process id, and exits at the end of
+its input.
 
-Most of a start is imports: with them, a hundred kills would take an hour on a busy machine.
+Most of a start is imports: without forks, a hundred kills would take an hour on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SIGKILL of the trainer at random moments, while clients act and wait for its versions.
 
-Before its first version and its first checkpoint too. At the end each acknowledged row was trained
-on once, is excluded by a name, or was not read; and each version's lineage is what its weights were
+Some kills come before its first version or checkpoint. At the end each acknowledged row was trained
+on once, excluded by name, or not read; and each version's lineage lists what its weights were
 trained on.
 """
 
@@ -28,7 +28,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def kill_one(loop: Loop, chance: random.Random, verdict: Verdict, *, early: bool) -> None:
-    """Start a trainer; kill it, early: whatever it has come to, else after some updates."""
+    """Start a trainer and kill it: `early`, at any moment of its start, else after some updates."""
     trainer, before = loop.start_trainer(), loop.updates()
     wanted = 0 if early else chance.choice((0, 1, 1, 2, 3))
     if wanted:

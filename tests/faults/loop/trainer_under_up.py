@@ -1,4 +1,4 @@
-"""`headrace up` with a trainer that is killed again and again: the collector outlives all of it."""
+"""`headrace up` with a trainer that is killed repeatedly: the collector keeps running."""
 
 from __future__ import annotations
 

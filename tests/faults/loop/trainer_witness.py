@@ -1,9 +1,9 @@
-"""A witness within a trainer: which rows each update was made of, told by the weights themselves.
+"""A witness inside a trainer, which records the rows of each update by digests of the weights.
 
-A lineage is a claim. The witness writes a line for each update: a digest of the weights before it,
-one of the weights after it, and the rows in between. Weights that are published later lead back to
-the initial ones along these lines, whatever was killed and begun again: what lies on the way is
-what they were trained on.
+A lineage is only a claim. The witness writes a line for each update: a digest of the weights before
+it, one of the weights after it, and the rows in between. Along these lines, published weights can
+be traced back to the initial ones, whatever was killed and restarted; the rows on the way are what
+they were trained on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row: TypeAlias = tuple[str, int, int]
 
 
 def digest(weights: Mapping[str, Any]) -> str:
-    """What tells weights apart."""
+    """A digest of the weights."""
     found = hashlib.sha256()
     for name in sorted(weights):
         found.update(name.encode() + np.ascontiguousarray(weights[name]).tobytes())
@@ -32,7 +32,7 @@ def digest(weights: Mapping[str, Any]) -> str:
 
 
 def begin(path: Path) -> None:
-    """Watch the learner of this process. The file is opened now: later there may be no room."""
+    """Watch this process's learner. The file is opened now, before descriptors run out."""
     from policy.algorithms.learner import Learner  # noqa: PLC0415 - torch, in a trainer only
 
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -54,7 +54,7 @@ def begin(path: Path) -> None:
 
 @dataclass
 class Testimony:
-    """What was written: weights -> (the weights before, the rows in between)."""
+    """The witness's record: weights -> (the weights before, the rows in between)."""
 
     lines: int = 0
     steps: dict[str, tuple[str, list[Row]]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Testimony:
         return found
 
     def rows_of(self, weights: str) -> Counter[Row]:
-        """The rows behind weights, each as often as it was trained on."""
+        """The rows that weights were trained on, each as often as it was used."""
         rows: Counter[Row] = Counter()
         while weights in self.steps:
             weights, more = self.steps[weights]

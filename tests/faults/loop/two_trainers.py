@@ -1,8 +1,8 @@
-"""Two trainers on one root: a scheduler's retry beside the orphan of its first try.
+"""Two trainers on one root: a scheduler's retry, and the orphan of its first attempt.
 
-The second is refused with status 3, and names the first. One that stands still loses its lease and
-is followed by the next; when it wakes up it may publish nothing. And a rollback under a running
-trainer holds, until it is ended by name.
+The second is refused with status 3, and names the first. A stopped trainer loses its lease to the
+next one, and may publish nothing when it continues. A rollback under a running trainer holds until
+`headrace resume`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _beside(loop: Loop, first: Trainer, verdict: Verdict) -> None:
-    """A second one, while the first is at work."""
+    """A second trainer starts while the first one runs."""
     second = loop.start_trainer()
     loop.trainer = first
     went = not second.wait(PATIENCE)
@@ -47,7 +47,7 @@ def _beside(loop: Loop, first: Trainer, verdict: Verdict) -> None:
 
 
 def _roll_back(loop: Loop, trainer: Trainer, verdict: Verdict) -> list[int]:
-    """Its content stays live while the trainer goes on with what clients do."""
+    """The rolled-back content stays live while the trainer continues to train."""
     store = WeightStore(loop.root, POLICY)
     live = store.live()
     if live is None or live.version < 2:
@@ -69,7 +69,7 @@ def _roll_back(loop: Loop, trainer: Trainer, verdict: Verdict) -> list[int]:
 
 
 def _orphan(loop: Loop, first: Trainer, verdict: Verdict) -> Trainer:
-    """The first one stands still until the next has its lease; then it goes on."""
+    """The first trainer is stopped until the next one has the lease; then it continues."""
     stop_between(loop, first)
     second = loop.start_trainer(lease_wait="60")
     before = loop.live_version()

@@ -1,4 +1,4 @@
-"""`headrace up`, its processes, and a reader beside it: what loop_kills strikes."""
+"""`headrace up`, its processes, and a reader: the targets of loop_kills."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Up(Closing):
 
     @property
     def ended(self) -> bool:
-        """Whether it gave up, as it does when its collector dies too often within a minute."""
+        """Whether `up` gave up, as it does if its collector dies too often within a minute."""
         return self._process is None or self._process.poll() is not None
 
     def restart(self) -> None:
-        """SIGKILL of `up` and all that it started; another one on the same port."""
+        """SIGKILL of `up` and its processes; start another one on the same port."""
         if self._process is not None:
             self._kill_tree(self._process.pid)
             self._process.wait()
@@ -101,7 +101,7 @@ class Up(Closing):
     # the reader
 
     def restart_reader(self) -> None:
-        """SIGKILL of the reader, if there is one; another one goes on from its position."""
+        """SIGKILL of the reader, if there is one; start another one from its position."""
         if self._reader is not None:
             self._reader.kill()
             self._reader.wait()
@@ -109,7 +109,7 @@ class Up(Closing):
         self._reader = subprocess.Popen([*command, str(self._loop.folder / "read")], cwd=ROOT)
 
     def _judge_reader(self, stored: list[ledger.Stored], verdict: Verdict) -> None:
-        """It has all that is at rest, once."""
+        """The reader has returned every stored row once."""
         wanted = Counter(one.row for one in stored)
 
         def found() -> Counter[tuple[str, int, int]]:
@@ -128,7 +128,7 @@ class Up(Closing):
     # the end
 
     def judge(self, verdict: Verdict) -> None:
-        """Let all end what they began, stop `up`, and hold everything by row."""
+        """Let clients end their episodes, stop `up`, and check the ledger by row."""
         loop, process = self._loop, self._process
         loop.stop_clients()
         if process is None:

@@ -1,8 +1,8 @@
-"""Loss of power under a trainer: what no sync covers of its weights and checkpoints is gone.
+"""Loss of power under a trainer: unsynced changes of its weights and checkpoints are lost.
 
 Trainer and collector run on a `Disk` (tests.faults.disk). Power is cut at a random moment, or when
-the trainer is about to write, sync, link or rename. What a trainer said to be live has to be there
-afterwards, with the checkpoint behind it; what anybody could see keeps its number.
+the trainer is about to write, sync, link or rename. A version that a trainer reported live must
+exist afterwards, with its checkpoint; every version that was visible keeps its number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(trial: Trial) -> Verdict:
     disk = Disk.create(trial.folder / "root")
     with Loop(trial, env=disk.environment) as loop:
         for number in range(trial.size):
-            if not trial.in_time or "stuck" in verdict.faults:  # it learns no more: wait no longer
+            if not trial.in_time or "stuck" in verdict.faults:  # it stopped learning
                 break
             _cut(loop, disk, MOMENTS[number % len(MOMENTS)], verdict)
         loop.judge(verdict)
@@ -35,7 +35,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _cut(loop: Loop, disk: Disk, moment: Moment, verdict: Verdict) -> None:
-    """Power goes while a trainer is at work; the next one has to go on from what is left."""
+    """Cut the power while a trainer runs; the next one has to continue from what is left."""
     before = loop.updates()
     trainer = loop.start_trainer()
     wanted = loop.chance.choice((0, 1, 2))
@@ -58,7 +58,7 @@ def _cut(loop: Loop, disk: Disk, moment: Moment, verdict: Verdict) -> None:
 
 
 def _reach(loop: Loop, disk: Disk, trainer: Trainer, moment: Moment, verdict: Verdict) -> None:
-    """Come to the moment of the cut."""
+    """Wait for the moment of the cut."""
     if moment is None:
         threading.Event().wait(loop.chance.uniform(0.0, 0.5))
         return

@@ -1,11 +1,11 @@
-"""A root is put back from a copy: journal, shards, readers and weights, while all stand still; or
-its weights alone, under a loop that runs.
+"""A root is restored from a copy: journal, shards, readers and weights while everything is stopped,
+or its weights alone under a running loop.
 
-What came after the copy is gone, from the weights too; what is there is trained on once. Numbers of
-versions and generations that anybody saw are not given again: they go on (`numbers/` is no part of
-the copy). In every other turn the weights alone are put back, and the trainer's claims with them.
-Each turn ends with weights that are put back under a running loop, whose clients are held by a
-later version and whose trainer may be killed then: a version with a number that nobody saw follows.
+Everything after the copy is lost, also from the weights; the existing rows are trained on once.
+Numbers of versions and generations that were visible are not given again (the copy does not include
+`numbers/`). In every other turn only the weights are restored, with the trainer's lineage. Each
+turn ends with weights that are restored under a running loop, while its clients are held by a later
+version and its trainer may be killed: a version with an unused number follows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 
 WHOLE = ("journal", "shards", "readers", "weights", "policies")
 PATIENCE = 90.0
-RESTORED_SECONDS = 45.0  # a lease that was put back is over by then
+RESTORED_SECONDS = 45.0  # a restored lease has expired by then
 
 
 def run(trial: Trial) -> Verdict:
@@ -37,7 +37,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _turn(loop: Loop, names: tuple[str, ...], verdict: Verdict) -> None:
-    """Train, copy, train on, put the copy back."""
+    """Train, copy, continue training, restore the copy."""
     _train(loop, verdict)
     copy = loop.folder / "copy"
     _copy(loop.root, copy, names)
@@ -52,7 +52,7 @@ def _turn(loop: Loop, names: tuple[str, ...], verdict: Verdict) -> None:
 
 
 def _under_the_loop(loop: Loop, verdict: Verdict, *, killed: bool) -> None:
-    """The weights of two versions ago, while clients wait for the next one."""
+    """Restore the weights of two versions ago, while clients wait for the next one."""
     trainer, copy = loop.start_trainer(), loop.folder / "copy"
     before = loop.live_version()
     came = loop.wait_for_version(before, PATIENCE)
@@ -86,7 +86,7 @@ def _under_the_loop(loop: Loop, verdict: Verdict, *, killed: bool) -> None:
 
 
 def _train(loop: Loop, verdict: Verdict) -> None:
-    """Until two more versions are live; then all stand still."""
+    """Wait for two more live versions, then stop everything."""
     trainer, before = loop.start_trainer(), loop.live_version()
     for _ in range(2):
         came = loop.wait_for_version(before, PATIENCE)
@@ -98,7 +98,7 @@ def _train(loop: Loop, verdict: Verdict) -> None:
 
 
 def _copy(source: Path, target: Path, names: tuple[str, ...]) -> None:
-    """These folders, in the place of what is there."""
+    """Replace the existing folders by these."""
     for name in names:
         shutil.rmtree(target / name, ignore_errors=True)
         if (source / name).exists():

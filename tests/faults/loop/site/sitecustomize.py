@@ -1,7 +1,7 @@
 """Python runs this at the start of every process that has this folder in its PYTHONPATH.
 
-It is how a broken build, and the witness, reach what others start: `headrace up` starts a collector
-and a trainer, the collector its shard writer.
+It plants a broken build or the witness in grandchild processes: `headrace up` starts a collector
+and a trainer, and the collector starts its shard writer.
 """
 
 import os
