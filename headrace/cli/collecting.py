@@ -154,12 +154,15 @@ def _declare_first(root: Path, declared: PolicyDeclaration | None, **settings: A
 def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> None:
     """Print the collector's address and state when it listens."""
     from headrace.output import console
+    from ingest.access.key_files import load_tokens
 
     if as_json:
         told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
         return console.line({**told, "pid": os.getpid()})
     print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
-    print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
+    curl = "curl --cacert CA.pem" if address.startswith("https:") else "curl"
+    curl += ' -H "Authorization: Bearer $HEADRACE_TOKEN"' if load_tokens(root) else ""
+    print(f"""Begin with:  {curl} --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
     return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
 
 

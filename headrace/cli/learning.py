@@ -317,7 +317,9 @@ def _latest(store: WeightStore) -> str:
     """The digest of the candidate that was added last."""
     found = store.candidates()
     if not found:
-        raise ValueError(f"{store.directory}: no candidate yet; `headrace train` makes one")
+        raise ValueError(
+            f"{store.directory}: no candidate yet; `headrace train` with this root makes one"
+        )
     return max(found, key=lambda d: (store.directory / "candidates" / d).stat().st_mtime_ns)
 
 

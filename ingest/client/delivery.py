@@ -674,7 +674,8 @@ class Sender:
 
     def _set_trouble(self, error: Exception | None, refusal: Refusal | None) -> None:
         if error is not None and self._away is None:
-            log.warning("%s; logged events wait", error)  # the first event is yet to be queued
+            at = "" if self.transport.address in str(error) else f"{self.transport.address}: "
+            log.warning("%s%s; logged events wait", at, error)  # the first event is not queued yet
         elif error is None and self._away is not None:
             waiting = self.outbox.waiting
             log.warning("%s answers again; %d events wait", self.transport.address, waiting)

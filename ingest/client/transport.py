@@ -530,7 +530,9 @@ def refusal_of(status: int, body: bytes) -> Refusal:
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError):
         text = body[:200].decode(errors="replace").strip() or "no text"
         if text.startswith("<"):
-            text = "a page of HTML; a Headrace collector answers in JSON: is the address right?"
+            text = "a page of HTML"
+        if text.startswith(("a page", "{")) or status in (404, 405):
+            text += "; this is no answer of a Headrace collector: is the address right?"
         return Refusal(_FALLBACK_CODES.get(status, "busy"), f"HTTP {status}: {text}")
 
 

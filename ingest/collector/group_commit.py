@@ -209,6 +209,7 @@ class LoopJournal:
         self.epoch = 0
         self.rebuilding: Refusal | None = None
         self.rebuilds = 0
+        self.full = False  # whether the disk had no space when the journal last wrote
         self.failure: Exception | None = None
         self.failed = asyncio.Event()
 
@@ -303,13 +304,14 @@ class LoopJournal:
             self.fail(error)
 
     def _on_durable(self, row: int) -> None:
-        self.durable_row = row
+        self.durable_row, self.full = row, False
         waiting = self._waiting
         while waiting and waiting[0][0] <= row:
             waiting.popleft()[1](None)
 
     def _on_full(self, error: Exception) -> None:
         log.error("journal: %s; refusing events until there is space", error)
+        self.full = True
         self._lose(disk_full())
         self.rebuild(disk_full(), after=self._retry_seconds)
 

@@ -224,8 +224,9 @@ def check_rewarded_step(
 def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
     """The refusal of a reward that is too late; it names the setting."""
     text = (
-        f"Episode {label_of(event)}: the reward window of step {t} has closed ({why}): it is open "
-        "until the next action or the end, and then for the policy's reward_window"
+        f"Episode {label_of(event)}: the reward window of step {t} has closed ({why}): expected "
+        "a reward before the next action or the end, or within the policy's reward_window of the "
+        "step's action"
     )
     return Refusal("window_closed", text, "step", event.episode_id)
 

@@ -372,6 +372,7 @@ class Routes:
             in_shards=collector.sealing.totals.rows,
             open=len(collector.assembler.episodes),
             silent=collector.silent_seconds,
+            full=collector.journal.full,
             refused=collector.stats.refused,
             needs=[*self._needs(), *(text for one in policies for text in _needs_of(one))],
             counts=self._counts(),
@@ -405,6 +406,8 @@ class Routes:
         collector = self.collector
         if collector.journal.failure is not None:
             yield f"The collector has failed: {collector.journal.failure}"
+        if collector.journal.full:
+            yield "The disk had no space at the last write: events get 507 until it has."
         if collector.draining:
             yield "The collector is being stopped."
         damage = collector.damage

@@ -51,6 +51,7 @@ class Facts:
     open: int
     silent: float | None  # seconds since the last accepted event; None: none since the start
     refused: int
+    full: bool  # whether events are refused because the disk has no space
     needs: Sequence[str]
     counts: Mapping[str, object]
 
@@ -130,13 +131,13 @@ def _better(one: PolicyFacts) -> str:
 
 
 def _data(facts: Facts) -> str:
-    arrives = facts.silent is not None and facts.silent < 60
+    arrives = facts.silent is not None and facts.silent < 60 and not facts.full
     when = "no event since the start" if facts.silent is None else _ago(facts.silent)
     rest = (
         f"{facts.steps:,} steps taken, {facts.in_shards:,} of them in shards, "
         f"{facts.open:,} open episodes, {facts.refused:,} events refused"
     )
-    yes = "Yes" if arrives else "Not now"
+    yes = "Yes" if arrives else "No, the disk is full" if facts.full else "Not now"
     return _line(f"{yes}: {when}. {rest}.", "ok" if arrives else "")
 
 

@@ -271,7 +271,7 @@ def judge_canary(
     store = WeightStore(root, policy_id)
     live = store.live()
     if live is None or live.canary_version is None:
-        text = "expected a running canary, got none; `headrace publish --canary` starts one"
+        text = "expected a running canary, got none; `headrace publish --canary SHARE` starts one"
         raise WeightsNotFound(f"{policy_id}: {text}")
     declaration = _declared(root, policy_id)
     window = declaration.reward_window
@@ -433,6 +433,7 @@ def promote(root: Path | str, policy_id: str, *, gated: bool = True, **settings:
     live = store.promote_canary(expected_generation=expected) if passed else None
     done = {
         "promoted": passed,
+        "reasons": [*([] if gated else ["without a gate"]), *found["reasons"]],
         "version": live.version if live else found["canary"],
         "generation": live.generation if live else found["generation"],
     }

@@ -127,7 +127,7 @@ def evaluate(
         gamma=gamma,
         reward_range=limits,
         min_ess=min_ess,
-        unit=f"values of {reserve.cluster}" if reserve.cluster else "episodes",
+        unit=_unit(reserve, split),
     )
     log = JudgedLog(
         loaded.policy.spec,
@@ -150,10 +150,21 @@ def evaluate(
     return EvaluationResult(**asked, **before._asdict(), **judged, **told)
 
 
+def _unit(reserve: Reserve, split: Split) -> str:
+    """What is counted as one observation, as a text."""
+    unit = f"values of {reserve.cluster}" if reserve.cluster else "episodes"
+    return f"held-out {unit}" if split == "held_out" and reserve.share < 1 else unit
+
+
 def _judged(
     log: JudgedLog, live: _Loaded | None, rules: Rules, judgement: Judgement
 ) -> dict[str, Any]:
     """The fields of a result with the judgement, its rules and its data."""
+    if live is None and any("canary" in one for one in judgement.reasons):
+        first = (
+            "a canary needs a live version: `publish --no-gate` makes a first one live, unjudged"
+        )
+        judgement = replace(judgement, reasons=(*judgement.reasons, first))
     return {
         "gamma": rules.gamma,
         "confidence": rules.confidence,

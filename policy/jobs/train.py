@@ -330,7 +330,11 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
         else ""
     )
     longer = "; dr, ips and snips learn episodes of one step: use --algorithm cql for longer ones"
-    hint = longer if counts.get("not_one_step") else ""
+    likely = (
+        "; dr, ips and snips need propensities: log or import them (--action-prob, or --uniform if "
+        "that is true), or use --algorithm cql"
+    )
+    hint = longer if counts.get("not_one_step") else likely if counts.get("no_propensity") else ""
     return (
         f"policy {policy_id!r}: expected rows to learn from, found none in {reader.stats.shards} "
         f"shards (rows left out: {left_out}{bad}){hint}"

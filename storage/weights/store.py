@@ -562,7 +562,8 @@ class WeightFolder:
         live, candidate = self.mended_live(), self.candidate(digest)
         if live is None:
             raise WeightsNotFound(
-                f"{self.policy_id}: expected a live version to compare a canary with, got none"
+                f"{self.policy_id}: expected a live version to compare a canary with, got none: "
+                "`headrace publish --no-gate` makes a first version live, unjudged"
             )
         if self._candidate_in(live.version) == candidate.digest:
             raise ValueError(f"canary: {digest[:12]} is live already, as version {live.version}")
@@ -682,10 +683,10 @@ class WeightFolder:
 
     def _require_no_hold(self, live: Live | None) -> None:
         if live is not None and (pin := live.hold) is not None:
-            ends = "`headrace resume" if pin is live.pinned else "`headrace promote` or `rollback"
+            ends = "`headrace resume`" if pin is live.pinned else "`headrace promote` or `rollback`"
             raise PolicyPinned(
                 f"{self.policy_id}: version {live.version} is pinned by {pin.by} ({pin.why}); "
-                f"{ends} --policy-id {self.policy_id}` ends that"
+                f"{ends} with this root and policy id ends that"
             )
 
     def _needed(self) -> set[int]:

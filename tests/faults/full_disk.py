@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import urllib3
+
 from tests.faults.crash import Traffic
 from tests.faults.power_loss import DiskTraffic, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -41,6 +43,8 @@ def _fill_and_empty(
         fill(True)
         full = wait_until(lambda: _probe(traffic, verdict) == 507, PATIENCE)
         verdict.require(full, "not_refused", "a full disk was never answered with 507")
+        seen = wait_until(lambda: _says_full(traffic, verdict), PATIENCE)
+        verdict.require(seen, "not_shown", "the status page does not name the full disk")
         fill(False)
         free = wait_until(lambda: _probe(traffic, verdict) == 200, PATIENCE)
         verdict.require(free, "not_resumed", "there is room, and no event is accepted")
@@ -66,6 +70,13 @@ def _probe(traffic: Traffic, verdict: Verdict) -> int:
     verdict.require(status in (200, 201, 429, 507), "status", f"{status}: {body}")
     verdict.count(f"answers_{status}")
     return 200 if status == 201 else status
+
+
+def _says_full(traffic: Traffic, verdict: Verdict) -> bool:
+    """Whether the status page does, after another request that has to reach the disk."""
+    _probe(traffic, verdict)
+    page: bytes = urllib3.request("GET", traffic.collector.address, retries=False).data
+    return b"No, the disk is full" in page and b"The disk had no space" in page
 
 
 class Ballast:

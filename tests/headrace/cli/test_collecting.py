@@ -17,9 +17,11 @@ import pandas as pd
 import pytest
 import urllib3
 
+from ingest.access.key_files import create_token
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.spaces.descriptors import Discrete, MultiDiscrete, parse_space
+from tests.certificates import certify
 from tests.headrace.command import Collect, answer, headrace, refused
 
 SPACES = ("--observation", "box:4", "--action", "discrete:2")
@@ -73,6 +75,15 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
     assert (status, err) == (0, "")
     assert "curl --json" in collect.greeting[0]
     assert out == "Stopped: 1 steps acknowledged so far, 1 in shards.\n"
+
+
+def test_the_first_request_has_what_the_collector_requires(tmp_path: Path) -> None:
+    """A token once one was made, and the authority of a certificate."""
+    made = certify(tmp_path / "certificates", "localhost")
+    create_token(tmp_path / "run", "web", ["log"])
+    with Collect(tmp_path / "run", *SPACES, *map(str, made.options)) as collect:
+        assert "curl --cacert CA.pem" in collect.greeting[0]
+        assert '-H "Authorization: Bearer $HEADRACE_TOKEN" --json' in collect.greeting[0]
 
 
 def test_json_is_one_line_when_it_is_ready(tmp_path: Path) -> None:

@@ -356,7 +356,9 @@ def test_any_error_body_becomes_a_refusal(status: int, body: bytes) -> None:
 def test_a_page_of_another_server_is_not_shown() -> None:
     """The refusal names the status, and asks about the address."""
     page = b"<!DOCTYPE HTML><html><title>Error response</title></html>"
-    assert str(refusal_of(501, page)).endswith("collector answers in JSON: is the address right?")
+    assert str(refusal_of(501, page)).endswith(
+        "no answer of a Headrace collector: is the address right?"
+    )
     assert "HTTP 501" in str(refusal_of(501, page))
 
 

@@ -148,6 +148,7 @@ def test_a_full_disk_refuses_rolls_back_and_resumes() -> None:
             journal.gate.set()
             answers = await asyncio.gather(*waits, return_exceptions=True)
             assert [getattr(answer, "status", None) for answer in answers] == [507, 507]
+            assert collector.journal.full
             with pytest.raises(Refusal, match="disk is full"):
                 collector.accept(batch(instance, "later", 3))
             while collector.journal.rebuilding is not None:
@@ -157,6 +158,7 @@ def test_a_full_disk_refuses_rolls_back_and_resumes() -> None:
             reply, row = collector.accept(batch(instance, "lost1", 1))
             await collector.journal.durable(row)
             assert reply.accepted == 3
+            assert not collector.journal.full
             await collector.drain()
             assert collector.sealing.totals.rows == collector.sealing.totals.steps == 3
 

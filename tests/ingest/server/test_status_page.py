@@ -46,6 +46,7 @@ FACTS = Facts(
     open=3,
     silent=1.0,
     refused=0,
+    full=False,
     needs=[],
     counts={"collector_id": "0123456789ab"},
 )
@@ -130,6 +131,7 @@ def test_data_and_learning() -> None:
         "data", replace(FACTS, silent=7300.0)
     )
     assert "no event since the start" in section("data", replace(FACTS, silent=None))
+    assert "No, the disk is full: the last event came" in section("data", replace(FACTS, full=True))
     assert "yes, 12,000 rows trained on" in section("learning")
     stopped = replace(SOUND, trainer=False, stalled=42.0)
     text = section("learning", replace(FACTS, policies=[stopped]))

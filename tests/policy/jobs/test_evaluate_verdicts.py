@@ -268,7 +268,7 @@ def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
     result = evaluate(tmp_path, "default", trained.candidate, reward_range=(0.0, 1.0), min_ess=30)
     assert (result.episodes, result.cluster) == (trained.rows_held_out, "tag:user")
     (found,) = result.judgement.comparisons
-    assert (found.n, found.unit) == (trained.rows_held_out // 20, "values of tag:user")
+    assert (found.n, found.unit) == (trained.rows_held_out // 20, "held-out values of tag:user")
 
 
 def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:

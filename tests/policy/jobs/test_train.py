@@ -151,7 +151,7 @@ def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
     log = bandit_log(40)
     log.logp[:] = np.nan
     log.write(tmp_path)
-    with pytest.raises(NothingToTrainOn, match=r"no propensity: \d+"):
+    with pytest.raises(NothingToTrainOn, match=r"no propensity: \d+.*--uniform if that is true"):
         train(tmp_path, "default", CONFIG)
     with pytest.raises(NothingToTrainOn, match="found none"):
         train(tmp_path, "other", CONFIG, spec=PolicySpec(Box((2,)), Discrete(3, 1)))
