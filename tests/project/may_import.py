@@ -136,7 +136,7 @@ MAY_REACH_STDLIB = {
     ),
     "ingest.protocol": "collections dataclasses typing",
     "policy.ope": "collections dataclasses math typing",
-    "storage.experience": "abc bisect collections dataclasses hashlib json types typing zlib",
+    "storage.experience": "abc bisect collections dataclasses hashlib json typing zlib",
 }
 
 # The same of packages of others, for the folders that a service loads or that stay pure.
