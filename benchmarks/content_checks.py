@@ -18,7 +18,8 @@ import storage.reading.loading as loading
 from benchmarks.reader import LAYOUTS, write_shards
 from benchmarks.report import Figure, render
 from storage.reading.loading import DEFAULT_COLUMNS, PartFilter, ShardLoader, fetch
-from storage.reading.sources import DirectorySource, MemorySource
+from storage.reading.sources import DirectorySource
+from tests.storage.reading.memory_source import MemorySource
 
 ROUNDS = 31
 CHECKS = ("check_size", "check_column", "check_endings", "check_footer", "check_choices")

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from storage.experience.episode import Part
 from storage.experience.sample_batch import SampleBatch
+from storage.reading.listing import ShardFile
 from storage.reading.shard_reader import (
     EndOfInput,
     MixedSchemas,
@@ -31,10 +32,10 @@ from storage.reading.shard_reader import (
     read_position,
     to_torch_dataset,
 )
-from storage.reading.sources import MemorySource, ShardFile
 from storage.shards.shard import ShardInfo, ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Discrete, Space, Text, canonical_json, schema_id
+from tests.storage.reading.memory_source import MemorySource
 
 OBS, ACTION = Box((2,)), Discrete(3)
 COLLECTOR = "a" * 12

@@ -21,10 +21,10 @@ from storage.reading.listing import RootListing, ShardFile
 from storage.reading.prefetch import Prefetcher
 from storage.reading.retries import Retries
 from storage.reading.shard_reader import ShardReader
-from storage.reading.sources import MemorySource
 from storage.shards.names import ShardDamaged
 from tests.faults.mutants import Patch
 from tests.storage.reading.bad_shards import BAD, rewrite
+from tests.storage.reading.memory_source import MemorySource
 from tests.storage.reading.test_shard_reader import (
     LONG,
     flipped,

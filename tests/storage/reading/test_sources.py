@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.reading.sources import DirectorySource, MemorySource, ShardFile
+from storage.reading.sources import DirectorySource
 
 STREAM = "aaaaaaaaaaaa-bbbbbbbbbbbb"
 LONG = 20.0  # s; a wait that is not woken would last so long
@@ -115,22 +115,3 @@ def test_reading_gives_the_bytes_and_a_vanished_file_says_so(tmp_path):
         path.unlink()
         with pytest.raises(FileNotFoundError):
             source.read(shard)
-
-
-def test_the_memory_twin_behaves_as_a_directory():
-    """Shards that are put appear in scans, sorted, wake a wait, and vanish when removed."""
-    source = MemorySource()
-    assert source.scan() == []
-    later = source.put(STREAM, shard_name(5, 6), b"later")
-    source.put(STREAM, shard_name(0, 4), b"first")
-    assert source.wait(LONG)
-    assert [s.first for s in source.scan()] == [0, 5]
-    assert not source.wait(0.0)
-    assert source.read(later) == b"later"
-    source.remove(later)
-    with pytest.raises(FileNotFoundError):
-        source.read(later)
-    with pytest.raises(ValueError, match="expected the name of a shard"):
-        source.put(STREAM, "readme.txt", b"")
-    source.close()
-    assert isinstance(later, ShardFile)
