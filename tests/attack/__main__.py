@@ -1,4 +1,4 @@
-"""`make attack`: every attack on this build, a JSON line each; then on builds that must fall.
+"""`make attack`: every attack on this build, a JSON line each; then on builds that must fail.
 
     python -m tests.attack                    # in full
     python -m tests.attack --quick            # a minute each at most
@@ -18,7 +18,7 @@ from tests.faults.__main__ import SEED, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all attacks; answers the exit status."""
+    """Run all attacks; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.attack")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--quick", action="store_true")

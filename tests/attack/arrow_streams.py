@@ -1,4 +1,4 @@
-"""Arrow streams for the bulk import: flipped bytes, bombs, columns that are not meant."""
+"""Arrow streams for the bulk import: flipped bytes, bombs, unexpected columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stream(table: pa.Table, **options: Any) -> bytes:
 
 
 def steps(name: str, rows: int = 20, **columns: Any) -> pa.Table:
-    """A table that would be taken, but for `columns`; None leaves a column out."""
+    """A valid table, except for `columns`; None omits a column."""
     obs = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4 * rows, np.float32)), 4)
     given = {
         "eps_id": [name] * rows,
@@ -37,7 +37,7 @@ def steps(name: str, rows: int = 20, **columns: Any) -> pa.Table:
 
 
 def of_columns() -> Iterator[tuple[str, bytes]]:
-    """(name, stream): columns whose type, number or content is hostile."""
+    """(name, stream): columns with a hostile type, number or content."""
     odd: dict[str, Any] = {
         "nulls": pa.nulls(20),
         "a billion nulls": pa.nulls(1),
@@ -76,7 +76,7 @@ def of_columns() -> Iterator[tuple[str, bytes]]:
 
 
 def of_streams(chance: random.Random, flips: int) -> Iterator[tuple[str, bytes]]:
-    """(name, stream): what is wrong with the stream itself."""
+    """(name, stream): malformed streams."""
     whole = stream(steps("flipped", 200))
     yield "nothing", b""
     yield "noise", chance.randbytes(10_000)
@@ -105,7 +105,7 @@ def of_streams(chance: random.Random, flips: int) -> Iterator[tuple[str, bytes]]
 
 
 def cases(seed: int, flips: int) -> list[Case]:
-    """Every case, each with the right checksum, so that it is Arrow that judges."""
+    """Every case, with a correct checksum, so that Arrow has to detect the error."""
     found: list[Case] = []
     for said, body in [*of_columns(), *of_streams(random.Random(seed), flips)]:
         headers = {"content-type": ARROW, "headrace-crc32": f"{zlib.crc32(body):08x}"}

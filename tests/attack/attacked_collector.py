@@ -1,10 +1,10 @@
-"""A collector that is attacked while a bystander uses it, and what both of them show.
+"""A collector that is attacked while a bystander uses it, and the measurements of both.
 
-The laws of every attack: no answer of 500 and above, no hang, no end of the process; its memory
-grows by 32 MB at most; whoever behaves is served, and hardly slower: the p99 of his calls under
-attack is at most three times that of the quiet time before it, in the median over paired windows.
-What else the machine does falls into both windows of a pair, or makes one pair of several odd: with
-fewer than three pairs nothing is judged, which is a fault of its own.
+The invariants of every attack: no answer of 500 and above, no hang, no exit of the process; its
+memory grows by 32 MB at most; a well-behaved client is served, and hardly slower: the p99 of its
+calls under attack is at most three times that of the quiet window before it, in the median over
+pairs of windows. Other load on the machine affects both windows of a pair, or only one of several
+pairs: with fewer than three pairs the run is not judged, which is a violation of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Window: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile request. `allowed`: statuses of 500 and above that are right for it."""
+    """One hostile request. `allowed`: statuses of 500 and above that are correct for it."""
 
     name: str
     method: str
@@ -55,7 +55,7 @@ class Case:
 
 
 class Arena(Closing):
-    """The collector, the bystander, and what was seen of them so far."""
+    """The collector, the bystander, and their measurements so far."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Arena(Closing):
     # --- attacking -------------------------------------------------------------------------
 
     def strike(self, case: Case) -> int:
-        """Send one case and judge its answer; answers the status, 0 for none."""
+        """Send one case and check its answer; return the status, 0 for none."""
         return self.ask(case)[0]
 
     def ask(self, case: Case) -> tuple[int, bytes]:
-        """As `strike`, with what was answered."""
+        """As `strike`, but also return the answer."""
         self.verdict.count("sent")
         began = time.monotonic()
         try:
@@ -137,22 +137,22 @@ class Arena(Closing):
         raise KeyError(name)
 
     def rss(self, what: str = "VmRSS") -> float:
-        """Resident memory of the collector, in MB; of "VmHWM" the most that it ever was."""
+        """Resident memory of the collector, in MB; "VmHWM" gives its peak."""
         for line in Path(f"/proc/{self.collector.process.pid}/status").read_text().splitlines():
             if line.startswith(what):
                 return int(line.split()[1]) / 1000
         raise ProcessLookupError("the collector is gone")
 
     def growth(self) -> float:
-        """By how many MB the collector has grown since `begin`."""
+        """The collector's growth since `begin`, in MB."""
         return self.rss() - self._before
 
     def peak(self) -> float:
-        """By how many MB the collector was larger at any moment than at `begin`."""
+        """The collector's largest momentary growth since `begin`, in MB."""
         return self.rss("VmHWM") - self._before
 
     def rounds(self, cases: Sequence[Case], trial: Trial, pairs: int = PAIRS) -> None:
-        """All cases, in as many paired windows; the first pass over some of them is warm-up."""
+        """Run all cases in pairs of windows; a first pass over some of them is warm-up."""
         self.verdict.count("cases", len(cases))
         for case in self.random.sample(cases, min(40, len(cases))):
             self.strike(case)
@@ -169,7 +169,8 @@ class Arena(Closing):
     ) -> None:
         """An attack with each case, in as many paired windows.
 
-        A run that has to end shares its time among the windows, so that there are as many of them.
+        A run with a deadline divides its time among the windows, so that their number stays the
+        same.
         """
         for number in range(pairs):
             now = time.monotonic()
@@ -178,7 +179,7 @@ class Arena(Closing):
             self.pair(partial(_volley, volley, until))
 
     def at_once(self, cases: Sequence[Case]) -> None:
-        """All of them at the same time, each on a connection of its own."""
+        """Send all of them at the same time, each on its own connection."""
         threads = [threading.Thread(target=self.strike, args=(case,)) for case in cases]
         for thread in threads:
             thread.start()
@@ -188,12 +189,12 @@ class Arena(Closing):
     # --- watching --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """From here on memory is counted."""
+        """Measure memory from here on."""
         self.metric("headrace_ready")
         self._before = self.rss()
 
     def pair(self, attack: Callable[[], None], *, again: bool = False) -> None:
-        """A quiet window, then one with an attack; `again` repeats it for as long."""
+        """A quiet window, then one with an attack; `again` repeats the attack until its end."""
         quiet = time.monotonic()
         threading.Event().wait(QUIET_SECONDS)
         began = time.monotonic()
@@ -203,7 +204,7 @@ class Arena(Closing):
         self._pairs.append(((quiet, began), (began, time.monotonic())))
 
     def judge(self) -> None:
-        """What the collector and the bystander show in the end."""
+        """Check the collector and the bystander at the end."""
         require = self.verdict.require
         require(self.alive, "died", "the collector is gone")
         if not self.alive:
@@ -242,7 +243,7 @@ def _volley(attacks: Iterable[Callable[[], None]], until: float) -> None:
 
 
 def judge_ratios(verdict: Verdict, ratios: Sequence[float]) -> None:
-    """By how much a call was slower under attack, pair by pair: too few of them say nothing."""
+    """The ratio of latencies under attack, pair by pair; pairs with too few calls do not count."""
     verdict.count("pairs", len(ratios))
     verdict.require(len(ratios) >= PAIRS, "unjudged", f"{len(ratios)} pairs of {PAIRS}: {ratios}")
     if len(ratios) >= PAIRS:
@@ -252,7 +253,7 @@ def judge_ratios(verdict: Verdict, ratios: Sequence[float]) -> None:
 
 
 def lasts(window: Window) -> bool:
-    """Whether a window has room for enough calls: if they are fewer, they were slow."""
+    """Whether a window is long enough for its calls: fewer calls then mean slow ones."""
     return window[1] - window[0] >= QUIET_SECONDS
 
 

@@ -1,9 +1,9 @@
-"""A well-behaved client whose requests are timed: what others feel while somebody attacks.
+"""A well-behaved client whose requests are timed during an attack.
 
 python -m tests.attack.bystander ADDRESS FILE
 
-It logs one-step episodes, one call after another, and appends to FILE a line for each call: when it
-was answered (of the monotonic clock, which processes share), how long it took, the status.
+It logs one-step episodes, one call after another, and appends a line to FILE for each call: the
+time of its answer (by the monotonic clock, which processes share), its duration, and the status.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Nothing but bodies that are costly to refuse, on several connections, old and new, without pause.
+"""Only bodies that are costly to refuse, on several old and new connections, without pause.
 
-What each of them costs the collector's one loop is why refused work has a bounded share of it.
+Each of them costs time on the collector's event loop, so refused work must have a bounded share.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.ingest.raw_http import HOST, connect, listen
 
 WINDOW_SECONDS = 4.0
 PATIENCE_SECONDS = 10.0
-SHORT = 4  # short bodies that come at once, for each attacker
+SHORT = 4  # simultaneous short bodies of each attacker
 
 
 def refused_import(rows: int, **columns: pa.Array) -> bytes:
-    """One-step episodes with columns that fit, but that none has an action of the space."""
+    """One-step episodes whose columns are valid, except that every action is outside its space."""
     table = pa.table(
         {
             "eps_id": [f"refused-{row}" for row in range(rows)],
@@ -43,7 +43,7 @@ def refused_import(rows: int, **columns: pa.Array) -> bytes:
 
 
 def unread_import() -> bytes:
-    """One whose last row is no event, so that all of them are looked at for nothing."""
+    """A batch whose last row is no event, so that checking the others is wasted."""
     rows = 40_000
     return refused_import(rows, t=pa.array([0] * (rows - 1) + [1]))
 
@@ -58,7 +58,7 @@ def encoded(table: pa.Table) -> bytes:
 
 
 def short_import(tag: str, rows: int = 3_500) -> bytes:
-    """Thousands of refused episodes in a body that is no long one; each `tag` has its own."""
+    """Thousands of refused episodes in a short body; each `tag` has its own."""
     nothing = pa.FixedSizeListArray.from_buffers(
         pa.list_(pa.float32(), 0), rows, [None], children=[pa.array([], pa.float32())]
     )
@@ -83,7 +83,7 @@ def accepted_import() -> bytes:
 def bodies(tag: str) -> list[tuple[str, bytes]]:
     """(content type, body): maps in maps, too many numbers, unknown episodes, imports.
 
-    The last but two is a short one.
+    The third from last is a short one.
     """
     event = {"type": "log_action", "episode_id": "x", "action": 0}
     bomb = msgspec.Raw(b"\xdd\x00\x1e\x84\x80" + b"\x80" * 2_000_000)
@@ -126,7 +126,7 @@ def send_until(place: Arena, deadline: float, turn: int, every: list[bytes]) -> 
 
 
 def send(place: Arena, connection: socket.socket, data: bytes) -> None:
-    """One request, and what is said to it in time."""
+    """Send one request; return its answer if it comes in time."""
     connection.settimeout(PATIENCE_SECONDS)
     with contextlib.suppress(OSError):
         connection.sendall(data)
@@ -137,15 +137,15 @@ def send(place: Arena, connection: socket.socket, data: bytes) -> None:
 
 
 def send_short(place: Arena, data: bytes) -> None:
-    """One of many who send a short body each, all at once, on a connection of its own."""
+    """One of many attackers that send a short body simultaneously, each on its own connection."""
     with connect(place.collector.port) as connection:
         send(place, connection, data)
 
 
 def attackers(place: Arena, size: int, window: int) -> list[Callable[[float], None]]:
-    """What attacks until a time in one window, whose bodies are made before it begins.
+    """Attack until a time in one window; its bodies are prepared before it begins.
 
-    It goes on in the row of bodies where the window before began, and further.
+    It continues in the sequence of bodies after those of the previous window.
     """
     turns = range(window * size, (window + 1) * size)
     every = [[request(*one) for one in bodies(f"a{turn:x}-")] for turn in turns]

@@ -1,4 +1,4 @@
-"""Too much of everything: half-open connections, bodies without end, descriptors, slow readers."""
+"""Too much of everything: half-open connections, endless bodies, descriptors, slow readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOM, BODY = 60_000_000, 7_000_000
 
 
 def half_open(place: Arena, count: int) -> None:
-    """Connections that begin a request and say no more; a new caller is still served."""
+    """Connections that begin a request and stop; a new caller is still served."""
     held: list[socket.socket] = []
     for number in range(count):
         held.append(connect(place.collector.port))
@@ -38,7 +38,7 @@ def half_open(place: Arena, count: int) -> None:
 
 
 def large_body(place: Arena, size: int) -> None:
-    """A body of gigabytes: refused at once, and cut off when it comes all the same."""
+    """A body of gigabytes: refused at once, and cut off if it is sent anyway."""
     with connect(place.collector.port) as connection:
         connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % size)
         sent = _pour(connection, b"x" * 1_000_000, size)
@@ -48,7 +48,7 @@ def large_body(place: Arena, size: int) -> None:
 
 
 def chunked_for_ever(place: Arena, seconds: float) -> None:
-    """Chunks without an end, tiny ones too: 413 or an end long before memory or time are gone."""
+    """Endless chunks, also tiny ones: 413 or a closed connection before memory or time run out."""
     for name, chunk in (("large", CHUNK), ("tiny", b"1\r\nx\r\n" * 1_000)):
         with connect(place.collector.port) as connection:
             connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -62,7 +62,7 @@ def chunked_for_ever(place: Arena, seconds: float) -> None:
 
 
 def _pour(connection: socket.socket, data: bytes, size: int, seconds: float = 20.0) -> int:
-    """Send until so many bytes, so many seconds, or the other side's end; answers the bytes."""
+    """Send until a limit of bytes or seconds, or the peer closes; return the bytes sent."""
     sent, deadline = 0, time.monotonic() + seconds
     with contextlib.suppress(OSError):
         while sent < size and time.monotonic() < deadline:
@@ -72,7 +72,7 @@ def _pour(connection: socket.socket, data: bytes, size: int, seconds: float = 20
 
 
 def slow_headers(place: Arena, seconds: float) -> None:
-    """A header of a byte now and then has its time, and no more."""
+    """A header sent byte by byte is cut off after its time limit."""
     with connect(place.collector.port) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\n")
         began = time.monotonic()
@@ -88,9 +88,9 @@ def slow_headers(place: Arena, seconds: float) -> None:
 
 
 def many_bodies(place: Arena, count: int) -> None:
-    """Bodies of 7 MB at once, all but their last byte: they stay within their bound, to the brim.
+    """Simultaneous bodies of 7 MB without their last byte fill their memory limit, but no more.
 
-    Memory is looked at while they are held; short calls are taken meanwhile, long ones hear 429.
+    Memory is measured while they are held; short calls are accepted meanwhile, long ones get 429.
     """
     with contextlib.ExitStack() as stack:
         for size in [BODY] * count + [ROOM // 100] * count:  # the small ones fill the rest
@@ -107,7 +107,7 @@ def many_bodies(place: Arena, count: int) -> None:
 
 
 def bodies_for_nobody(place: Arena, count: int) -> None:
-    """Bodies on a route that takes none and that anybody may call, as large as an import's."""
+    """Bodies as large as an import's on a public route that accepts no body."""
     before = place.rss()
     with contextlib.ExitStack() as stack:
         for _ in range(count):
@@ -120,14 +120,14 @@ def bodies_for_nobody(place: Arena, count: int) -> None:
 
 
 def _begin(connection: socket.socket, head: bytes, size: int) -> None:
-    """Send a request but for the last byte of its body, as far as it is taken."""
+    """Send a request except for the last byte of its body, as far as the server reads it."""
     connection.settimeout(0.5)
     with contextlib.suppress(OSError):
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % size + b" " * (size - 1))
 
 
 def few_descriptors(trial: Trial) -> Verdict:
-    """Connections beyond what descriptors allow: the collector goes on accepting and sealing."""
+    """More connections than descriptors: the collector continues to accept and to seal."""
     program = ("-m", "tests.attack.few_files", str(FILES))
     folder = trial.folder / "few"
     folder.mkdir()
@@ -168,7 +168,7 @@ def run(trial: Trial) -> Verdict:
             lambda: bodies_for_nobody(place, 4),
         )
         for attack in attacks:
-            place.pair(attack, again=True)  # a short one has too few calls beside it
+            place.pair(attack, again=True)  # a short one has too few of the bystander's calls
             threading.Event().wait(0.5)
     few = few_descriptors(trial)
     for kind, texts in few.faults.items():

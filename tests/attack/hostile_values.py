@@ -1,7 +1,7 @@
-"""Hostile values, and every field of every message to put them into.
+"""Hostile values, for every field of every message.
 
-The messages are those of the route table and of the events inside them: a field that is added to
-the protocol is attacked from then on.
+The messages are those of the route table and the events inside them, so that a field that is added
+to the protocol is attacked automatically.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fields_of(kind: Any) -> tuple[str, ...]:
 
 
 def good(kind: Any) -> dict[str, Any]:
-    """A message of that kind that would be taken."""
+    """A valid message of that kind."""
     return {name: GOOD[name] for name in fields_of(kind) if name in GOOD}
 
 
@@ -176,7 +176,7 @@ def event_bodies(packed: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def whole_of_lists(packed: bool) -> bytes:
-    """A batch as large as a message may be, nearly all of it lists in which there is nothing."""
+    """A batch of the maximum size, most of which is empty lists."""
     event = {"type": "log_action", "episode_id": OPEN, "action": 0}
     if packed:
         lists = b"\xdd" + (7_900_000).to_bytes(4, "big") + b"\x90" * 7_900_000

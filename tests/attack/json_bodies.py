@@ -1,4 +1,4 @@
-"""JSON that is hostile in every field of every message, and around it."""
+"""Hostile JSON in every field of every message, and around it."""
 
 from __future__ import annotations
 
@@ -96,16 +96,16 @@ def cases() -> list[Case]:
 
 
 def open_episode(place: Arena) -> None:
-    """An episode that the cases may try to spoil."""
+    """An episode that the cases may try to break."""
     place.collector.post("/v1/episodes", {"episode_id": OPEN})
     step = {"obs": [0.1, 0.2, 0.3, 0.4], "action": 0}
     place.collector.post(f"/v1/episodes/{OPEN}/log_action", step)
 
 
 def in_random_order(trial: Trial, every: list[Case], largest: Case) -> Verdict:
-    """As many of the cases as the trial has room for, against an episode that they may spoil.
+    """As many cases as the trial has time for, against an episode that they may break.
 
-    Then the largest, several at once. What any of them takes for a moment is looked at as well.
+    Then the largest bodies, several at once. The momentary peak of memory is checked as well.
     """
     with arena(trial) as place:
         open_episode(place)

@@ -1,7 +1,7 @@
-"""Texts of megabytes wherever a message may have one, sent by whoever owns the episode.
+"""Texts of megabytes wherever a message may have one, sent by the episode's owner.
 
-What is wrong with an event is answered, logged, journaled and remembered of every agent of its
-episode: nowhere may it repeat at length what came.
+The error of an event is returned, logged, journaled and stored for every agent of its episode: none
+of these may repeat a long input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENOUGH = 4_096
 MAX_JOURNAL_MB = 16.0
 """By how much the journal's files may grow beside bodies that were taken, each of which may lie in
 its log and in its database."""
-TOO_MUCH_MB = 500.0  # where it has grown by so much, the attack has shown enough
+TOO_MUCH_MB = 500.0  # after growth by this much, the attack has succeeded
 
 
 class Long(NamedTuple):
@@ -82,7 +82,7 @@ def cases(characters: int) -> list[Long]:
 
 
 def send(place: Arena, said: str, kind: str, body: Any) -> tuple[int, Any]:
-    """One message; what is answered, which has to be short for each event that it refuses."""
+    """Send one message; return its answer, which has to be short per refused event."""
     module = msgspec.json if kind == JSON else msgspec.msgpack
     data = module.encode(body)
     status, heard = place.ask(Case(said, "POST", "/v1/events", data, {"content-type": kind}))
@@ -99,7 +99,7 @@ def send(place: Arena, said: str, kind: str, body: Any) -> tuple[int, Any]:
 
 
 def attack(place: Arena, number: int, case: Long) -> None:
-    """An episode of our own, the event in it, what is told of it, and one more event."""
+    """A new episode, the event in it, the episode's state, and one more event."""
     own = f"long-{number}"
     instance = place.collector.post("/v1/instances", {})[1]["instance"]
     named = [{"agent_id": f"agent {at}"} if case.agents > 1 else {} for at in range(case.agents)]
@@ -108,8 +108,8 @@ def attack(place: Arena, number: int, case: Long) -> None:
     ]
     event = {"episode_id": own, **named[0], "seq": 1, **case.event}
     if case.agents > 1 and case.event["type"] == "log_action":
-        event["env_t"] = 0  # or it would be refused for that, whatever its text is
-    if case.event["type"] == "start":  # in the place of the last of ours
+        event["env_t"] = 0  # otherwise it would be refused for that reason
+    if case.event["type"] == "start":  # replaces our last event
         event = {**starts.pop(), **case.event}
     if case.agents > 1:
         send(place, "the agents' starts", case.kind, {"instance": instance, "events": starts})

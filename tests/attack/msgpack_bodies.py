@@ -1,4 +1,4 @@
-"""msgpack that is hostile in every field of every message: lengths that lie, bombs, extensions."""
+"""Hostile msgpack in every field of every message: false lengths, bombs, extensions."""
 
 from __future__ import annotations
 

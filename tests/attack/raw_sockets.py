@@ -1,7 +1,7 @@
 """Bytes that no HTTP client would send: smuggling, framing, pipelines, odd requests.
 
-Whatever is sent, there is at most one answer to each request that was whole and lawful; what is
-hidden behind one that was not is never carried out.
+Each complete and valid request gets at most one answer; a request hidden behind an invalid one is
+never carried out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def cases() -> dict[str, bytes]:
 
 
 def lawful(place: Arena) -> Iterator[tuple[str, bytes, list[int]]]:
-    """(name, bytes, statuses): odd, but clear; the connection goes on."""
+    """(name, bytes, statuses): unusual but unambiguous; the connection stays open."""
     get = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     yield "three in a row", get * 3, [200] * 3
     yield "blank lines first", b"\r\n\r\n" + get, [200]

@@ -1,6 +1,6 @@
-"""schemathesis over `/openapi.json`: what the description allows, and what it forbids.
+"""schemathesis over `/openapi.json`: requests that the description allows or forbids.
 
-No answer of 500 and above, none with a status, a content type or a body that is not described.
+No answer has a status of 500 or above, or an undescribed status, content type or body.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GENERATED = re.compile(r"(\d+) generated, (\d+) (?:unique )?\w+")
 
 
 def examine(place: Arena, examples: int, seed: int, phase: str, *more: str) -> None:
-    """Run one phase of schemathesis in a process of its own; its report is the fault."""
+    """Run one phase of schemathesis in its own process; its report is the violation."""
     command = [sys.executable, "-m", "schemathesis.cli"]
     settings = place.collector.root.parent / "schemathesis.toml"
     settings.write_text(f'[parameters]\n"path.id" = "{OPEN}"\n' if more else "")
@@ -47,7 +47,7 @@ def run(trial: Trial) -> Verdict:
         open_episode(place)
         place.begin()
         for more in ((), ("--exclude-path", "/v1/episodes/{id}/end")):
-            for phase in ("coverage", "fuzzing"):  # each in a pair, for one pair says little
+            for phase in ("coverage", "fuzzing"):  # each in its own pair of windows
                 place.pair(partial(examine, place, trial.size, trial.seed, phase, *more))
         threading.Event().wait(0.5)
     return place.verdict

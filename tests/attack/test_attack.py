@@ -32,7 +32,7 @@ def every() -> list[Case]:
 
 
 def test_the_attacks_are_many_and_reach_every_field() -> None:
-    """Thousands of cases, each with its own name, made from the messages as they are."""
+    """Thousands of cases with unique names, derived from the current messages."""
     names = [case.name for case in every()]
     assert len(names) > 3_000
     assert len(raw_sockets.cases()) > 200
@@ -42,7 +42,7 @@ def test_the_attacks_are_many_and_reach_every_field() -> None:
 
 @pytest.mark.parametrize("name", scenario.ATTACKS)
 def test_an_attack_is_a_scenario(name: str) -> None:
-    """It runs as any fault does, and a broken build has to fall to it."""
+    """An attack runs like any fault scenario, and a broken build has to fail it."""
     found = scenario.load(name)
     assert found.name == name
     assert 0 < found.planted <= found.quick <= found.long
@@ -50,7 +50,7 @@ def test_an_attack_is_a_scenario(name: str) -> None:
 
 
 def test_one_pair_of_windows_judges_nothing() -> None:
-    """What else a machine does for a moment is no fault of the build, and no proof of it."""
+    """Momentary load on the machine neither fails a build nor catches a broken one."""
     said = []
     for ratios in ([], [9.0], [1.0], [1.0, 9.0], [1.0, 9.0, 1.0], [1.0, 9.0, 9.0]):
         judge_ratios(verdict := Verdict(), ratios)
@@ -59,7 +59,7 @@ def test_one_pair_of_windows_judges_nothing() -> None:
 
 
 def test_hostile_bodies_are_refused_and_nothing_else_happens(collector: CollectorProcess) -> None:
-    """No answer of 500 and above, none later than its time; the collector goes on."""
+    """No answer of 500 or above, none too late; the collector keeps running."""
     pool = urllib3.PoolManager(retries=False, timeout=10.0)
     cases = [case for case in every() if len(case.body) < 500_000]
     for case in random.Random(SEED).sample(cases, SAMPLE):

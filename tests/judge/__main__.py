@@ -1,8 +1,8 @@
-"""`make judge`: how often the judge is wrong, how often it can tell, case by case and by bound.
+"""`make judge`: how often the judge is wrong, and how often it decides, by case and bound.
 
-The numbers of the table are shares of repetitions. The exit status is 1 when a one-sided 99.9 %
-binomial bound excludes a target; that of refused sound logs holds in each case, and in all of them
-together.
+The numbers in the table are shares of repetitions. The exit status is 1 if a one-sided 99.9 %
+binomial bound excludes a target; the target for rejected sound logs applies to each case, and to
+all cases together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLUMNS = ("better", "worse", "cannot tell")
 
 
 def main() -> int:
-    """Run all cases, or those whose names hold a word; the exit status."""
+    """Run all cases, or those whose names contain a word; return the exit status."""
     options = argparse.ArgumentParser(prog="python -m tests.judge", description=__doc__)
     options.add_argument("--repetitions", type=int, default=2000)
     options.add_argument("--seed", type=int, default=7)

@@ -1,4 +1,4 @@
-"""Logs whose truth is known, and what a judge may say of them: the table of `make judge`.
+"""Logs whose truth is known, and the permitted verdicts: the table of `make judge`.
 
 One step: four actions, logged uniformly; the candidate takes the first with .97. The bar is the
 logging policy ("log") or one that takes the second with .97 ("rival"). Several steps: two actions,
@@ -27,16 +27,16 @@ UNIFORM = np.full(4, 0.25)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A kind of log, and the share of verdicts that the issue asks for on it."""
+    """A kind of log, and the required shares of verdicts."""
 
     name: str
     n: int
-    difference: float  # the candidate's value less the bar's
+    difference: float  # the candidate's value minus the bar's
     make: Callable[[np.random.Generator], tuple[Judged, TargetPolicy, Bar]]
     reward_range: tuple[float, float] | None
-    sound: bool = False  # no check may refuse it
-    normal: bool = False  # Student's assumptions hold: its coverage counts too
-    verdict: str = ""  # that has to come with `least`, by betting
+    sound: bool = False  # no check may reject it
+    normal: bool = False  # Student's assumptions hold, so its coverage is checked, too
+    verdict: str = ""  # the verdict that betting must reach with the share `least`
     least: float = 0.0
 
 
@@ -111,9 +111,9 @@ def _steps(
 
 
 def users(name: str, n: int, each: int, *, known: bool = True, **more: object) -> Case:
-    """n episodes, `each` of one user, to whom the first action is worth .95 or .05, as it falls.
+    """n episodes, `each` of one user, for whom the first action is worth .95 or .05, at random.
 
-    All actions earn .5. Unless it is `known` which episodes are a user's, each counts by itself.
+    All actions earn .5 on average. Unless each episode's user is `known`, each episode is a unit.
     """
 
     def make(rng: np.random.Generator) -> tuple[Judged, TargetPolicy, Bar]:
@@ -191,10 +191,10 @@ def equal_or_worse() -> Iterator[Case]:
 
 
 def power() -> Iterator[Case]:
-    """What has to be told by betting, and what cannot be; `worse` by the same amounts as often."""
+    """Differences that betting has to detect, and ones that it cannot; the same for `worse`."""
     bars: tuple[Against, Against] = ("log", "rival")
     for bar in bars:
-        # The targets are of the logging policy's bar; a rival is shown beside it.
+        # The targets apply to the logging policy's bar; a rival is shown for comparison.
         share = 1.0 if bar == "log" else 0.0
         for name, n, base, new, draw, limits, least in (
             ("binary .5 +40 %, 1,000", 1000, 0.5, 0.7, _bernoulli, UNIT, 0.95),
@@ -244,5 +244,5 @@ def power() -> Iterator[Case]:
     yield _steps(
         "50 steps, .97 of +94 %, 2,000", 2000, 50, 0.5, 0.97, verdict="cannot tell", least=0.95
     )
-    # Not asked for, and told: the bound needs no limit of the weights on this side.
+    # Not required, but detected: on this side the bound needs no limit on the weights.
     yield _steps("50 steps +24 %, 2,000", 2000, 50, 0.5, verdict="better")

@@ -1,4 +1,4 @@
-"""Repeat a case, count what the judge says, and hold the counts against their targets."""
+"""Repeat a case, count the verdicts, and compare the counts with their targets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tally:
     covered: int = 0
     compared: int = 0
     refused: int = 0  # by a check
-    unexplained: int = 0  # verdicts without a reason, "cannot tell" without what is missing
+    unexplained: int = 0  # verdicts without a reason, or without naming what is missing
 
     def add(self, found: Judgement) -> None:
         self.repetitions += 1
@@ -39,7 +39,7 @@ class Tally:
         for one in found.comparisons:
             low, high = one.interval
             self.compared += 1
-            # An interval with an end at the truth, but for rounding, holds it.
+            # An interval with an end at the truth, up to rounding, contains it.
             self.covered += low - 1e-12 <= self.case.difference <= high + 1e-12
         self.refused += not all(one.passed for one in found.diagnostics)
         told = " ".join(found.reasons)
@@ -50,7 +50,7 @@ class Tally:
         return self.verdicts.get(verdict, 0) / self.repetitions
 
     def failures(self) -> Iterator[str]:
-        """What a one-sided 99.9 % binomial bound excludes."""
+        """The targets that a one-sided 99.9 % binomial bound excludes."""
         exact = self.bound != "student"
         better = self.verdicts.get("better", 0)
         if self.case.difference <= 0 and _too_many(better, self.repetitions, FALSE_BETTER):
@@ -67,7 +67,7 @@ class Tally:
 
 
 def too_often_refused(refused: int, repetitions: int) -> bool:
-    """Whether the checks, all of them jointly, refuse sound logs more than once in a thousand."""
+    """Whether the checks jointly reject sound logs more than once in a thousand."""
     return _too_many(refused, repetitions, SOUND_REFUSED)
 
 
@@ -103,7 +103,7 @@ def bounds_of(case: Case) -> dict[str, Rules]:
 
 
 def tallied(case: Case, repetitions: int, seed: int, only: Iterable[str] = ()) -> list[Tally]:
-    """The case, so often, by each of its bounds (or `only` those), on the same logs."""
+    """Repeat the case with each of its bounds (or `only` those), on the same logs."""
     bounds = {name: rules for name, rules in bounds_of(case).items() if not only or name in only}
     tallies = {name: Tally(case, name) for name in bounds}
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
