@@ -62,20 +62,20 @@ def decide(asked: Asked) -> dict[str, int]:  # not async, so that it runs in a t
         client.log_step(
             asked.features, action, 0.0, action_prob=probability, episode_id=asked.request_id
         )
-    except Refusal as refusal:  # repeated at the worker that has just logged it
+    except Refusal as refusal:  # a retry at the worker that has just logged this request
         if refusal.code not in ("conflict", "completed"):
             raise HTTPException(422, str(refusal)) from refusal
     except ValueError as error:  # a feature that is not a float32
         raise HTTPException(422, str(error)) from error
     except BufferFull as error:
-        raise HTTPException(503, "no room to write it down: ask again") from error
+        raise HTTPException(503, "no space to store the decision: retry") from error
     if SPOOL:
         return {"action": action}
     try:
         client.flush(FLUSH_SECONDS, episode_id=asked.request_id)
     except TimeoutError as error:
         raise HTTPException(503, "not on disk yet: ask again") from error
-    except Refusal as refusal:  # an earlier try of this request was stored
+    except Refusal as refusal:  # an earlier attempt of this request was stored
         if refusal.code not in ("conflict", "completed"):
             status = 422 if refusal.code == "invalid" else 503
             raise HTTPException(status, str(refusal)) from refusal
