@@ -1,9 +1,9 @@
-"""`python client_beside.py ADDRESS`: a process for each line of stdin, a client of that kind beside
-a program of the documents.
+"""`python client_beside.py ADDRESS`: start a client of the kind that each line of stdin names, as a
+process next to a program of the documents.
 
-- logging: 300 steps that it chose itself, of every policy, and then it ends.
-- idle: opens an episode of every policy, and does no more; killed at some time.
-- killed: acts (or logs, where nothing is live) in the middle of an episode when it is killed.
+- logging: logs 300 steps with its own actions, for every policy, and exits.
+- idle: opens an episode of every policy, and waits until it is killed.
+- killed: acts (or logs, where nothing is live) in the middle of an episode until it is killed.
 
 Prints its kind and process id when it has done what it was started for. It reads spaces from the
 collector. Clients are forked, as to load their modules takes longer than what they do.

@@ -1,4 +1,4 @@
-"""docs/deploy: what the container and the unit run does run, as it stands there, in a folder."""
+"""docs/deploy: the commands of the container and the unit run, unchanged, in a folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STOP_SECONDS = 20.0
 
 
 def words_of(instruction: str) -> list[str]:
-    """What follows an instruction of the container file, each time that it is there."""
+    """The arguments of each occurrence of an instruction in the Containerfile."""
     return [line.partition(" ")[2] for line in LINES if line.startswith(f"{instruction} ")]
 
 
@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
 
 
 def run(words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-    """`headrace` with these words, on a free port of loopback, telling where it is."""
+    """`headrace` with these words, on a free port of loopback, reporting its address."""
     command = [sys.executable, "-m", "headrace", *words, "--port", "0", "--json"]
     return subprocess.Popen(
         command,
@@ -66,7 +66,7 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 
 def test_what_the_container_copies_is_there() -> None:
-    """From the source: files of the repository. From the build stage: what it makes there."""
+    """Copied from the source: files of the repository. From the build stage: its outputs."""
     made = " ".join(words_of("RUN"))
     for text in words_of("COPY"):
         *options, source, _ = text.split()
@@ -79,7 +79,7 @@ def test_what_the_container_copies_is_there() -> None:
 
 
 def test_what_the_container_is_built_from_makes_the_whole_wheel(tmp_path: Path) -> None:
-    """.dockerignore lets in what the build needs: no environment, data or history."""
+    """.dockerignore admits only what the build needs: no environment, data or history."""
     ignored, *rules = [
         line for line in IGNORED.read_text().splitlines() if not line.startswith("#")
     ]
@@ -104,7 +104,7 @@ def modules_in(folder: Path) -> set[str]:
 
 
 def test_the_containers_folder_is_its_users() -> None:
-    """The volume is the root that the collector is told of, made for the user that it runs as."""
+    """The volume is the collector's root, and belongs to the user that it runs as."""
     (user,) = (text.split(":")[0] for text in words_of("USER"))
     (volume,) = words_of("VOLUME")
     made = " ".join(words_of("RUN"))
@@ -114,14 +114,14 @@ def test_the_containers_folder_is_its_users() -> None:
 
 
 def status_of(address: str, host: str) -> int:
-    """What a client hears that calls it by that name."""
+    """The answer to a client that uses that host name."""
     trusting = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False)
     with warnings.catch_warnings(action="ignore"), trusting as pool:
         return pool.request("GET", f"{address}/healthz", headers={"host": host}).status
 
 
 def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Path) -> None:
-    """With a token and a certificate in the place of the secret; its stop signal drains it."""
+    """It runs with a token and a certificate as its secret; its stop signal drains it."""
     declare(tmp_path)
     create_token(tmp_path, "client", ["log"])
     pem = tmp_path / "tls.pem"
@@ -160,7 +160,7 @@ def unit() -> configparser.ConfigParser:
 
 
 def test_the_unit_gives_up_at_wrong_usage_alone(tmp_path: Path) -> None:
-    """However often it has to start: what disk, system or another process did is over some day."""
+    """It restarts without limit: errors of disk, system or other processes may end."""
     service = unit()["Service"]
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", str(WRONG))
     assert unit()["Unit"]["After"] == unit()["Unit"]["Wants"] == "network-online.target"
@@ -186,7 +186,7 @@ def test_the_page_tells_each_exit_status() -> None:
 
 
 def test_the_units_command_serves_and_stops_as_it_says(tmp_path: Path) -> None:
-    """In another folder: status 0 after SIGTERM, and the status that is not restarted otherwise."""
+    """In another folder: status 0 after SIGTERM; wrong usage ends with the excluded status."""
     service = unit()["Service"]
     _, *words = shlex.split(service["ExecStart"])
     state = f"/var/lib/{service['StateDirectory']}"

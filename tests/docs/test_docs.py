@@ -1,4 +1,4 @@
-"""The documents are run: their code works against a real collector, in the order of the page."""
+"""The documentation's code runs against a real collector, in the order of each page."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_quickstart_of_the_readme_runs(home: Path, collector: CollectorProce
 
 
 def test_the_curl_page_runs(home: Path, collector: CollectorProcess) -> None:
-    """Every shell block in order; the refusal is printed on the page word for word."""
+    """Every shell block runs in order; the page quotes the refusal exactly."""
     answers = run_shell("\n".join(blocks("docs/curl.md", "sh")), home, collector)
     (refusal,) = blocks("docs/curl.md", "json")
     assert refusal.strip() in answers

@@ -26,7 +26,7 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_is_one(notebook: Path) -> None:
-    """nbformat 4.5: what its schema asks of a document and of its cells, and no output is kept."""
+    """The document and its cells follow the schema of nbformat 4.5, and no output is stored."""
     document = json.loads(notebook.read_text())
     assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
     assert set(document) == {"cells", "metadata", "nbformat", "nbformat_minor"}
@@ -42,7 +42,7 @@ def test_a_notebook_is_one(notebook: Path) -> None:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_from_top_to_bottom(notebook: Path) -> None:
-    """Its code cells in one namespace; the policy that it judges earns more than the logged one."""
+    """Its code cells run in one namespace; the judged policy earns more than the logged one."""
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for cell in cells(notebook):

@@ -1,4 +1,4 @@
-"""Every program of the documents that opens a client or a trainer is marked, and runs in company.
+"""Every program of the documents that opens a client or a trainer is marked, and is run.
 
 A marker is an HTML comment on the line above the block:
 
@@ -7,9 +7,9 @@ A marker is an HTML comment on the line above the block:
     <!-- run: client; acts CartPole-v1; arguments ADDRESS local -->
     <!-- run: elsewhere; tests/docs/test_security.py -->
 
-A `trainer` prints its address, and `100_000` is how many rows it trains on. A `client` finds a
-collector at 127.0.0.1:8642 or at ADDRESS, that declares what the marker says (`default box:4
-discrete:2`); with `acts`, weights for that environment are live. `elsewhere` names its own test.
+A `trainer` prints its address, and trains on `100_000` rows. A `client` finds a collector at
+127.0.0.1:8642 or at ADDRESS, which declares the marker's policies (`default box:4 discrete:2`);
+with `acts`, weights for that environment are live. `elsewhere` names the test that runs the block.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SECONDS = 240
 
 @dataclass
 class Marked:
-    """A block and what its marker says."""
+    """A block and its marker."""
 
     page: str
     kind: str
@@ -97,7 +97,7 @@ def of_kind(kind: str) -> list[object]:
 
 @contextmanager
 def company(address: str, kinds: tuple[str, ...] = COMPANY) -> Iterator[None]:
-    """A client that only logs has come and gone, one idles, one was killed while it acted."""
+    """Start three other clients: one that logged and exited, an idle one, a killed one."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.docs.client_beside", address],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -117,7 +117,7 @@ def company(address: str, kinds: tuple[str, ...] = COMPANY) -> Iterator[None]:
 
 
 def test_the_documents_have_programs_of_both_kinds() -> None:
-    """Else nothing below would run."""
+    """The pages contain marked blocks; without them the tests below would run nothing."""
     assert {block.kind for block in BLOCKS} == {"client", "trainer", "elsewhere"}
 
 
@@ -129,8 +129,8 @@ def test_a_block_that_runs_elsewhere_names_a_test_of_its_page(block: Marked) -> 
 
 @pytest.mark.parametrize("block", of_kind("trainer"))
 def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path) -> None:
-    """A client that only logs, one that idles and one that is killed end no trainer: it goes on
-    with the next that acts, here with two episodes open at once, and ends as it says."""
+    """A trainer survives a client that only logs, an idle one and a killed one: it continues with
+    the next acting client, here with two episodes open at once, and ends as documented."""
     assert "100_000" in block.code
     program = tmp_path / "program.py"
     program.write_text(block.code.replace("100_000", "1024"))
@@ -150,7 +150,7 @@ def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", of_kind("client"))
 def test_a_client_runs_in_any_company(block: Marked, tmp_path: Path) -> None:
-    """Beside one that only logs, one that idles and one that is killed it does what it does."""
+    """It works next to a client that only logs, an idle one and a killed one."""
     root = tmp_path / "data/run/first"
     for policy_id, observation, action in block.declares or [["default", "box:4", "discrete:2"]]:
         declare(root, observation, action, policy_id=policy_id)

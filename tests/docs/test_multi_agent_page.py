@@ -1,4 +1,4 @@
-"""The page about several agents is run: its client logs, its reader finds what the page says."""
+"""The page about several agents runs: its client logs, and its reader prints what it states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of reference that stand for tables of the code, and docs/deploy, say what is so."""
+"""The reference pages and docs/deploy agree with the code."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def page(name: str) -> str:
 
 
 def options_of_collect() -> set[str]:
-    """What the command line takes, as it says itself."""
-    # the command line needs typer, which only this test of the page does
+    """The options of the command line, from its own help."""
+    # the command line needs typer; no other test here does
     from headrace.__main__ import _command_line  # noqa: PLC0415 - see above
 
     command = typer.main.get_command(_command_line())
@@ -50,7 +50,7 @@ def test_every_limit_is_in_the_table_with_its_default() -> None:
 
 
 def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
-    """The table lists every metric of ours that is served, and no other; so does all of docs/."""
+    """The table lists exactly the served metrics of ours; docs/ mentions no others."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         collector.post("/v1/episodes/nobody/end", {})
@@ -74,7 +74,7 @@ def unit() -> configparser.ConfigParser:
 
 
 def test_the_unit_runs_as_somebody_without_privileges() -> None:
-    """Its own user, no way to more, and a command line that this version takes."""
+    """Its own unprivileged user, and a command line that this version accepts."""
     service = unit()["Service"]
     assert service["User"] not in ("", "root", "0")
     assert service["NoNewPrivileges"] == "yes"
@@ -87,7 +87,7 @@ def test_the_unit_runs_as_somebody_without_privileges() -> None:
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """Where there is systemd: with a program and a user that exist, it has nothing to say."""
+    """If systemd is installed, it accepts the unit, given an existing program and user."""
     analyze = shutil.which("systemd-analyze")
     text = UNIT.read_text().replace("/opt/headrace/bin/headrace", sys.executable)
     path = tmp_path / UNIT.name
@@ -101,7 +101,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_container_runs_as_somebody_without_privileges() -> None:
-    """Its last user is a number other than 0, and its command is one that this version takes."""
+    """Its last user is a number other than 0, and this version accepts its command."""
     text = CONTAINER.read_text().replace("\\\n", "")
     users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     assert users

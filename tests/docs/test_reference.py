@@ -1,4 +1,4 @@
-"""The hand-written pages of reference hold what the code has: no field more, none less."""
+"""The hand-written reference pages list exactly the fields of the code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PAGES = Path(__file__).parents[2] / "docs"
 
 
 def first_cells(text: str) -> list[str]:
-    """What stands in code in the first cell of each row of the tables."""
+    """The code spans in the first cell of each table row."""
     rows = re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
 def test_the_policy_file_has_these_fields_and_defaults(tmp_path: Path) -> None:
-    """And its example is one."""
+    """The page's example is a valid file."""
     page = (PAGES / "policy_file.md").read_text()
     table = page.partition("## Fields")[2].partition("## Spaces")[0]
     told = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE)

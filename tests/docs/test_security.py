@@ -33,7 +33,7 @@ def shell(code: str, home: Path) -> str:
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    """Its client is let in by its token over TLS, and nothing that it redacts is on the disk."""
+    """Its client is accepted with its token over TLS, and no redacted value is on the disk."""
     tokens, serve, find = blocks(PAGE, "sh")
     client, delete = blocks(PAGE, "python")
     (rules,) = blocks(PAGE, "json")
@@ -57,7 +57,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     with CollectorProcess(root, options=words, ca=tmp_path / "ca.pem") as process:
         code = client.replace("https://localhost:8642", f"https://localhost:{process.port}")
         said = run([sys.executable, "-c", code], tmp_path)
-        assert re.match("[34] events acknowledged", said)  # a queued step takes its reward in
+        assert re.match("[34] events acknowledged", said)  # a queued step absorbs its reward
         token = (tmp_path / "web.token").read_text().strip()
         process.settle(1, authorization=f"Bearer {token}")
         assert process.stop() == 0
@@ -71,7 +71,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
 
 def _delete_by_hand(root: Path, code: str, stand_in: str) -> None:
-    """What the page deletes is nowhere any more, and `verify` says what the page says."""
+    """The rows that the page deletes are gone from the disk, and `verify` reports as stated."""
     assert verified(root).ok
     assert stand_in in journal_text(root)  # on its free pages
     code = re.sub(r'"\w{32}"', repr(stand_in), code)
@@ -89,7 +89,7 @@ def journal_text(root: Path) -> str:
 
 
 def test_the_host_that_the_page_allows_is_let_in() -> None:
-    """`--allow-host` of the page, beside any address, and no other name."""
+    """The page's `--allow-host`, in addition to any address, and no other name."""
     hosts = Hosts("0.0.0.0", ["collector.example.com"])
     assert hosts.known("collector.example.com:8642")
     assert hosts.known("10.1.2.3:8642")

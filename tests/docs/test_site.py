@@ -87,7 +87,7 @@ def test_every_page_stands_in_the_table_of_contents(site: Path) -> None:
 
 
 def test_every_option_has_its_variable(site: Path) -> None:
-    """Its own, by the command, or the one that `--help` names because commands share it."""
+    """The option's own variable, or the one that `--help` names because commands share it."""
     page = (site / "reference" / "commands.html").read_text()
     for command_ in ("collect", "publish", "import"):
         told = command(command_, "--help").stdout.partition("Options:")[2]
@@ -114,7 +114,7 @@ def test_a_program_of_the_tutorial_stands_on_its_page(site: Path) -> None:
 
 
 def test_nothing_is_fetched(site: Path) -> None:
-    """Style, scripts and images of the pages lie beside them."""
+    """Styles, scripts and images are part of the site."""
     fetched = re.compile(
         r'<(?:script|img|iframe)[^>]+src="https?:|<link[^>]+href="https?:[^>]+stylesheet'
     )

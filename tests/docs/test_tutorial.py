@@ -1,4 +1,4 @@
-"""docs/tutorial.md is typed in as it stands: its commands in order, against its own collector."""
+"""docs/tutorial.md is run as written: its commands in order, against its own collector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVES = re.compile(r"(http://\S+)")
-VARIES = re.compile(r"\d+\.\d+|\d+(?= orders)")  # from run to run: seconds, and what visitors do
+VARIES = re.compile(r"\d+\.\d+|\d+(?= orders)")  # seconds, and the visitors' actions
 NUMBER = r"[\d.]+"
 SECONDS = 120
 
@@ -41,13 +41,13 @@ def stop(process: subprocess.Popen[str]) -> int:
 
 
 def is_printed(line: str, printed: str) -> bool:
-    """Whether it is a whole line of the output, but for the numbers that vary."""
+    """Whether it is a complete line of the output, except for numbers that vary."""
     fixed = map(re.escape, VARIES.split(line))
     return re.search(f"^{NUMBER.join(fixed)}$", printed, re.MULTILINE) is not None
 
 
 def await_rows(root: Path, number: int) -> None:
-    """What the page waits for."""
+    """Wait as the page does."""
     pause = threading.Event()
     for _ in range(SECONDS * 5):
         shards = root.glob("shards/*/*.parquet")
@@ -58,7 +58,7 @@ def await_rows(root: Path, number: int) -> None:
 
 
 def test_the_tutorial_runs_as_it_stands(tmp_path: Path) -> None:
-    """Each line of a `text` block is a line that the commands before it print."""
+    """The preceding commands print each line of a `text` block."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     bins = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""The two programs of docs/two_files.md run: updates happen, and what clients act with rises."""
+"""The two programs of docs/two_files.md run: updates happen, and clients get later versions."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_the_programs_fit_a_screen() -> None:
 
 
 def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
-    """Two ports on one machine, one with a root and a local client, one in memory and a remote
-    client. Every version is acted with."""
+    """Two servers on one machine: one with a root and a local client, one in memory with a remote
+    client. Clients act with every version."""
     server, client = tmp_path / "server.py", tmp_path / "client.py"
     server.write_text(SERVER.replace("100_000", str(ROWS)))
     client.write_text(CLIENT)
@@ -93,12 +93,12 @@ def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", [SERVER, CLIENT, WORKER], ids=["server", "client", "worker"])
 def test_the_programs_use_public_names(program: str) -> None:
-    """Nothing private is needed."""
+    """The programs use only public names."""
     assert not re.search(r"\._|import _", program)
 
 
 def test_a_restart_as_the_page_shows_it_trains_on_every_step_once(tmp_path: Path) -> None:
-    """What was read is in the learner's checkpoint; what was not comes to the next server."""
+    """The learner's checkpoint has the position; the next server returns the unread rows."""
     before, after = RESTART.split("...\n")
     env, config = gymnasium.make("CartPole-v1"), PPOConfig(epochs=1)
     spec = PolicySpec(from_gym(env.observation_space), from_gym(env.action_space))

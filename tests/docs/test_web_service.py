@@ -1,4 +1,4 @@
-"""docs/web_service.md and examples/service: the ledger after kills, and what Kubernetes is told."""
+"""docs/web_service.md and examples/service: the ledger after kills, and the Kubernetes manifest."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ EXAMPLE = ROOT / "examples/service"
 PATIENCE = 60.0
 BLOCKS, BLOCK, CALLERS = 3, 80, 8  # something is killed in each block of decisions
 FEATURES = [0.1, 0.2, 0.3, 0.4]
-WINDOW = 3600.0  # seconds of running time in which a click counts: more than any test takes
+WINDOW = 3600.0  # the reward window in seconds of running time, longer than any test
 HTTP = urllib3.PoolManager(retries=False, timeout=PATIENCE, maxsize=CALLERS)
 
 
 def until(made: Callable[[], Any]) -> Any:
-    """What `made` gives once it gives something and raises no HTTP error."""
+    """Retry `made` until it returns something without an HTTP error."""
     pause = threading.Event()
     for _ in range(3000):
         try:
@@ -78,7 +78,7 @@ def workers(server: subprocess.Popen[str]) -> list[int]:
 
 
 def close_windows(collector: CollectorProcess, steps: int, *spaces: str) -> None:
-    """Start a collector anew with a window that is over; all steps are in shards then."""
+    """Restart a collector with an expired window, so that all steps go to shards."""
     assert collector.stop() == 0
     declare(collector.root, *spaces, reward_window=0.001)
     collector.restart()
@@ -86,7 +86,7 @@ def close_windows(collector: CollectorProcess, steps: int, *spaces: str) -> None
 
 
 def decide(address: str, name: str) -> int:
-    """A caller's request, made until it is answered."""
+    """Repeat a caller's request until it is answered."""
 
     def ask() -> int | None:
         body = {"request_id": name, "features": FEATURES}
@@ -98,7 +98,7 @@ def decide(address: str, name: str) -> int:
 
 
 class Clicks:
-    """The consumer of clicks and its queue: what is not committed comes again after a kill."""
+    """The consumer of clicks and its queue, which repeats uncommitted lines after a kill."""
 
     def __init__(self, address: str, wait: float = 60.0) -> None:
         self.lines: list[str] = []
@@ -106,12 +106,12 @@ class Clicks:
         self._env = {"HEADRACE_ADDRESS": address, "HEADRACE_WAIT": str(wait)}
 
     def click(self, name: str) -> None:
-        """Somebody clicks; every other click is reported twice."""
+        """Add a click to the queue; every other click is reported twice."""
         line = json.dumps({"request_id": name, "click_id": f"click-of-{name}"}) + "\n"
         self.lines += [line, line] if name.endswith("0") else [line]
 
     def consume(self, *, kill: bool) -> None:
-        """Pass lines on; with `kill` the consumer dies after its first commit."""
+        """Pass lines to the consumer; with `kill` it dies after its first commit."""
         words, pipe = ["examples.service.clicks"], subprocess.PIPE
         with running(words, env=self._env, stdin=pipe, stdout=pipe) as process:
             assert process.stdin is not None
@@ -130,8 +130,8 @@ class Clicks:
 
 
 def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> None:
-    """Collector, workers and the consumer are killed by SIGKILL while callers ask again until they
-    are answered. At the end: decisions = rows, with the action that was answered; clicks = rewards.
+    """Collector, workers and the consumer are killed by SIGKILL while callers repeat their requests
+    until answered. At the end: decisions = rows, with the answered action; clicks = rewards.
     """
     declare(tmp_path, reward_window=WINDOW)
     port = free_port()
@@ -162,7 +162,7 @@ def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> 
         assert clicks.committed == len(clicks.lines)
         clicked = {json.loads(line)["request_id"] for line in clicks.lines}
         close_windows(collector, len(names))
-        clicks.click(names[1])  # too late: it keeps the consumer from nothing
+        clicks.click(names[1])  # a late click does not hold up the consumer
         clicks.consume(kill=False)
         assert clicks.committed == len(clicks.lines)
         assert collector.stop() == 0
@@ -175,8 +175,8 @@ def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> 
 
 
 def test_a_click_waits_for_its_decision_and_one_without_holds_up_nobody(tmp_path: Path) -> None:
-    """A worker may still have the decision in its spool. What never comes is printed, in any
-    order: an unknown request, a line that is no click."""
+    """A worker may still have the decision in its spool. Clicks that are never accepted are
+    printed, in any order: those for an unknown request, and invalid lines."""
     declare(tmp_path, reward_window=WINDOW)
     refusal = b'headrace_refused_events_total{code="not_found"}'
     with CollectorProcess(tmp_path) as collector, PolicyClient(collector.address) as client:
@@ -201,7 +201,7 @@ def test_a_click_waits_for_its_decision_and_one_without_holds_up_nobody(tmp_path
 
 
 def test_the_page_can_be_tried(tmp_path: Path) -> None:
-    """Its commands, with this test's ports: one decision, asked for twice, and one click."""
+    """The page's commands, with this test's ports: one decision, requested twice, and one click."""
     (commands,) = [text for text in blocks("docs/web_service.md", "text") if "uvicorn" in text]
     collect, serve = map(shlex.split, commands.splitlines())
     port = free_port()
@@ -231,8 +231,8 @@ def test_the_page_can_be_tried(tmp_path: Path) -> None:
 
 
 def test_a_spool_answers_without_the_collector_and_loses_nothing(tmp_path: Path) -> None:
-    """Workers are killed while the collector is away; the next ones deliver what they answered, and
-    whoever has the folder then delivers the rest."""
+    """Workers are killed while the collector is absent; the next ones deliver the answered
+    decisions, and any later process with the folder delivers the rest."""
     declare(tmp_path, reward_window=WINDOW)
     port, spool = free_port(), tmp_path / "spool"
     address = f"http://127.0.0.1:{port}"
@@ -269,7 +269,7 @@ def test_a_spool_answers_without_the_collector_and_loses_nothing(tmp_path: Path)
 
 
 def test_the_examples_import_from_headrace_alone() -> None:
-    """Nothing of Headrace's but its public names."""
+    """The example imports only public names of Headrace."""
     for file in EXAMPLE.glob("*.py"):
         tree = ast.parse(file.read_text())
         found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -300,7 +300,7 @@ def placed(words: list[str], **places: object) -> list[str]:
 
 
 def probe(kind: str, port: int) -> list[str]:
-    """The addresses that Kubernetes asks of a container."""
+    """The URLs of a container's probes."""
     found = []
     for name in ("livenessProbe", "readinessProbe"):
         asked = container(kind)[name]["httpGet"]

@@ -1,4 +1,4 @@
-"""Environments kept under .make/ between runs, and the wheel that is put into them."""
+"""Environments kept under .make/ between runs, and the wheel that is installed into them."""
 
 from __future__ import annotations
 
@@ -49,35 +49,35 @@ def canonical(name: str) -> str:
 
 
 def name_of(requirement: str) -> str:
-    """The package that a requirement asks for."""
+    """The package that a requirement names."""
     return canonical(re.split(r"[\[<>=~!; ]", requirement)[0])
 
 
 def requirements(*extras: str) -> list[str]:
-    """What the base install and some extras ask for, each once, without our own name."""
+    """The requirements of the base install and some extras, without our own name."""
     lists = (PROJECT["dependencies"], *(PROJECT["optional-dependencies"][one] for one in extras))
     lines = dict.fromkeys(line for asked in lists for line in asked)
     return [line for line in lines if name_of(line) != "headrace"]
 
 
 def floors(asked: Iterable[str]) -> list[str]:
-    """The same packages, each at exactly its floor."""
+    """The same packages, each at exactly its lowest version."""
     found = [(name_of(line), re.search(r">=([\w.]+)", line)) for line in asked]
     assert all(floor for _, floor in found), f"a floor is missing in {found}"
     return [f"{name}=={floor[1]}" for name, floor in found if floor]
 
 
 def pins_beside(asked: Iterable[str]) -> str:
-    """constraints.txt without the packages that are asked for: what those bring, as tested."""
+    """constraints.txt without the required packages: their dependencies at the tested versions."""
     own = {name_of(line) for line in asked}
     lines = PINS.read_text().splitlines()
     return "".join(f"{line}\n" for line in lines if "==" in line and name_of(line) not in own)
 
 
 def environment(name: str, python: str | Path, asked: Sequence[str], pins: str) -> Path:
-    """The bin folder of an environment with these packages; made when one of them changes.
+    """The bin folder of an environment with these packages; rebuilt when one of them changes.
 
-    Another one of this name, of before the change, is removed.
+    An older environment of this name is removed.
     """
     version = checked(python, "-c", "import sys; print(sys.version)", cwd=ROOT)
     key = zlib.crc32(repr((version, asked, pins)).encode())
@@ -97,7 +97,7 @@ def environment(name: str, python: str | Path, asked: Sequence[str], pins: str) 
 
 
 def put(wheel: Path, bin_: Path) -> None:
-    """Install the wheel anew, alone."""
+    """Reinstall the wheel, without dependencies."""
     install = [bin_ / "python", "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps"]
     checked(*install, wheel, cwd=wheel.parent)
 
@@ -105,7 +105,7 @@ def put(wheel: Path, bin_: Path) -> None:
 def interpreter(version: str, path: str | None = None, home: Path | None = None) -> Path | None:
     """A python of this minor version that runs, on the PATH or of pyenv; None without one.
 
-    pyenv's shims are on the PATH for every version that it has, and run only the chosen ones.
+    pyenv puts shims of all its versions on the PATH, but only the selected ones run.
     """
     folders = [Path(folder) for folder in (path or os.environ["PATH"]).split(os.pathsep)]
     folders += sorted((home or Path.home()).glob(f".pyenv/versions/{version}.*/bin"))

@@ -2,10 +2,10 @@
 
     python installed_loop.py ROOT [--train]
 
-A collector takes a client's episodes and writes shards, a reader reads them, weights are published
-through the collector and a local client acts with them; with --train a learner makes a candidate of
-the shards too, and the second reader holds them against ours. One line of JSON at the end says what
-was found; anything that is not as it should be is an error.
+A collector receives a client's episodes and writes shards, a reader reads them, weights are
+published through the collector and a local client acts with them. With --train a learner also
+trains a candidate from the shards, and the second reader compares them with ours. One line of JSON
+at the end gives the results; any deviation is an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def require(holds: object, what: str) -> None:
 
 
 def command(*words: object, status: int = 0) -> str:
-    """What a command says: on stdout, or on stderr when it is to fail with `status`."""
+    """The output of a command: stdout, or stderr if it should fail with `status`."""
     done = subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)
     said = f"{done.stdout}{done.stderr}"
     require(done.returncode == status, f"{words[0]} to end with {status}: {said}")
@@ -87,7 +87,7 @@ def log_episodes(address: str, secret: str) -> int:
 
 
 def act(address: str, secret: str, root: Path) -> int:
-    """A local client takes up a version, and the one that is published while it acts."""
+    """A local client adopts a version, and the next one, published while it acts."""
     store = WeightStore(root, "default")
     first, second = (
         store.add_candidate(weights_for(arm), spec=SPEC.to_json(), metrics={}, lineage={})
@@ -125,7 +125,7 @@ def read(root: Path) -> tuple[int, float]:
 
 
 def learn(root: Path) -> dict[str, Any]:
-    """What needs the [train] extra: a candidate, its evaluation, pandas, an environment."""
+    """Use the [train] extra: a candidate, its evaluation, pandas, an environment."""
     import gymnasium  # noqa: PLC0415 - only here
 
     for name in headrace.__all__:

@@ -1,13 +1,13 @@
-"""What each folder may import: folders and modules of ours, and packages of others.
+"""What each folder may import: our folders and modules, and third-party packages.
 
-Lists of what is allowed, beside the contracts of pyproject.toml, which list what is refused:
+These lists of permitted imports complement the contracts of pyproject.toml, which forbid imports.
 `test_folders.py` compares them with every import, also those inside functions. A new line here is a
-new thing that the folder knows; its `__init__` should say so.
+new dependency of the folder; mention it in the folder's `__init__`.
 """
 
 from __future__ import annotations
 
-# folder -> our folders, then packages of others. `headrace/__init__` may name everything.
+# folder -> our folders, then third-party packages. `headrace/__init__` may name everything.
 MAY_IMPORT = {
     "headrace": (
         "headrace.cli headrace.extras ingest.protocol ingest.server storage.declarations"
@@ -30,9 +30,9 @@ MAY_IMPORT = {
         " storage.declarations storage.errors storage.journal storage.system storage.verify"
         " msgspec"
     ),
-    # a declaration that redacts needs a key, which lies beside the tokens
+    # a declaration that redacts needs a key, which is stored with the tokens
     "ingest.access": "ingest.protocol storage.declarations storage.system msgspec",
-    # Arrow comes by `importlib`, at the first request
+    # Arrow is imported by `importlib`, at the first request
     "ingest.bulk_import": (
         "ingest.access ingest.collector ingest.episodes ingest.protocol ingest.web"
         " storage.declarations storage.experience storage.spaces msgspec numpy"
@@ -42,7 +42,7 @@ MAY_IMPORT = {
         " storage.spaces storage.system storage.weights msgspec numpy opentelemetry requests"
         " urllib3"
     ),
-    # urllib3 reads the address that was asked for
+    # urllib3 parses the requested address
     "ingest.collector": (
         "ingest.access ingest.episodes ingest.histogram ingest.protocol policy.inference"
         " storage.declarations storage.errors storage.experience storage.journal storage.shards"
@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "ingest.episodes": (
         "ingest.protocol storage.declarations storage.experience storage.spaces msgspec numpy"
     ),
-    # drivers of ADBC come by `importlib`, where a URL asks for them
+    # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
         "ingest.client ingest.protocol storage.experience storage.spaces msgspec numpy pyarrow"
         " sqlalchemy"
@@ -69,7 +69,7 @@ MAY_IMPORT = {
         " storage.spaces storage.system storage.weights gymnasium msgspec numpy prometheus_client"
         " uvicorn uvloop"
     ),
-    # who calls is part of a request
+    # the caller is part of a request
     "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",
     "policy": "",
     # The reader's ledger is part of `Learner`'s checkpoint. gymnasium: `TrainablePolicy`
@@ -79,9 +79,9 @@ MAY_IMPORT = {
         " storage.experience storage.reading storage.spaces storage.system storage.weights"
         " gymnasium numpy safetensors torch"
     ),
-    # `vector_env` takes nested observations apart as acting does
+    # `vector_env` splits nested observations as acting does
     "policy.envs": "policy.inference storage.experience storage.spaces gymnasium numpy torch",
-    # `weight_store` is the store that refuses what numpy cannot act with
+    # `weight_store` refuses weights that numpy cannot act with
     "policy.inference": "storage.declarations storage.errors storage.spaces storage.weights numpy",
     "policy.jobs": (
         "policy.algorithms policy.inference policy.networks policy.ope policy.progress"
@@ -106,7 +106,7 @@ MAY_IMPORT = {
     # `__main__` starts the writer and the second reader
     "storage": "storage.shards storage.system storage.verify",
     "storage.declarations": "storage.experience storage.spaces storage.system",
-    # in functions, where they are installed: Arrow compresses columns, all three take batches
+    # inside functions, if installed: Arrow compresses columns, all three accept batches
     "storage.experience": "storage.errors msgspec numpy pandas pyarrow torch",
     "storage.journal": "storage.errors storage.experience storage.system msgspec",
     "storage.reading": (
@@ -128,7 +128,7 @@ MAY_IMPORT = {
     ),
 }
 
-# Pure folder -> what it reaches of the standard library, by itself and by what it imports.
+# Pure folder -> the standard modules that it imports, directly or indirectly.
 MAY_REACH_STDLIB = {
     "ingest.episodes": (
         "array base64 bisect collections contextlib dataclasses functools hashlib heapq hmac json"
@@ -139,7 +139,7 @@ MAY_REACH_STDLIB = {
     "storage.experience": "abc bisect collections dataclasses hashlib json typing zlib",
 }
 
-# The same of packages of others, for the folders that a service loads or that stay pure.
+# The same for third-party packages, for folders that a service loads or that stay pure.
 MAY_REACH_PACKAGES = {
     "ingest.client": "msgspec numpy opentelemetry requests safetensors urllib3",
     "ingest.episodes": "msgspec numpy",

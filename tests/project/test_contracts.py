@@ -1,4 +1,4 @@
-"""The import contracts hold, and each is broken by the imports that it is there to refuse.
+"""The import contracts hold, and each is broken by the imports that it should forbid.
 
 A planted import is an edge of grimp's graph, which is built once: a check takes milliseconds. One
 real file per contract shows that `lint-imports` sees the same.
@@ -61,7 +61,7 @@ def kept(contract: str, *planted: tuple[str, str]) -> bool:
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_a_contract_holds(contract: str) -> None:
-    """The import contracts of pyproject.toml, as far as the source alone can show them."""
+    """The import contracts of pyproject.toml that the source alone can show."""
     assert kept(contract)
 
 
@@ -82,7 +82,7 @@ HEAVY = {
     "serving": ("uvicorn", "uvloop", "httptools", "prometheus_client", "watchdog"),
     "commands": ("typer", "rich"),
 }
-# contract -> the folders that it holds, and what it refuses them, by groups
+# contract -> the folders that it restricts, and the imports that it forbids, by groups
 REFUSED = {
     "pure": (PURE, WORLD),
     "thin-client": (("ingest.client", "ingest.protocol", "policy.inference"), HEAVY),
@@ -115,7 +115,7 @@ def test_a_folder_is_refused_what_its_contract_names(
 
 
 def test_a_forbidden_contract_names_the_folders_and_modules_above() -> None:
-    """Whoever adds a folder or a module to a contract plants it here, too."""
+    """Each folder or module of a contract is also planted here."""
     forbidden = {name for name, one in CONTRACTS.items() if one["type"] == "forbidden"}
     assert forbidden == REFUSED.keys()
     for name in forbidden - {"policy-in-ingest"}:
@@ -129,7 +129,7 @@ MAY_IMPORT_POLICY = {"ingest.client.local_inference", "ingest.collector.live_pol
 
 
 def test_two_modules_of_ingest_may_import_policy() -> None:
-    """They and no other, whatever their folder."""
+    """The contract restricts exactly these modules, in any folder."""
     modules = {name for name in graph().modules if name.startswith("ingest.")}
     allowed = {name for name in modules if kept("policy-in-ingest", (name, "policy.ope.new"))}
     assert allowed == MAY_IMPORT_POLICY
@@ -154,14 +154,14 @@ def test_what_stands_below_imports_nothing_above(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_picture_shows_every_folder(package: str) -> None:
-    """ARCHITECTURE.md names what lies in the package, and nothing else."""
+    """ARCHITECTURE.md names exactly the folders and modules of the package."""
     children = {name.rpartition(".")[2] for name in graph().find_children(package)}
     assert {"__main__", *children} == set(layers(package))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_folder_without_a_layer_is_refused(package: str) -> None:
-    """The layers are exhaustive: a new folder has to be given its place."""
+    """The layers are exhaustive: a new folder must be added to one."""
     assert not kept(package, (f"{package}.attic", "storage.errors"))
 
 
@@ -173,7 +173,7 @@ def test_the_packages_import_downwards() -> None:
 
 
 def within_folders(package: str) -> Iterator[tuple[str, str]]:
-    """The first import of each folder that stays in it."""
+    """The first import within each folder."""
     for folder in sorted(graph().find_children(package)):
         for module in sorted(graph().find_children(folder)):
             for imported in sorted(graph().find_modules_directly_imported_by(module)):
@@ -212,7 +212,7 @@ BREAKS = {
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the packages and their contracts, free to be spoilt."""
+    """A copy of the packages and their contracts, for planted violations."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in PACKAGES:
         ignore = shutil.ignore_patterns("__pycache__", ".*")
@@ -232,14 +232,14 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_contract_has_its_break() -> None:
-    """A contract without a planted break may hold nothing."""
+    """Every contract has a planted violation; without one it might check nothing."""
     assert CONTRACTS.keys() == BREAKS.keys()
 
 
 def test_each_planted_import_breaks_its_contract(copy: Path) -> None:
-    """A contract fails, and says where, when a module imports what it refuses, even in a function.
+    """A contract fails and names the place if a module has a forbidden import, even in a function.
 
-    All breaks are planted in one copy: the linter takes seconds, and reports by contract.
+    All violations are planted in one copy: the linter takes seconds, and reports by contract.
     """
     for module, planted in BREAKS.values():
         with (copy / module).open("a") as source:

@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for, constraints.txt pins and the environment holds are one thing."""
+"""pyproject.toml's requirements, constraints.txt and the environment agree."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def pins() -> dict[str, str]:
 
 
 def test_every_dependency_is_pinned() -> None:
-    """No direct dependency, of any extra, is left to the day of the installation."""
+    """Every direct dependency, of every extra, is pinned."""
     asked = chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     assert {name_of(line) for line in asked} - {"headrace"} - pins().keys() == set()
 
 
 def test_the_environment_holds_the_pinned_versions() -> None:
-    """The tests speak about constraints.txt only if they run on it."""
+    """The tests run on the versions of constraints.txt."""
     held = {name: version(name).partition("+")[0] for name in pins()}
     assert held == pins()
 
@@ -81,7 +81,7 @@ def reasons(requirement: str) -> list[str]:
 
 @pytest.mark.parametrize("requirement", requirements(*EXTRAS))
 def test_a_dependency_is_imported_by_shipped_code_and_says_why(requirement: str) -> None:
-    """A package that nothing uses is a burden and a risk for nothing."""
+    """Shipped code imports every required package, and each has a reason."""
     assert not unused([requirement], *SHIPPED)
     said = reasons(requirement)
     assert said
@@ -90,7 +90,7 @@ def test_a_dependency_is_imported_by_shipped_code_and_says_why(requirement: str)
 
 @pytest.mark.parametrize("requirement", DEV)
 def test_a_dependency_of_the_tests_is_used_and_says_why(requirement: str) -> None:
-    """Imported by tests, benchmarks or examples; a tool that is run by name; or types for mypy."""
+    """Each is imported by tests, benchmarks or examples, run by name, or has types for mypy."""
     (reason,) = reasons(requirement)
     if reason.startswith("tool: "):
         (called, *_) = re.findall(r"`([^`]+)`", reason)
@@ -106,14 +106,14 @@ def test_a_dependency_of_the_tests_is_used_and_says_why(requirement: str) -> Non
 
 
 def test_what_nothing_imports_is_found() -> None:
-    """The instrument works, also for a package whose module has another name."""
+    """The check detects an unused package, also if its module has another name."""
     asked = ["starlette>=1", "no-such-package", "prometheus-client", "numpy"]
     assert unused(asked, *SHIPPED) == {"starlette", "no-such-package"}
     assert reasons("no-such-package") == []
 
 
 def test_private_modules_have_a_ceiling() -> None:
-    """A release may change them without a word: the next one is tried first."""
+    """Private modules may change in any release, so their package has an upper bound."""
     private = {
         owner
         for owner, name in imported(*SHIPPED)
@@ -125,7 +125,7 @@ def test_private_modules_have_a_ceiling() -> None:
 
 
 def test_contributing_shows_the_budgets_that_the_tests_print() -> None:
-    """CONTRIBUTING's table holds the numbers of pyproject.toml, and a suite has a number."""
+    """CONTRIBUTING's table has the budgets of pyproject.toml, and every suite has a budget."""
     budgets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["headrace"][
         "test-budgets"
     ]

@@ -1,4 +1,4 @@
-"""Each folder says what it is, shows what others use of it, and imports what its line allows."""
+"""Each folder has a docstring, lists what others use, and imports only what it may."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = FILES.keys()
 
 @cache
 def imported_by(file: Path) -> set[str]:
-    """Our modules that a file imports, by full name."""
+    """The modules of ours that a file imports, by full name."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         names: list[str] = []
@@ -90,7 +90,7 @@ def small_modules_of_one() -> dict[str, list[str]]:
     "folder", sorted({dotted(file.parent / "__init__.py") for file in MODULES})
 )
 def test_a_small_module_of_one_user_says_why_it_is_apart(folder: str) -> None:
-    """Otherwise it is a part of that user, cut off by a limit on lines."""
+    """Such a module would be a part of its user, cut off only because of its length."""
     said = importlib.import_module(folder).__doc__ or ""
     small = small_modules_of_one().get(folder, [])
     assert [name for name in small if f"`{name}`" not in said] == []
@@ -143,19 +143,19 @@ def test_every_folder_has_its_line() -> None:
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_a_folder_imports_what_its_line_says(folder: str) -> None:
-    """No more, and no less: a line that is not needed any more goes."""
+    """A folder imports exactly what its line permits; unneeded permissions are removed."""
     assert imports_of(folder, graph()) == set(MAY_IMPORT[folder].split())
 
 
 @pytest.mark.parametrize("folder", MAY_REACH_STDLIB)
 def test_a_pure_folder_reaches_what_its_line_says(folder: str) -> None:
-    """Of the standard library, also by what it imports: no clock, chance, log, signal or file."""
+    """No clock, randomness, log, signal or file of the standard library, also indirectly."""
     assert reached_by(folder, graph())[0] == set(MAY_REACH_STDLIB[folder].split())
 
 
 @pytest.mark.parametrize("folder", MAY_REACH_PACKAGES)
 def test_a_thin_folder_reaches_what_its_line_says(folder: str) -> None:
-    """Of packages, also by what it imports: a service pays for no more than these."""
+    """Only these packages, also indirectly: every service pays for an import."""
     assert reached_by(folder, graph())[1] == set(MAY_REACH_PACKAGES[folder].split())
 
 
@@ -172,7 +172,7 @@ def test_a_thin_folder_reaches_what_its_line_says(folder: str) -> None:
     ],
 )
 def test_an_import_that_no_line_allows_is_seen(module: str, imported: str) -> None:
-    """What layers and lists of refused modules let through."""
+    """The check detects an import that layers and lists of forbidden modules permit."""
     folder = folder_of(module)
     assert imports_of(folder, with_import(module, imported)) != imports_of(folder, graph())
 
@@ -180,6 +180,6 @@ def test_an_import_that_no_line_allows_is_seen(module: str, imported: str) -> No
 @pytest.mark.parametrize("folder", MAY_REACH_STDLIB)
 @pytest.mark.parametrize("imported", ["logging", "random", "uuid", "ctypes", "sys"])
 def test_a_module_of_the_outside_world_is_seen(folder: str, imported: str) -> None:
-    """A pure folder reaches what was planted in it."""
+    """The check detects an import planted in a pure folder."""
     module = sorted(graph().find_children(folder))[0]
     assert imported in reached_by(folder, with_import(module, imported))[0]

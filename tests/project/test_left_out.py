@@ -1,4 +1,4 @@
-"""What the test run leaves out, it says; and what it says is there to be run."""
+"""The test run names what it leaves out, and each named target exists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LEFT_OUT = HEADRACE["left-out"]
 
 
 def test_what_is_left_out_is_a_target_of_make() -> None:
-    """Every target that runs something longer is named; nothing else is."""
+    """Exactly the targets with longer tests are named."""
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(LEFT_OUT) <= set(targets)
 
 
 def test_a_whole_run_names_what_it_leaves_out(tmp_path: Path) -> None:
-    """And leaves out the long tests; a run of chosen files does neither."""
+    """A whole run leaves out the long tests and says so; a run of chosen files does neither."""
     for name in ("conftest.py", "pyproject.toml"):
         source = ROOT / "tests" / name if name == "conftest.py" else ROOT / name
         place = tmp_path / "tests" / name if name == "conftest.py" else tmp_path / name

@@ -1,4 +1,4 @@
-"""The tests mirror the packages: whoever opens a module finds its tests by name."""
+"""The tests mirror the packages: a module's tests are found by its name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own_tests(module: Path) -> list[Path]:
 
 @pytest.mark.parametrize("test", MIRRORED, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_a_test_is_named_after_a_module_of_its_folder(test: Path) -> None:
-    """A file of tests says by its name and place which module it is about."""
+    """The name and folder of a test file identify its module."""
     folder = ROOT / test.parent.relative_to(ROOT / "tests")
     assert any(test in own_tests(module) for module in folder.glob("*.py"))
 
@@ -66,7 +66,7 @@ def imports(file: Path) -> frozenset[Path]:
 
 @cache
 def reached_by(test: Path) -> frozenset[Path]:
-    """What a test imports, and what that imports in turn."""
+    """The modules that a test imports, directly or indirectly."""
     seen: set[Path] = set()
     todo = [test]
     while todo:
@@ -86,7 +86,7 @@ def is_about(test: Path, name: str) -> bool:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_has_tests_by_its_name_or_in_the_table(name: str) -> None:
-    """Tests of its own name; else `TESTED_BY` says where they are, and they name or import it."""
+    """A module has tests of its name, or `TESTED_BY` lists tests that name or import it."""
     if own_tests(MODULES[name]):
         assert name not in TESTED_BY
     else:
@@ -94,7 +94,7 @@ def test_a_module_has_tests_by_its_name_or_in_the_table(name: str) -> None:
 
 
 def test_the_name_of_another_module_is_not_enough(tmp_path: Path) -> None:
-    """The instrument works: a test of something else is not about a module."""
+    """The check rejects a test of something else."""
     test = tmp_path / "test_else.py"
     test.write_text("from storage.errors import StorageError\n")
     assert is_about(test, "storage.errors")
@@ -104,5 +104,5 @@ def test_the_name_of_another_module_is_not_enough(tmp_path: Path) -> None:
 
 
 def test_the_table_names_modules_alone() -> None:
-    """A module that was renamed or removed leaves the table."""
+    """The table has no renamed or removed modules."""
     assert TESTED_BY.keys() <= MODULES.keys()

@@ -28,7 +28,7 @@ MODULES = sorted(
     for file in (ROOT / package).rglob("*.py")
     if file.name not in ("__init__.py", "__main__.py")
 )
-# Raised and caught inside one folder, or by a command of ours: no caller sees them.
+# Raised and caught inside one folder, or by our own commands: no caller sees them.
 INTERNAL = {
     "CellError", "DemoFailed", "LiveFailed", "Malformed", "NotRegular", "OutOfTurn", "RowError",
     "ScanIncomplete", "StepError", "Stopped", "TooManyEpisodes",
@@ -48,7 +48,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_the_type_checker_is_told_the_same_names() -> None:
-    """What is handed out at run time and what is declared for mypy are one list."""
+    """The names at run time and those declared for mypy are the same."""
     tree = ast.parse((ROOT / "headrace" / "__init__.py").read_text())
     declared = {
         alias.name: statement.module or ""
@@ -66,7 +66,7 @@ def test_the_type_checker_is_told_the_same_names() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """An unknown name is refused the way a plain module refuses it."""
+    """An unknown name raises the same error as in a plain module."""
     with pytest.raises(AttributeError, match="'headrace' has no attribute 'NoSuchName'"):
         headrace.NoSuchName  # noqa: B018 - reading the attribute is the test
 
@@ -85,7 +85,7 @@ def exceptions() -> dict[str, str]:
 
 
 def test_every_exception_is_public_and_stands_in_the_tree() -> None:
-    """Who catches an error of ours need not know in which folder it lives."""
+    """Every error of ours can be caught by a public name."""
     ours = exceptions().keys() - INTERNAL
     assert ours == ours & set(headrace.__all__)
     tree = (headrace.__doc__ or "").partition("Exceptions:")[2]
@@ -94,7 +94,7 @@ def test_every_exception_is_public_and_stands_in_the_tree() -> None:
 
 @pytest.mark.parametrize("name", [n for n in headrace.__all__ if n in exceptions()])
 def test_an_exception_survives_the_way_between_processes(name: str) -> None:
-    """As from a worker in another process: the same class with the same text."""
+    """An error from another process has the same class and text."""
     kind = getattr(headrace, name)
     for values in (("what",), ("what", "more"), ("code", "text", 400)):
         try:
@@ -108,7 +108,7 @@ def test_an_exception_survives_the_way_between_processes(name: str) -> None:
 
 
 def test_the_trees_lines_are_true() -> None:
-    """A class stands in the tree under a class that it derives from."""
+    """The tree lists each class under a base class."""
     tree = (headrace.__doc__ or "").partition("Exceptions:")[2]
     above: list[tuple[int, str]] = []
     for line in filter(str.strip, tree.splitlines()):
@@ -141,7 +141,7 @@ def test_pages_import_public_names_alone(page: Path) -> None:
 
 
 def test_a_deep_import_on_a_page_is_seen() -> None:
-    """The instrument works, inside a block and at a prompt."""
+    """The check detects imports inside a block and at a prompt."""
     text = "from headrace import Box\n    from storage.spaces import Box\n>>> import policy\n"
     assert IMPORT.findall(text) == ["headrace", "storage.spaces", "policy"]
 
@@ -175,7 +175,7 @@ def exists(dotted: str) -> bool:
     "page", sorted({*PAGES} - FOR_DEVELOPERS), ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_pages_for_users_name_public_names_alone(page: Path) -> None:
-    """In their text, too: what a reader is sent to is in `headrace`, and is there."""
+    """Names in the text, too, are in `headrace` and exist."""
     public = {"headrace.__all__", *(f"headrace.{name}" for name in headrace.__all__)}
     names = dotted_names(page.read_text()) - LOGGERS
     assert all(".".join(name.split(".")[:2]) in public and exists(name) for name in names), names
@@ -183,12 +183,12 @@ def test_pages_for_users_name_public_names_alone(page: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted(FOR_DEVELOPERS), ids=lambda page: page.name)
 def test_pages_for_developers_name_what_exists(page: Path) -> None:
-    """They may name modules; a module that was renamed takes its mentions along."""
+    """They may name modules, which must exist."""
     assert not {name for name in dotted_names(page.read_text()) if not exists(name)}
 
 
 def test_a_dotted_name_on_a_page_is_seen() -> None:
-    """The instrument works: also within a call, and not in a path."""
+    """The check detects names within a call, but not in a path."""
     text = "`storage.to_pandas(x)`, `root/policy.json`, `headrace.cli.options`, storage.spaces"
     assert dotted_names(text) == {"storage.to_pandas", "headrace.cli.options"}
     assert exists("headrace.to_pandas")
@@ -200,7 +200,7 @@ def test_an_error_inside_a_module_keeps_its_cause(tmp_path: Path) -> None:
     """`from headrace import X` names the failure, not just "cannot import name 'X'"."""
     code = (
         "import logging, msgspec, numpy, urllib3\n"
-        "del logging.getLogger\n"  # stands for what a platform may lack
+        "del logging.getLogger\n"  # stands for a module that a platform may lack
         "from headrace import PolicyClient\n"
     )
     done = subprocess.run(
@@ -236,7 +236,7 @@ def test_dir_lists_what_can_be_loaded() -> None:
 
 
 def test_a_type_checker_sees_a_misspelt_name(tmp_path: Path) -> None:
-    """And knows those that are there."""
+    """mypy reports an unknown name, and knows the existing ones."""
     page = tmp_path / "page.py"
     page.write_text(
         "from headrace import PolicyClient, PolicyClinet\n"
@@ -250,7 +250,7 @@ def test_a_type_checker_sees_a_misspelt_name(tmp_path: Path) -> None:
     assert re.findall(r"has no attribute \"(\w+)\"", done.stdout) == ["PolicyClinet", "WieghtStore"]
 
 
-# Parameters that take anything with some methods, and what the library hands out itself.
+# Parameters that accept any object with some methods, and objects that the library returns.
 NOT_NAMED = {
     "HttpSession",  # requests.Session, or urllib3's pool
     "MeanStdFilter",  # what `get_filters` gave
@@ -266,7 +266,7 @@ NOT_NAMED = {
 
 
 def parameter_types(name: str) -> set[str]:
-    """The classes of ours in the parameters of a public class or function."""
+    """Our classes in the parameters of a public class or function."""
     value = getattr(headrace, name)
     if inspect.isclass(value):
         calls = [one for key, one in inspect.getmembers(value, inspect.isfunction)
@@ -295,7 +295,7 @@ NAMES = sorted({*headrace.__all__} - {"to_pandas"})  # whose hints need pandas
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_public_name_takes_is_public(name: str) -> None:
-    """Who calls it can make its arguments."""
+    """A caller can construct its arguments."""
     assert parameter_types(name) <= {*headrace.__all__, *NOT_NAMED}
 
 

@@ -1,4 +1,4 @@
-"""What keeps a release from being made; `make release` itself builds environments for minutes."""
+"""The conditions that stop a release; `make release` itself builds environments for minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people print says what it is."""
+"""Objects that people print have a helpful repr."""
 
 from __future__ import annotations
 

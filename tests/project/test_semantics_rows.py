@@ -12,7 +12,7 @@ from tests.project.semantics_rows import ROWS
 
 TESTS = Path(__file__).parents[1]
 MARK = "Row: "
-# The text that the rows are of; it lies beside the project, and not on a user's machine.
+# The text with the rows; it is stored outside the repository, and not on a user's machine.
 SEMANTICS = TESTS.parents[1] / "shared" / "SEMANTICS.md"
 SECTIONS = {"1": 22, "2": 34, "3": 19}  # how many rows each section of it has
 
@@ -42,7 +42,7 @@ def rows_of(text: str) -> dict[str, dict[str, str]]:
 
 
 def said() -> dict[str, dict[str, str]]:
-    """The rows that there are to hold: of the text where it is, else a place for each of them."""
+    """The required rows: those of the text if it exists, else a placeholder for each."""
     if SEMANTICS.exists():
         return rows_of(SEMANTICS.read_text())
     kinds = iter([(row, kind) for row, (kind, _) in ROWS.items()])
@@ -50,8 +50,8 @@ def said() -> dict[str, dict[str, str]]:
 
 
 def test_no_row_is_missing_and_none_is_made_up() -> None:
-    """The rows are those of the text, in its order and each of its kind; without the text, as many
-    as it has."""
+    """The rows are those of the text, in its order and with its kinds; without the text, only their
+    number is checked."""
     sections = said()
     assert {section: len(rows) for section, rows in sections.items()} == SECTIONS
     assert [(row, kind) for row, (kind, _) in ROWS.items()] == [
@@ -60,7 +60,7 @@ def test_no_row_is_missing_and_none_is_made_up() -> None:
 
 
 def test_tables_are_read_by_section() -> None:
-    """Heads and rules are no rows."""
+    """Table heads and rules are not rows."""
     table = "| item | means | K/M/D |\n| --- | --- | --- |\n| a(b) | c | K+ | d |\n"
     found = rows_of(f"# x\n## 1. One\n{table}## 2. Two\n{table.replace('K+', 'M: as e')}")
     assert found == {"1": {"a(b)": "K"}, "2": {"a(b)": "M"}}
@@ -74,7 +74,7 @@ def test_a_row_is_held_where_it_is_said(row: str) -> None:
 
 
 def test_no_test_names_a_row_that_there_is_not() -> None:
-    """A misspelt row would hold nothing."""
+    """No test names an unknown row."""
     named = {row for file in TESTS.glob("*/test_*.py") for row in named_rows(file)}
     assert named - set(ROWS) == set()
 

@@ -1,4 +1,4 @@
-"""Laws of the source that no linter rule states."""
+"""Rules of the source that no linter checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHIPPED = sorted(
     for path in ROOT.glob(f"{package}/**/*.py")
 )
 TESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*.py"))
-# The contract "pure" forbids them modules, this file a builtin.
+# The contract "pure" forbids modules; this file also forbids builtins.
 PURE = [
     file
     for file in SHIPPED
@@ -42,7 +42,7 @@ def calls(tree: ast.AST) -> Iterator[str]:
 
 
 def late_decoders(tree: ast.AST) -> list[str]:
-    """Calls within functions that make msgspec read a type, if nothing did so before."""
+    """Calls within functions that make msgspec process a type for the first time."""
     return [
         ast.unparse(node)
         for function in ast.walk(tree)
@@ -70,7 +70,7 @@ def long_functions(tree: ast.AST) -> list[str]:
 
 
 def reasonless(source: str) -> list[str]:
-    """Lines that switch a rule off and say why neither behind the switch nor in a line above."""
+    """Lines that disable a rule without a reason on the line or in a comment above it."""
     switch = re.compile(r"#\s*(?:noqa: [A-Z0-9, ]+|type: ignore\[[a-z-, ]+\])(.*)$")
     lines = ["", *source.splitlines()]
     return [
@@ -84,7 +84,7 @@ def reasonless(source: str) -> list[str]:
 
 @pytest.mark.parametrize("file", SHIPPED)
 def test_a_module_fits_a_reader(file: str) -> None:
-    """No function over 80 lines, a docstring on top. How long a module is, is for its ideas."""
+    """No function has over 80 lines, and each module has a docstring. Modules have no limit."""
     tree = ast.parse((ROOT / file).read_text())
     assert long_functions(tree) == []
     assert ast.get_docstring(tree)
@@ -98,7 +98,7 @@ def test_a_switched_off_rule_says_why(file: str) -> None:
 
 @pytest.mark.parametrize("file", PURE)
 def test_a_pure_folder_opens_nothing(file: str) -> None:
-    """No file and no console; the contracts see imports, not builtins."""
+    """No files and no console: the contracts check imports, not builtins."""
     assert not {"open", "print", "input", "breakpoint"} & set(
         calls(ast.parse((ROOT / file).read_text()))
     )
@@ -106,14 +106,14 @@ def test_a_pure_folder_opens_nothing(file: str) -> None:
 
 @pytest.mark.parametrize("file", sorted({*SHIPPED} - {*BUILT_LATE}))
 def test_a_type_is_read_before_threads_decode_by_it(file: str) -> None:
-    """Decoders are built at import. msgspec (0.22) shows a type to all threads before it has read
-    the fields: a thread that decodes by it meanwhile ends the process with SIGSEGV."""
+    """Decoders are built at import. msgspec (0.22) publishes a type to all threads before it has
+    read the fields: a thread that decodes with it meanwhile crashes the process with SIGSEGV."""
     assert late_decoders(ast.parse((ROOT / file).read_text())) == []
 
 
 @pytest.mark.parametrize("file", TESTS)
 def test_a_test_neither_sleeps_nor_skips_nor_mocks(file: str) -> None:
-    """Waiting for a clock hides a race, a skip hides a failure, a mock hides the real part."""
+    """A sleep hides a race, a skip hides a failure, a mock hides the real part."""
     names = set(calls(ast.parse((ROOT / file).read_text())))
     refused = {"time.sleep", "sleep", "pytest.skip", "pytest.xfail", "Mock", "MagicMock", "patch"}
     if file in NEEDS_A_TOOL:
@@ -123,7 +123,7 @@ def test_a_test_neither_sleeps_nor_skips_nor_mocks(file: str) -> None:
 
 
 def test_the_instruments_see_what_they_look_for() -> None:
-    """A long function, a hidden call, a late decoder and a bare switch are found."""
+    """The checks detect a long function, a hidden call, a late decoder and a bare noqa."""
     source = "def f():\n" + "    g.h()\n" * LONGEST_FUNCTION + "x = 1  # noqa: E501\n"
     assert long_functions(ast.parse(source)) == ["f"]
     assert set(calls(ast.parse(source))) == {"g.h"}
@@ -137,7 +137,7 @@ def test_the_instruments_see_what_they_look_for() -> None:
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
-    """Whoever searches for a name finds what is meant."""
+    """A name has one meaning, so that a search finds it."""
     homes: dict[str, list[str]] = {}
     for file in SHIPPED:
         for node in ast.walk(ast.parse((ROOT / file).read_text())):

@@ -1,6 +1,6 @@
-"""What a process really loads, seen in its `sys.modules`.
+"""The modules that a process really loads, from its `sys.modules`.
 
-The linter reads imports; only a running interpreter shows what an `__init__` does on the way.
+The linter reads imports; only a running interpreter shows what each `__init__` imports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Everything in these folders is for a service that logs episodes.
+# A service that logs episodes imports only these folders.
 CLIENT_FOLDERS = ["ingest/client", "ingest/protocol", "policy/inference", "storage/spaces"]
 NEEDS_GYMNASIUM = {"storage.spaces.gymnasium_spaces"}
 CLIENT = [
@@ -27,7 +27,7 @@ HEAVY_FOR_COLLECTOR |= {"urllib3", "requests"}
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter holds after it ran `statement`."""
+    """The top-level modules that a fresh interpreter has loaded after running `statement`."""
     code = f"import json, sys\n{statement}\nprint(json.dumps(list(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
@@ -37,7 +37,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_clients_folders_load_nothing_heavy() -> None:
-    """A service that logs loads neither torch nor pyarrow nor what comes with them."""
+    """A service that logs loads neither torch nor pyarrow nor their dependencies."""
     modules = sorted(set(CLIENT) - NEEDS_GYMNASIUM)
     assert not loaded_by(f"import {', '.join(modules)}") & HEAVY_FOR_CLIENT
 
@@ -69,5 +69,5 @@ def test_the_acknowledging_process_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("module", sorted(NEEDS_GYMNASIUM))
 def test_a_heavy_import_is_seen(module: str) -> None:
-    """The instrument works: a module that does load gymnasium is found out."""
+    """The check detects a module that loads gymnasium."""
     assert "gymnasium" in loaded_by(f"import {module}")

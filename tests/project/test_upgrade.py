@@ -1,9 +1,9 @@
-"""A root that an earlier commit wrote is taken up as it is.
+"""A root that an earlier commit wrote still works unchanged.
 
-`root-60e40fb.tgz` was written at 60e40fb: a collector took 60 episodes of one step and 10 of 7
-from a uniform policy, and ended; `train --algorithm snips` and `publish --no-gate` made version 1,
-which acted in 20 episodes; two episodes were left open with 3 steps and 1, and 5 of 2 steps were
-closed when the collector was killed.
+`root-60e40fb.tgz` was written at 60e40fb: a collector received 60 episodes of one step and 10 of 7
+steps from a uniform policy, and exited; `train --algorithm snips` and `publish --no-gate` made
+version 1, which acted in 20 episodes; when the collector was killed, two episodes were open, with 3
+steps and 1, and 5 episodes of 2 steps had ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VECTOR = np.zeros(4)
 
 
 def verified(root: Path) -> int:
-    """How many steps were acknowledged, all of them in order."""
+    """The number of acknowledged steps of a root in which `verify` finds no fault."""
     report = answer(headrace("verify", "--root", root, "--json"))
     assert report["ok"], report
     acknowledged: int = report["acknowledged"]
@@ -32,7 +32,7 @@ def verified(root: Path) -> int:
 
 
 def test_a_root_of_an_earlier_commit_goes_on(tmp_path: Path) -> None:
-    """Nothing of it is lost; its open episodes, its weights and its numbers go on."""
+    """Nothing is lost; its open episodes, weights and numbers continue."""
     root = tmp_path / "root"
     with tarfile.open(WRITTEN) as archive:
         archive.extractall(root, filter="data")

@@ -1,4 +1,4 @@
-"""The whole loop on the wheel: on each Python that we claim, and at every dependency's floor.
+"""The whole loop on the wheel: on each supported Python, and at each dependency's lowest version.
 
 The environments are kept under .make/; tests/project/installed_loop.py is what runs in them.
 """
@@ -82,7 +82,7 @@ def test_the_loop_runs_on_another_python(
 
 @pytest.mark.long
 def test_the_loop_runs_at_every_floor(wheel: Path, tmp_path: Path) -> None:
-    """With training: every direct dependency of base, cli, collector and train at its floor."""
+    """With training: each direct dependency of these extras at its lowest version."""
     asked = requirements("cli", "collector", "train")
     bin_ = environment("floors", sys.executable, floors(asked), pins_beside(asked))
     put(wheel, bin_)
@@ -100,7 +100,7 @@ def test_the_loop_runs_at_every_floor(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_a_shim_that_does_not_run_is_no_interpreter(tmp_path: Path) -> None:
-    """pyenv's of a version that is not chosen; a later one on the PATH is taken."""
+    """A shim of pyenv for a version that is not selected is skipped for a later one on the PATH."""
     version = f"3.{sys.version_info.minor}"
     shims, real = tmp_path / "shims", tmp_path / "real"
     for folder in (shims, real):
@@ -114,7 +114,7 @@ def test_a_shim_that_does_not_run_is_no_interpreter(tmp_path: Path) -> None:
 
 
 def test_a_missing_interpreter_is_printed(tmp_path: Path) -> None:
-    """Nothing is left out in silence."""
+    """A missing interpreter is reported."""
     node = f"{Path(__file__).name}::test_the_loop_runs_on_another_python[{OTHERS[-1]}]"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", node]
     said = run(*words, cwd=Path(__file__).parent, PATH=str(tmp_path), HOME=str(tmp_path), CI="")
@@ -126,7 +126,7 @@ def test_a_missing_interpreter_is_printed(tmp_path: Path) -> None:
 def test_a_missing_interpreter_fails_in_ci(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There every claimed version is shown, or none is."""
+    """With `CI` set, every supported version must be tested."""
     for name, value in (("PATH", tmp_path), ("HOME", tmp_path), ("CI", "true")):
         monkeypatch.setenv(name, str(value))
     with pytest.raises(AssertionError, match="is not installed"):

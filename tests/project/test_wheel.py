@@ -1,8 +1,8 @@
-"""The wheel, as a stranger gets it: one package, on the base install and with every extra.
+"""The wheel as a user gets it: one package, on the base install and with every extra.
 
-Two environments are kept under .make/ between runs: one with the base dependencies alone, one that
-borrows the packages of the environment that runs the tests. The wheel is built and put into both
-anew each time.
+Two environments are kept under .make/ between runs: one with the base dependencies only, one that
+uses the packages of the environment that runs the tests. The wheel is rebuilt and installed into
+both each time.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def thin(wheel: Path) -> Path:
 def borrowing(home: Path) -> Path:
     """The interpreter of a new environment with the packages of the one that runs the tests.
 
-    They come by a path file, which does not bring the editable install of the repository: path
-    files in a folder that a path file names are not read.
+    They are added by a path file, which does not add the editable install of the repository: path
+    files inside a folder that a path file names are not read.
     """
     home.parent.mkdir(exist_ok=True)
     checked(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
@@ -69,7 +69,7 @@ def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A service of somebody else that has packages with the names of three of ours."""
+    """A user's service with packages that have the names of three of ours."""
     folder = tmp_path_factory.mktemp("service")
     for package in PACKAGES:
         (folder / package).mkdir()
@@ -81,7 +81,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_one_package_and_nothing_else(wheel: Path) -> None:
-    """Every module of the four packages under `headrace`, and the metadata: no test, no data."""
+    """The wheel has every module of the four packages under `headrace`, but no tests or data."""
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     ours = {f"headrace/{name.replace('.', '/')}" for name in module_names(ROOT)}
@@ -93,14 +93,14 @@ def test_the_wheel_holds_one_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_the_wheel_carries_its_licence(wheel: Path) -> None:
-    """Apache-2.0 asks that a copy travels with the work."""
+    """Apache-2.0 requires a copy of the licence in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (licence,) = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
         assert b"Apache License" in archive.read(licence)
 
 
 def test_no_module_of_the_wheel_imports_a_name_of_the_repository(wheel: Path) -> None:
-    """What `ingest`, `policy` and `storage` mean in somebody else's program is not ours."""
+    """The wheel does not occupy the names `ingest`, `policy` and `storage`."""
     with zipfile.ZipFile(wheel) as archive:
         sources = {
             name: archive.read(name).decode() for name in archive.namelist() if name[-3:] == ".py"
@@ -123,7 +123,7 @@ def test_no_module_of_the_wheel_imports_a_name_of_the_repository(wheel: Path) ->
 
 
 def test_the_rename_takes_imports_and_names_of_modules_alone() -> None:
-    """A word that only looks like one of ours stays as it is."""
+    """A word that only looks like one of our packages is not renamed."""
     modules = {"storage", "storage.shards", "storage.shards.shard"}
     source = (
         "from storage.shards.shard import x\n"
@@ -152,7 +152,7 @@ def test_no_module_binds_a_package_by_a_plain_import() -> None:
 
 
 def test_the_wheel_of_the_sdist_is_the_same_file(wheel: Path, tmp_path: Path) -> None:
-    """Byte for byte, whether it is built here or from the source distribution."""
+    """The wheel built here and the one built from the source distribution are identical."""
     checked(sys.executable, "-m", "build", "--no-isolation", "-o", tmp_path, ROOT, cwd=tmp_path)
     (again,) = tmp_path.glob("*.whl")
     assert again.read_bytes() == wheel.read_bytes()
@@ -160,7 +160,7 @@ def test_the_wheel_of_the_sdist_is_the_same_file(wheel: Path, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an archive of the repository unpacks to, without tests and data: no repository."""
+    """An unpacked archive of the repository, without tests, data and git."""
     folder = tmp_path_factory.mktemp("archive") / "headrace-main"
     left_out = shutil.ignore_patterns(".*", "__pycache__", "tests", "data", "dist", "build")
     shutil.copytree(ROOT, folder, ignore=left_out)
@@ -192,14 +192,14 @@ def test_an_editable_install_is_the_folder_as_it_lies_there(archive: Path, tmp_p
 
 
 def test_the_base_install_brings_no_extra(thin: Path, tmp_path: Path) -> None:
-    """The environment is what the tests below take it for."""
+    """The environment has the properties that the tests below assume."""
     code = "import importlib.util as u, sys; print([m for m in sys.argv[1:] if u.find_spec(m)])"
     assert checked(thin / "python", "-c", code, *EXTRAS, cwd=tmp_path).strip() == "[]"
 
 
 def test_a_service_with_such_names_of_its_own_uses_the_client(thin: Path, service: Path) -> None:
-    """Its `storage`, `policy` and `ingest` stay its own; where no collector answers, making and
-    closing a client waits for nobody."""
+    """Its `storage`, `policy` and `ingest` stay its own; creating and closing a client without a
+    collector does not wait."""
     code = (
         "import ingest, policy, storage\n"
         "from headrace import PolicyClient\n"
@@ -233,7 +233,7 @@ def test_headrace_without_extras_names_the_one_to_install(thin: Path, tmp_path: 
 def test_the_full_environment_has_the_wheel_and_not_the_repository(
     full: Path, service: Path
 ) -> None:
-    """The environment is what the tests below take it for."""
+    """The environment has the properties that the tests below assume."""
     code = "import headrace, storage; print(headrace.__file__, storage.OWNER)"
     said = checked(full / "python", "-c", code, cwd=service)
     assert said.startswith(str(full.parent / "lib"))
@@ -251,7 +251,7 @@ def test_the_demo_runs_on_the_wheel(full: Path, service: Path, tmp_path: Path) -
 
 @pytest.mark.long
 def test_a_worker_is_a_ray_actor_on_the_wheel(full: Path, service: Path) -> None:
-    """Ray's own process finds the package under the name that the driver knows."""
+    """Ray's worker process finds the package under the driver's name."""
     code = (
         "import gymnasium, ray\n"
         "from headrace import RolloutWorker, TrainablePolicy\n"

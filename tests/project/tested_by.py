@@ -1,4 +1,4 @@
-"""Where the tests are of a module that no test file is named after: module -> test file.
+"""The tests of modules that no test file is named after: module -> test file.
 
 The test imports the module, or names it between backticks in its docstring.
 """
