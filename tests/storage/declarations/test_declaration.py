@@ -15,7 +15,7 @@ SPACES = {"observation": Box((4,)), "action": Discrete(2)}
 
 
 def test_flow_control_is_off_unless_declared():
-    """A file written before there was any still reads."""
+    """A file without these settings can still be read."""
     declared = PolicyDeclaration(**SPACES)
     assert (declared.steps_per_version, declared.max_policy_lag) == (None, None)
     document = declared.to_json()
@@ -41,7 +41,7 @@ def test_flow_control_that_makes_no_sense_is_refused(name, value):
 
 
 def test_a_reward_range_survives_the_file_and_is_left_out_of_it_unless_declared():
-    """Nobody declared one: the file does not speak of it."""
+    """The file omits a setting that was not declared."""
     assert "reward_range" not in PolicyDeclaration(**SPACES).to_json()
     declared = PolicyDeclaration(**SPACES, reward_range=[0, 2])
     assert declared.reward_range == (0.0, 2.0)
@@ -83,7 +83,7 @@ FIELDS = sorted(PolicyDeclaration(**SPACES, reward_range=(0, 1)).to_json())
 
 @given(name=st.sampled_from(FIELDS), value=JSON)
 def test_any_value_of_any_field_is_taken_or_named(tmp_path_factory, name, value):
-    """What does not fit is an error that begins with file and field; what fits can be written."""
+    """An invalid value gives an error that begins with file and field; a valid one can be saved."""
     path = tmp_path_factory.getbasetemp() / "default.json"
     document = PolicyDeclaration(**SPACES).to_json() | {name: value}
     path.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Laws of the count of what clients did not log: by collector, replaced whole, never fatal."""
+"""Laws of the counts of dropped steps: by collector, replaced as a whole, never fatal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storage.declarations.dropped_steps import Lost, dropped_steps, read_dropped
 
 
 def test_the_counts_of_all_collectors_add_up(tmp_path: Path) -> None:
-    """Each file is its collector's own; the same told again adds nothing."""
+    """Each collector has its own file; a repeated report adds nothing."""
     assert dropped_steps(tmp_path) == Lost(0, 0)
     for _ in range(2):
         say_dropped(tmp_path, "a", {"one": Lost(1, 10), "two": Lost(2, 20)})
@@ -19,7 +19,7 @@ def test_the_counts_of_all_collectors_add_up(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_says_nothing(tmp_path: Path) -> None:
-    """What counts for a judge must not keep him from judging."""
+    """A damaged count does not stop a judgement."""
     say_dropped(tmp_path, "a", {"one": Lost(1, 10)})
     for text in ("", "[1]", '{"one": 3}', '{"one": [1]}'):
         (tmp_path / "dropped" / "b.json").write_text(text)

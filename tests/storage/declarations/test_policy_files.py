@@ -1,4 +1,4 @@
-"""The files under `policies/`: what was saved is what is read."""
+"""The files under `policies/`: reading returns what was saved."""
 
 import os
 
@@ -17,7 +17,7 @@ def test_a_root_may_be_text(tmp_path):
 
 
 def test_a_pipe_in_the_place_of_a_policy_is_told(tmp_path):
-    """Nobody waits for a writer that does not come."""
+    """Reading a FIFO does not wait for a writer."""
     save_declaration(tmp_path, PolicyDeclaration(observation=Box((4,)), action=Discrete(2)))
     os.mkfifo(tmp_path / "policies" / "odd.json")
     with pytest.raises(DeclarationError, match=r"odd\.json: expected a regular file"):

@@ -1,4 +1,4 @@
-"""The laws of compressed columns: rows keep their ways, and come back bit for bit."""
+"""The laws of compressed columns: rows behave as before, and are restored bit for bit."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_packed_columns_of_different_kinds_are_not_joined():
 
 
 def test_to_torch_names_a_compressed_column():
-    """Nothing is left out of tensors in silence."""
+    """No column is silently left out of tensors."""
     batch = SampleBatch(obs=[[1.0]])
     batch.compress()
     with pytest.raises(BatchError, match="'obs': compressed; decompress_if_needed comes first"):

@@ -17,7 +17,7 @@ def test_a_canarys_share_is_frozen_and_about_as_large_as_asked() -> None:
 
 
 def test_canaries_of_two_policies_are_independent() -> None:
-    """Agents of both act in one episode: a comparison must not hold the other's effect."""
+    """If agents of both act in one episode, a comparison must not include the other's effect."""
     both = [name for name in IDS if is_canary("p", name, 0.3) and is_canary("q", name, 0.3)]
     assert abs(len(both) - 1800) < 5 * (20_000 * 0.09 * 0.91) ** 0.5
 

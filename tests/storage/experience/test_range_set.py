@@ -91,7 +91,7 @@ def test_json_round_trip(pairs: list[tuple[int, int]]) -> None:
 
 @given(json_values)
 def test_any_json_is_a_set_or_a_value_error(document: Any) -> None:
-    """Whatever stands in a file: ValueError or a canonical set, nothing else."""
+    """Any content of a file gives a ValueError or a canonical set."""
     try:
         ranges = RangeSet.from_json(document)
     except ValueError:

@@ -58,7 +58,7 @@ def test_columns_of_another_length_are_refused_by_name():
 
 
 def test_the_last_column_may_be_replaced_by_one_of_another_length():
-    """Only columns beside each other have to agree."""
+    """Only columns of the same batch have to agree."""
     batch = SampleBatch(a=[1, 2])
     batch["a"] = [1, 2, 3]
     assert batch.count == 3
@@ -69,7 +69,7 @@ def test_the_last_column_may_be_replaced_by_one_of_another_length():
 
 
 def test_a_missing_column_is_named_with_those_that_exist():
-    """A typo costs one look at the message."""
+    """The message for a misspelt column shows the right name."""
     with pytest.raises(KeyError, match=r"no column 'reward'; the columns are .*'rewards'"):
         batch_of(1)["reward"]
 

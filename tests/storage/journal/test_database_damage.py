@@ -1,4 +1,4 @@
-"""Damage is counted and set aside; nothing that is damaged is replayed."""
+"""Damage is counted and set aside; damaged rows are never replayed."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def clean_image(directory: Path) -> Path:
 
 
 def test_rows_missing_at_the_end_are_counted_and_never_reused(tmp_path: Path) -> None:
-    """A log cut behind SQLite's back: acknowledged rows are missing, and the report says how many.
+    """A log truncated outside SQLite: the report gives the number of missing acknowledged rows.
 
-    What is left is served on, under a new collector id, and no number is given twice.
+    The rest remains usable, under a new collector id, and no number is given twice.
     """
     image = killed_image(tmp_path)
     log = image / "journal.db-wal"
@@ -62,7 +62,7 @@ def test_rows_missing_at_the_end_are_counted_and_never_reused(tmp_path: Path) ->
 
 
 def test_a_deleted_database_is_noticed(tmp_path: Path) -> None:
-    """Without the database the high-water file tells what was there."""
+    """Without the database, the high-water file shows how many rows existed."""
     image = killed_image(tmp_path)
     (image / "journal.db").unlink()
     (image / "journal.db-wal").unlink()
@@ -75,7 +75,7 @@ def test_a_deleted_database_is_noticed(tmp_path: Path) -> None:
     "content", [b"", b"0", bytes(30), b"9" * 20 + b" 00000000\n", b"\xff" * 64]
 )
 def test_a_torn_high_water_file_is_ignored(tmp_path: Path, content: bytes) -> None:
-    """It was never synced: after power loss it may hold anything, which accuses nobody."""
+    """An unsynced high-water file may have any content after a power loss; that is no damage."""
     image = killed_image(tmp_path)
     (image / "high-water").write_bytes(content)
     journal = SqliteJournal.open(image)
@@ -85,7 +85,7 @@ def test_a_torn_high_water_file_is_ignored(tmp_path: Path, content: bytes) -> No
 
 
 def test_a_row_deleted_by_hand_is_a_gap(tmp_path: Path) -> None:
-    """A missing number inside that nobody dropped is damage, not history."""
+    """A number that is missing inside, but was not dropped, counts as damage."""
     image = clean_image(tmp_path)
     database = sqlite3.connect(image / "journal.db")
     database.execute("DELETE FROM rows WHERE number IN (17, 18)")
@@ -98,7 +98,7 @@ def test_a_row_deleted_by_hand_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_a_flipped_byte_in_a_row_is_counted_and_not_replayed(tmp_path: Path) -> None:
-    """SQLite would hand it out; the checksum does not."""
+    """SQLite would return the damaged row, but its checksum does not match."""
     image = clean_image(tmp_path)
     data = (image / "journal.db").read_bytes()
     at = data.index(blob(25)) + 700
@@ -140,7 +140,7 @@ def test_a_malformed_database_is_set_aside(tmp_path: Path, wreck: str) -> None:
 
 
 def test_a_report_of_damage_outlives_the_start_that_found_it(tmp_path: Path) -> None:
-    """Each loss leaves a folder that tells of it, until somebody has moved the folder away."""
+    """Each loss leaves a folder, and is reported until that folder is moved away."""
     image = killed_image(tmp_path)
     log = image / "journal.db-wal"
     log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
@@ -187,7 +187,7 @@ def test_a_header_that_says_read_only_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_message_that_is_no_text_is_damage_too(tmp_path: Path) -> None:
-    """SQLite quotes what it cannot read, whatever bytes those are."""
+    """SQLite's error may quote arbitrary bytes."""
     image = clean_image(tmp_path)
     data = (image / "journal.db").read_bytes()
     (image / "journal.db").write_bytes(data.replace(b"CREATE TABLE", b"CREA\xd4E TABLE"[:12]))
@@ -220,7 +220,7 @@ def test_a_flipped_bit_in_what_declares_a_table_is_damage(tmp_path: Path) -> Non
 
 
 def test_a_torn_log_never_lies_over_a_newer_database(tmp_path: Path) -> None:
-    """Once a checkpoint is through, no cut of the log mixes pages of two times.
+    """After a checkpoint, no truncation of the log mixes pages of two moments.
 
     Before each cut the journal is as its process left it, right after a checkpoint.
     """

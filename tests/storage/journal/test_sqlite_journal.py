@@ -86,7 +86,7 @@ def test_a_row_may_be_written_and_dropped_in_one_commit(journal: Journal) -> Non
 def test_rows_outside_the_dense_sequence_are_refused(
     journal: Journal, rows: list[Any], drop: list[int]
 ) -> None:
-    """A gap, a wrong type, or dropping what never was: ValueError, and nothing has changed."""
+    """A gap, a wrong type, or dropping an unknown row: ValueError, and nothing has changed."""
     before = contents(journal)
     with pytest.raises(ValueError, match="expected"):
         journal.commit(rows, put={"k": b"v"}, drop_rows=drop)
@@ -103,7 +103,7 @@ def test_state_is_put_and_deleted_by_key(journal: Journal) -> None:
 
 
 def test_a_plan_takes_ordinals_and_a_record_fulfils_it(journal: Journal) -> None:
-    """Ordinals are dense per stream; a plan is open until its record, a record is for ever."""
+    """Ordinals are dense per stream; a plan is open until its record, which is permanent."""
     first = Plan(journal.next_plan_id(), STREAM, "5c4e3a", 0, 4, b"parts")
     journal.commit([(1, b"r")], plan=first)
     second = Plan(journal.next_plan_id(), STREAM, "5c4e3a", 5, 5, b"")
@@ -265,7 +265,7 @@ def test_another_program_in_the_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_database_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    """Somebody else's SQLite file, or a newer format, is refused and not touched."""
+    """A foreign SQLite file, or a newer format, is refused and not changed."""
     other = sqlite3.connect(tmp_path / "journal.db")
     other.execute("CREATE TABLE recipes (name TEXT)")
     other.commit()
@@ -277,7 +277,7 @@ def test_a_database_of_another_kind_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_closed_journal_refuses_use(tmp_path: Path) -> None:
-    """After close every call that touches the disk says so; closing twice is fine."""
+    """After close every call that uses the disk raises; closing twice is fine."""
     journal = SqliteJournal.open(tmp_path)
     journal.close()
     journal.close()

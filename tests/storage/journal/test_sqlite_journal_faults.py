@@ -87,7 +87,7 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path, commits: int) -> None:
 
 
 def power_loss(disk: Disk, *how: str) -> tuple[int, SqliteJournal]:
-    """(last acknowledged row, the journal after a cut that spares nothing)."""
+    """(last acknowledged row, the journal after a cut that loses all unsynced data)."""
     child = start(WRITER, disk.root / "journal", *how, **disk.environment)
     last = acknowledge_then_kill(child, 60)
     disk.cut(random.Random(1), "nothing")
@@ -101,7 +101,7 @@ def test_power_loss_loses_nothing_acknowledged(disk: Disk) -> None:
     journal.close()
     assert not journal.damage
     assert journal.last_row >= last
-    # a commit that was durable and not yet heard of has dropped row `last`
+    # a durable but not yet acknowledged commit has dropped row `last`
     kept = {n for n in range(1, last + 1) if n % 3 or n == journal.last_row}
     assert set(survived) >= kept
 
@@ -163,7 +163,7 @@ def test_a_full_disk_rolls_back_and_resumes(disk: Disk) -> None:
 
 
 def test_a_failed_sync_is_fatal(disk: Disk) -> None:
-    """An error at the sync: JournalFailed, and every later commit is refused though disks heal."""
+    """A failed sync: JournalFailed, also for every later commit, even if the disk recovers."""
     failed, refused = run_faulty(disk, "sync")
     assert failed == "JournalFailed 1 [b'1']"
     assert refused.startswith("refused")
@@ -187,7 +187,7 @@ sys.stdin.read()
 
 
 def test_what_a_failed_sync_left_is_made_durable_by_the_next_start(disk: Disk) -> None:
-    """The log reads well and is not on the disk: nobody may count on it before it is."""
+    """A readable log may not be on the disk: it is synced before it is used."""
     disk.fail("collector", "sync", 40, FAIL_THEN_KILL, count=2)
     child = start(WRITER, disk.root / "journal", **disk.environment)
     child.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Shards with a true digest and wrong content: what a broken writer or a hand would leave."""
+"""Shards with a correct digest and wrong content, as from a broken writer or an edit by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Change = Callable[[pa.Table], pa.Table]
 
 
 def rewrite(path: Path, change: Change, **options: Any) -> Path:
-    """Put a changed table in the place of a shard, under the name that proves its bytes."""
+    """Replace a shard by a changed table, under the name that matches its bytes."""
     table = change(read_shard(path))
     sink = io.BytesIO()
     pq.write_table(table, sink, **{"use_dictionary": False, **options})

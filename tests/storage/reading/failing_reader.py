@@ -1,8 +1,8 @@
 """Run under `failing_opens.c`: what a follower and a one-shot reader do when opening fails.
 
 `python failing_reader.py ROOT CONTROL WORD ERRNO ...`: WORD is part of the path that fails. Prints
-one line of JSON for each errno: the ordinals that a follower brought while it failed and
-afterwards, and its statistics; and what a reader that gives up says.
+one line of JSON for each errno: the ordinals that a follower returned during the errors and
+afterwards, its statistics, and the error of a reader that gives up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Worker processes and ranks share what a reader brings."""
+"""Worker processes and ranks share the rows of a reader."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Numbers(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_of_a_loader_bring_each_row_once(tmp_path: Path, workers: int) -> None:
-    """Two used to bring each twice."""
+    """Two workers return each row once, not twice."""
     fill(tmp_path)
     assert sorted(loaded(tmp_path, workers)) == ROWS
 
@@ -94,7 +94,7 @@ def test_ranks_and_their_workers_bring_each_row_once(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_read_is_not_for_a_fork(tmp_path: Path) -> None:
-    """Its thread is not there; it says so instead of waiting for ever."""
+    """A copy without its thread raises instead of waiting forever."""
     fill(tmp_path)
     with ShardReader(tmp_path, batch_size=4) as reader:
         reader.next()

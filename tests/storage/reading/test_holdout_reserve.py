@@ -1,4 +1,4 @@
-"""Laws of what training leaves to the judge: whole clusters, the same ones for ever."""
+"""Laws of holding out episodes for judging: whole clusters, always the same ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def users(n: int = 2_000) -> SampleBatch:
 
 
 def test_an_episode_is_the_unit_by_default() -> None:
-    """As it always was, so that a log is split as it was split."""
+    """Frozen, so that an existing log is always split in the same way."""
     batch = users()
     assert (Reserve(0.3).rows(batch) == held_out(batch, 0.3)).all()
     assert Reserve(0.3).columns == ("eps_id",)

@@ -1,4 +1,4 @@
-"""Laws of choosing episodes by hash: frozen for ever, and independent under two salts."""
+"""Laws of choosing episodes by hash: never changed, and independent under two salts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDS = [f"episode-{i}" for i in range(20_000)]
 
 
 def test_the_split_is_frozen() -> None:
-    """The numbers that were in force before there was a salt: a log is split as it was split."""
+    """The numbers from before there was a salt: an existing log is split in the same way."""
     found = [hash_fraction(SPLIT, name) for name in ("a", "episode-17", "")]
     assert found == FROZEN
 
@@ -34,6 +34,6 @@ def test_a_sample_is_spread_evenly_over_the_split() -> None:
 
 
 def test_a_salt_has_an_end() -> None:
-    """Longer ones would be cut, and two become one."""
+    """Longer salts are refused: if they were cut, two could become equal."""
     with pytest.raises(ValueError, match="salt: expected at most 64 bytes, got 65"):
         hash_fraction("x" * 65, "a")

@@ -1,4 +1,4 @@
-"""Listings cost what is new, and miss nothing; any path that holds shards stands for them."""
+"""A listing's cost is proportional to new shards, and it misses none; any path may be listed."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ OPERATIONS = st.lists(
 def test_each_shard_is_found_whatever_the_events_told(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]]
 ) -> None:
-    """Shards come and go in two streams, some of them told by events and some not, as fast as a
-    clock does not tell; a thorough look has then named every one that is there."""
+    """Shards come and go in two streams, with and without events, faster than the clock's
+    resolution; a thorough look then names every existing one."""
     shards = tmp_path_factory.mktemp("root") / "shards"
     looked = RootListing(ListedPath(shards), 2.0)
     there: dict[int, Path] = {}
@@ -109,7 +109,7 @@ def test_what_did_not_change_is_not_listed_again(
 def test_while_events_tell_all_listings_become_rare_and_a_burst_pays_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that no event told brings them back."""
+    """A new name without an event starts the listings again."""
     listed: list[str] = []
     clock = [1_000.0]
     real = os.listdir
@@ -194,13 +194,13 @@ def test_a_follower_waits_for_what_is_not_there(
 
 
 def test_a_new_empty_root_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its end says that nothing was read."""
+    """At its end it reports that nothing was read."""
     assert read_all(ShardReader(tmp_path)) == []
     assert "no shard was read" in caplog.text
 
 
 def test_changes_afresh_are_all_that_is_there(tmp_path: Path) -> None:
-    """A reader that goes on from a position looks at everything again."""
+    """A reader that resumes from a position lists everything again."""
     folder = tmp_path / "shards" / STREAM
     place(folder, 1)
     with DirectorySource(tmp_path) as source:

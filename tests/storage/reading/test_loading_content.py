@@ -1,4 +1,4 @@
-"""A shard whose bytes are right and whose content is wrong is left out by name.
+"""A shard with a matching digest and invalid content is excluded by name.
 
 Also of `storage.shards.content`.
 """
@@ -108,7 +108,7 @@ def test_a_column_is_checked_where_it_is_asked_for(
 
 
 def test_what_is_masked_out_is_no_damage(tmp_path: Path) -> None:
-    """A collector takes minus infinity in a decision's inputs, and any time."""
+    """A collector accepts minus infinity in a decision's inputs, and any time."""
     masked = np.array([0.0, -np.inf], "<f4").tobytes()
     path = rewrite(write(tmp_path, PARTS).path, at_row("action_dist_inputs", 1, masked))
     path = rewrite(path, at_row("ts", 1, -1))
@@ -137,7 +137,7 @@ def test_content_that_is_right_passes(tmp_path: Path) -> None:
 def test_the_verdict_does_not_depend_on_what_is_asked_for(
     tmp_path: Path, mode: str, what: str
 ) -> None:
-    """Of the columns that are not asked for, those that readers count and filter by are checked."""
+    """Of the columns not requested, those that readers count and filter by are checked, too."""
     rewrite(write(tmp_path, PARTS).path, BAD[what][0])
     columns = ["actions", "rewards"] if mode != "episodes" else None
     reader = ShardReader(tmp_path, mode=mode, columns=columns)
@@ -194,7 +194,7 @@ def pool() -> Iterator[pa.MemoryPool]:
 def test_a_file_that_decodes_to_far_more_is_refused_before_it_is_decoded(
     tmp_path: Path, coded: bool, request: pytest.FixtureRequest
 ) -> None:
-    """Some kB that stand for 280 MB, by a dictionary or by what compresses well."""
+    """Some kB that decode to 280 MB, by a dictionary or by compression."""
     rows = 700
     path = write(tmp_path, [part(0, rows)]).path
     text = '{"a":"' + "x" * 400_000 + '"}'

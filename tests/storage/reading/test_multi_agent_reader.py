@@ -1,4 +1,4 @@
-"""The laws of reading multi-agent episodes: each step once, and no episode before it is whole.
+"""The laws of reading multi-agent episodes: each step once, and only complete episodes.
 
 Also of `storage.reading.agent_joiner` and `storage.reading.agent_reader`.
 """
@@ -26,7 +26,7 @@ from storage.reading.shard_reader import ShardReader
 from tests.storage.multi_agent_log import COLLECTOR, SPACES, JointLog, Run
 
 HOUR = 3_600_000_000  # us
-LONG = 30.0  # s; what a test never waits for unless something is broken
+LONG = 30.0  # s; a limit that only a broken build reaches
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def read_all(root: Path, **options: Any) -> list[MultiAgentBatch]:
 
 
 def test_tracks_of_three_policies_are_one_episode(log):
-    """Law: env_steps are the environment's, agent_steps everybody's; each policy has its spaces;
+    """Law: env_steps are the environment's, agent_steps all agents'; each policy has its spaces;
     t is the agent's own, env_t the environment's."""
     log.write(*trade())
     (batch,) = read_all(log.root)
@@ -104,7 +104,7 @@ def test_the_same_id_at_two_collectors_is_two_episodes(log, tmp_path):
 
 
 def test_tracks_of_two_collectors_never_make_an_episode(log, tmp_path):
-    """Law: what one collector has never completes what another has."""
+    """Law: tracks of one collector never complete an episode of another."""
     JointLog(tmp_path / "other", "b" * 12).write(*trade()[2:])
     log.write(*trade()[:2])
     with MultiAgentReader([log.root, tmp_path / "other"]) as reader:
@@ -121,7 +121,7 @@ def test_an_id_that_is_used_again_is_another_episode(log):
 
 
 def test_a_single_agent_episode_acts_in_every_step(log):
-    """Law: what has no env_t comes at once, with t in its place."""
+    """Law: episodes without env_t are returned at once, with t instead."""
     alone = Run("alone", "agent0", "buyer", (0, 1, 2), more={"env_t": b""})
     log.write(alone, *trade())
     batches = read_all(log.root, batch_size=1)
@@ -154,7 +154,7 @@ def test_an_episode_waits_for_the_shard_that_comes_much_later(log, late):
 
 @pytest.mark.parametrize("ended", ["abandoned", "broken"])
 def test_a_stopped_episode_blocks_nothing_and_comes_after_the_patience(log, ended):
-    """Law: nobody tells its number; it comes once nothing of it came for a while, counted."""
+    """Law: an episode without a number of agents is returned after a pause, and counted."""
     lost = trade("lost", ended=ended, agents=-1)
     log.write(*lost, *trade("whole"))
     options = {"follow": True, "eager": True, "poll_interval": 0.05, "patience": 0.2}
@@ -167,7 +167,7 @@ def test_a_stopped_episode_blocks_nothing_and_comes_after_the_patience(log, ende
 
 
 def test_a_finite_reading_takes_abandoned_episodes_that_are_old_enough(log):
-    """Law: one that the collector had a moment ago waits for the next reading, in the position."""
+    """Law: a recent incomplete episode waits in the position for the next reading."""
     lost = trade("lost", ended="abandoned", agents=-1)
     log.write(*lost)
     with MultiAgentReader(log.root, clock=lambda: 59_000_000) as reader:
@@ -191,7 +191,7 @@ def test_agents_that_left_early_wait_for_those_who_stay(log):
 
 
 def test_what_waits_is_bounded_and_the_longest_waiting_is_handed_over(log):
-    """Law: no more than the bound waits, whatever never becomes whole; nothing is lost by it."""
+    """Law: no more than the limit waits, even if episodes stay incomplete; nothing is lost."""
     early = [run for i in range(40) for run in trade(f"e{i:02}")[2:]]
     for run in early:
         log.write(run)
@@ -218,7 +218,7 @@ def histories(draw: st.DrawFn) -> list[Run]:
         length = draw(st.integers(1, 6))
         abandoned = draw(st.integers(0, 5)) == 0
         count = draw(st.integers(1, 4))
-        stays = draw(st.integers(0, count - 1))  # somebody is there at the end
+        stays = draw(st.integers(0, count - 1))  # at least one agent is present at the end
         for agent in range(count):
             acted = draw(st.sets(st.integers(0, length - 1), min_size=1))
             over = agent == stays or draw(st.booleans())
@@ -322,7 +322,7 @@ def test_a_shuffled_reading_goes_on_with_its_own_random_numbers(log):
 @settings(max_examples=15, deadline=None)
 @given(histories(), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_a_root_that_grows_between_readings_gives_each_step_once(runs, size, rnd):
-    """Law: what waits for its other tracks lies in the position, until they are there."""
+    """Law: tracks that wait for others are in the position until the others arrive."""
     lost = {run.episode_id for run in runs if run.ended == "abandoned"}
     runs = [run for run in runs if run.episode_id not in lost]
     found: list[tuple[str, str, int]] = []
@@ -413,7 +413,7 @@ def test_a_single_policys_reader_gives_its_tracks_alone(log, policy_id):
 
 
 def test_columns_can_be_chosen_and_identity_stays(log):
-    """Law: asked or not, the columns that say which step a row is of are there."""
+    """Law: the columns that identify a row's step are always included."""
     log.write(*trade())
     (batch,) = read_all(log.root, columns=("rewards", "agents"))
     identity = {"eps_id", "agent_id", "stream", "ordinal", "episode_ordinal", "t", "env_t"}
@@ -423,7 +423,7 @@ def test_columns_can_be_chosen_and_identity_stays(log):
 
 
 def test_names_stand_for_codes_if_asked_for(log):
-    """Law: as of one policy's reader, also over a position; where there are none codes stay."""
+    """Law: names as in one policy's reader, also after a restart; other spaces keep codes."""
     log.write(*trade(), *trade("f"))
     (batch,) = read_all(log.root)
     assert batch["buyer"]["actions"].tolist() == [0, 1, 0, 1]

@@ -1,4 +1,4 @@
-"""A large shard is fetched while the one before is decoded: the same rows, the same verdicts."""
+"""A large shard is fetched while the previous one is decoded: same rows, same exclusions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_changed_bytes_that_are_fetched_ahead_are_never_decoded(tmp_path: Path) 
 
 
 def test_a_reader_closed_in_the_middle_leaves_no_thread(tmp_path: Path) -> None:
-    """The thread that fetches ends with the one that decodes, and a position goes on exactly."""
+    """The fetching thread ends with the decoding one, and a position resumes exactly."""
     parts = [part(i, 4) for i in range(8)]
     for one in parts:
         write(tmp_path, [one])

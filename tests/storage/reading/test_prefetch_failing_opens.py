@@ -1,4 +1,4 @@
-"""Errors of the system that may pass are no verdict on a shard; the errors are real ones."""
+"""Transient system errors do not exclude a shard; the errors are real ones."""
 
 from __future__ import annotations
 

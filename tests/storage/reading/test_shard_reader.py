@@ -1,4 +1,4 @@
-"""The laws of reading: each row once, in a known order, from where it was left.
+"""The laws of reading: each row once, in a known order, resumed exactly.
 
 Also of `storage.reading.adapters`, `storage.reading.ledger`, `storage.reading.position`,
 `storage.reading.sources` and `storage.reading.batching`.
@@ -41,7 +41,7 @@ OBS, ACTION = Box((2,)), Discrete(3)
 COLLECTOR = "a" * 12
 FROZEN = [0, 1, 5, 20]
 """The first held-out episodes of a stream at 10 %: they must never change."""
-LONG = 30.0  # s; what a test never waits for unless something is broken
+LONG = 30.0  # s; a limit that only a broken build reaches
 MODES = ("transitions", "fragments", "episodes")
 
 
@@ -196,7 +196,7 @@ class TestEachRowOnce:
         assert found == rows_of(parts) + rows_of(parts, stream_of(collector="b" * 12))
 
     def test_a_merged_file_adds_nothing_twice(self, tmp_path):
-        """Compaction leaves new files beside old ones for an instant: ordinals decide."""
+        """Compaction briefly leaves new files next to old ones: ordinals decide."""
         parts = [part(i, i + 1) for i in range(6)]
         write(tmp_path, parts[:2])
         write(tmp_path, parts[2:4])
@@ -208,7 +208,7 @@ class TestEachRowOnce:
         assert reader.ledger == {stream_of(): [[0, 5]]}
 
     def test_compaction_in_the_middle_of_reading_loses_and_doubles_nothing(self, tmp_path):
-        """Old files vanish after some were read; the merged one brings only the rest."""
+        """Old files vanish after some were read; from the merged one only the rest is read."""
         parts = [part(i, 3) for i in range(40)]
         old = [write(tmp_path, [p]) for p in parts]
         with ShardReader(tmp_path, batch_size=4, prefetch=1) as reader:
@@ -237,7 +237,7 @@ class TestOrder:
         assert read_all(ShardReader(tmp_path, batch_size=3)) == rows_of(parts)
 
     def test_a_seed_fixes_the_order_and_a_window_mixes_episodes(self, tmp_path):
-        """Same seed, same order; another seed, another; and neighbours are torn apart."""
+        """Same seed, same order; another seed, another order; and neighbours are separated."""
         parts = [part(i, 10) for i in range(30)]
         for start in range(0, 30, 5):
             write(tmp_path, parts[start : start + 5])
@@ -336,7 +336,7 @@ class TestPositions:
         assert Counter(found) == Counter(rows_of(parts))
 
     def test_rows_that_were_erased_meanwhile_are_counted(self, tmp_path):
-        """A pending row that no shard holds is lost openly, and the rest goes on."""
+        """A pending row that no shard has is reported as lost, and reading continues."""
         parts = [part(i, 4) for i in range(3)]
         infos = [write(tmp_path, [p]) for p in parts]
         with ShardReader(tmp_path, batch_size=2) as reader:
@@ -370,7 +370,7 @@ class TestPositions:
         assert found == rows_of([part(0, 5), part(1, 5)])
 
     def test_a_position_of_another_kind_is_refused(self, tmp_path):
-        """The message says what was expected and what came."""
+        """The message gives the expected and the actual value."""
         state = ShardReader(tmp_path).state_dict()
         with pytest.raises(ReaderState, match="mode 'episodes', got 'transitions'"):
             ShardReader(tmp_path, mode="episodes", state=state)
@@ -483,7 +483,7 @@ class TestBadFiles:
 
 class TestFollow:
     def test_shards_that_appear_later_are_read(self, tmp_path):
-        """A following reader waits; an empty batch says that nothing came in time."""
+        """A following reader waits; an empty batch means that nothing arrived in time."""
         with ShardReader(tmp_path, batch_size=3, follow=True, poll_interval=0.05) as reader:
             assert reader.next(timeout=0.01).count == 0
             write(tmp_path, [part(0, 2)])
@@ -535,7 +535,7 @@ class TestChoosing:
         ],
     )
     def test_filters_choose_parts_and_count_the_rest(self, tmp_path, options, kept, excluded):
-        """What is left out counts as read, and is told by reason."""
+        """Rows left out count as read, and are counted by reason."""
         parts = self.write_some(tmp_path)
         reader = ShardReader(tmp_path, **options)
         assert read_all(reader) == rows_of([parts[i] for i in kept])
@@ -568,7 +568,7 @@ class TestChoosing:
             wrong.next()
 
     def test_columns_choose_what_a_batch_holds(self, tmp_path):
-        """The identity of a row always comes along."""
+        """The columns that identify a row are always included."""
         write(tmp_path, [part(0, 2, infos={1: '{"a":1}'})])
         with ShardReader(tmp_path, columns=["rewards", "infos"]) as reader:
             batch = reader.next()
@@ -604,7 +604,7 @@ class TestSchemas:
         "options", [{"schema_id": schema_id(Box((3,)), ACTION)}, {"policy_id": "other"}]
     )
     def test_a_schema_or_a_policy_chooses(self, tmp_path, options):
-        """The other schema's rows do not come, and its spaces are known."""
+        """Rows of the other schema are not returned, but its spaces are known."""
         self.write_two(tmp_path)
         with ShardReader(tmp_path, **options) as reader:
             batch = reader.next()
@@ -652,7 +652,7 @@ class TestSchemas:
 
 class TestEpisodes:
     def test_parts_are_joined_across_shards_and_t_runs_on(self, tmp_path):
-        """An episode waits for its parts; whole ones come, each in one piece."""
+        """An episode waits for its parts; complete ones are returned in one piece."""
         long = [
             part(0, 3, ended=None, final=True, tags='{"k":"v"}'),
             part(2, 2, episode=0, t0=3, ended=None, final=True, tags='{"k":"v"}'),
@@ -686,7 +686,7 @@ class TestEpisodes:
         assert whole.columns["t"].tolist() == list(range(6))
 
     def test_incomplete_episodes_are_counted_and_come_when_asked(self, tmp_path):
-        """By default they wait in the position; incomplete=True hands them out, marked."""
+        """By default they wait in the position; incomplete=True returns them, marked."""
         parts = [part(0, 2, ended=None, final=True), part(1, 1)]
         write(tmp_path, parts)
         with ShardReader(tmp_path, mode="episodes") as reader:
@@ -743,7 +743,7 @@ class TestAround:
             ShardReader()
 
     def test_an_empty_root_ends_at_once(self, tmp_path):
-        """Nothing there is the end of a finite input, again and again."""
+        """An empty input ends at once, at every call."""
         with ShardReader(tmp_path) as reader:
             for _ in range(2):
                 with pytest.raises(EndOfInput):

@@ -1,4 +1,4 @@
-"""Every row is delivered once or left out by name; `caught_up` waits for nothing that cannot come.
+"""Every row is delivered once or excluded by name; `caught_up` never waits for lost rows.
 
 Each law is a function that a planted broken build has to fail.
 """
@@ -53,7 +53,7 @@ class FailingSource(MemorySource):
 
 
 def drained(reader: ShardReader) -> list[tuple[str, int, int]]:
-    """What a follower brings until it is caught up."""
+    """The rows that a follower returns until it is caught up."""
     found: list[tuple[str, int, int]] = []
     while not reader.caught_up():
         batch = reader.next(0.05)
@@ -75,7 +75,7 @@ def damage(path: Path) -> None:
 
 
 def transient(root: Path) -> None:
-    """A follower reads the rest, names what it tries again, and brings it once when it can."""
+    """A follower reads the rest, names the shard that it retries, and returns its rows once."""
     source, parts = FailingSource(errno.EIO, 4), [part(i, 2) for i in range(3)]
     shards = [put(source, root, [p]) for p in parts]
     source.failing = shards[1]
@@ -90,7 +90,7 @@ def transient(root: Path) -> None:
 
 
 def gives_up(root: Path) -> None:
-    """A reader that ends brings the rest, and then raises an error that names the file."""
+    """A reader that ends returns the rest, and then raises an error that names the file."""
     source, parts = FailingSource(errno.ESTALE, 10**9), [part(i, 2) for i in range(3)]
     shards = [put(source, root, [p]) for p in parts]
     source.failing = shards[0]
@@ -140,7 +140,7 @@ def content(root: Path) -> None:
 
 
 def caught_up(root: Path) -> None:
-    """Never while something that can be read has not been handed over, told by an event or not."""
+    """Never while readable rows have not been returned, with or without an event."""
     with ShardReader(root, follow=True, eager=True, poll_interval=600.0) as reader:
         assert drained(reader) == []
         for number in range(20):
@@ -165,7 +165,7 @@ def test_the_law_holds(tmp_path: Path, law: str) -> None:
 
 
 def every_error_is_final(patch: Patch) -> None:
-    """As before: what cannot be read is dropped for the reader's life."""
+    """An unreadable shard is dropped for the reader's lifetime."""
     read = patch.original(Prefetcher, "_read")
 
     def broken(self: Any, shard: ShardFile, following: ShardFile | None) -> Any:
@@ -246,12 +246,12 @@ def bad_content_ends_reading(patch: Patch) -> None:
 
 
 def caught_up_by_what_is_known(patch: Patch) -> None:
-    """No scan is made: what no event told yet does not count."""
+    """Shards without an event do not count, because no scan is made."""
     patch.replace(Prefetcher, "idle", lambda self: not (self._busy or self._channel.filled))
 
 
 def waits_for_bad_shards(patch: Patch) -> None:
-    """A shard that is left out counts as readable, for ever."""
+    """A shard that is left out always counts as readable."""
     patch.replace(Prefetcher, "idle", lambda self: not (self._bad or self._retries))
 
 
@@ -287,14 +287,14 @@ _FAILED: type[BaseException] = pytest.fail.Exception
 
 
 class Unending(Exception):
-    """A law did not come to its end."""
+    """A law did not finish."""
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_broken_build_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Patch], None]
 ) -> None:
-    """Each of them fails the law that it breaks, or never comes to its end."""
+    """Each broken build fails its law, or never finishes."""
     patch = Patch()
     turns = [0]
     idle = ShardReader.caught_up
@@ -321,7 +321,7 @@ def test_a_planted_broken_build_is_caught(
 
 
 def test_a_shard_that_is_whole_again_is_read_and_no_longer_left_out(tmp_path: Path) -> None:
-    """Copied to its place byte by byte it is damaged first, and whole when it is closed."""
+    """A shard that is copied in place is damaged at first, and whole once it is closed."""
     info = write(tmp_path / "aside", [part(0, 3)])
     whole = info.path.read_bytes()
     place = tmp_path / "shards" / info.stream / info.path.name
@@ -369,7 +369,7 @@ def test_a_shard_that_is_gone_before_it_was_read_is_left_out_as_vanished(tmp_pat
 
 @pytest.mark.parametrize("follow", [True, False])
 def test_a_position_waits_for_what_cannot_be_read_for_now(tmp_path: Path, follow: bool) -> None:
-    """Its rows are not lost; they come in their order when their shard can be read."""
+    """Its rows are not lost; they are returned in order once their shard can be read."""
     source, parts = FailingSource(errno.EIO, 3), [part(0, 4), part(1, 4)]
     shards = [put(source, tmp_path, [p]) for p in parts]
     options: dict[str, Any] = {"source": source, "batch_size": 3}
@@ -450,7 +450,7 @@ def test_shares_bring_each_row_once(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_a_batch_are_those_at_rest(tmp_path: Path) -> None:
-    """Checks change nothing of what they look at."""
+    """Checks do not change the data."""
     write(tmp_path, [part(0, 3, final=True), part(1, 2)])
     with ShardReader(tmp_path) as reader:
         batch = reader.next()

@@ -12,7 +12,7 @@ import pytest
 from storage.reading.sources import DirectorySource
 
 STREAM = "aaaaaaaaaaaa-bbbbbbbbbbbb"
-LONG = 20.0  # s; a wait that is not woken would last so long
+LONG = 20.0  # s; the duration of a wait that nothing interrupts
 
 
 def shard_name(first: int, last: int) -> str:
@@ -83,7 +83,7 @@ def test_what_happens_after_a_scan_began_ends_the_wait(tmp_path):
 
 
 def test_without_events_a_wait_ends_by_itself(tmp_path):
-    """Polling goes on where no event ever comes."""
+    """Polling works even if events never arrive."""
     with DirectorySource(tmp_path) as source:
         source.scan()
         place(tmp_path, shard_name(0, 0))

@@ -1,4 +1,4 @@
-"""What reading a shard takes is known before a page is decoded, whatever the footer says."""
+"""The memory for reading a shard is known before a page is decoded, despite a false footer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_footer_that_says_less_than_the_pages_is_found_out(content: bytes) -> 
 
 
 def test_a_page_that_claims_more_than_the_footer_is_found_out(content: bytes) -> None:
-    """Its header is changed in place: a decoder would make room for gigabytes."""
+    """Its header is changed in place: a decoder would allocate gigabytes."""
     name, chunk = next((n, c) for n, c in chunks(content) if n == "rewards")
     at = chunk.data_page_offset
     page = read_page_header(content, at)

@@ -319,7 +319,7 @@ def folders_fail(descriptor: int) -> None:
 
 
 def test_a_failed_sync_of_the_folder_leaves_nothing(tmp_path: Path) -> None:
-    """Law: a name that may not be durable is not there for the next try to find."""
+    """Law: a name that may not be durable is removed before the next attempt."""
     with pytest.raises(ShardWriteError, match="Input/output error"):
         ShardWriter(tmp_path, fsync=folders_fail).write(STREAM, CANONICAL, parts_of(2))
     assert visible(tmp_path) == []
@@ -351,7 +351,7 @@ def damage(change: Callable[[Path], object], folder: Path) -> Callable[[int], No
 
 @pytest.mark.parametrize("keep", [0, 10, -1])
 def test_a_file_that_reads_back_otherwise_is_not_published(tmp_path: Path, keep: int) -> None:
-    """Law: what the disk does not give back never gets a final name."""
+    """Law: a file that the disk does not return unchanged never gets a final name."""
     cut = damage(lambda path: path.write_bytes(path.read_bytes()[:keep]), tmp_path)
     with pytest.raises(ShardWriteError, match="expected to read back the written bytes"):
         ShardWriter(tmp_path, fsync=cut).write(STREAM, CANONICAL, parts_of(2))
@@ -365,7 +365,7 @@ def flip(path: Path, position: int, bits: int = 0x10) -> None:
 
 
 def test_a_flipped_byte_anywhere_is_found(tmp_path: Path) -> None:
-    """Law: with verify="digest" no changed byte goes unnoticed, wherever it lies."""
+    """Law: with verify="digest" a changed byte is detected at any position."""
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(2))
     assert len(read_shard(info.path, verify="digest")) == 6
     for position in range(0, info.nbytes, 7):

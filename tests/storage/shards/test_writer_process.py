@@ -1,4 +1,4 @@
-"""The writer process: a death is always noticed, and nothing half-written is ever seen."""
+"""The writer process: a death is always detected, and partial files are never visible."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCHEMA = schema_id(OBS, ACT)
 OWNER = "0123456789ab"
 STREAM = f"{OWNER}-{SCHEMA}"
 HEAD = 8  # bytes ahead of a message
-PATIENCE = 60  # seconds until a test gives up on a process; never waited for when all is well
+PATIENCE = 60  # s; a limit that only a broken build reaches
 
 
 def make_part(ordinal: int, steps: int = 3) -> Part:
@@ -104,7 +104,7 @@ def ends(pid: int) -> bool:
 
 
 def test_the_child_writes_what_the_writer_writes(writer: WriterProcess, tmp_path: Path) -> None:
-    """Law: through the process comes the same file, byte for byte."""
+    """Law: the process writes the same file, byte for byte."""
     parts = [make_part(i) for i in range(5)]
     info = writer.write(STREAM, CANONICAL, parts)
     here = ShardWriter(tmp_path / "here").write(STREAM, CANONICAL, parts)
@@ -154,7 +154,7 @@ def test_what_the_system_says_comes_back_with_its_number(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_an_error_and_not_a_death(tmp_path: Path) -> None:
-    """Law: the child outlives what the disk refuses, leaves nothing of it, and tells."""
+    """Law: the child survives errors of the disk, leaves no partial file, and reports them."""
     program = """
         import resource, signal, sys
         from pathlib import Path
@@ -209,7 +209,7 @@ def test_a_child_killed_between_writes_is_noticed_and_replaced(writer: WriterPro
 def test_a_child_killed_in_the_middle_of_a_write_leaves_no_partial_shard(
     writer: WriterProcess, tmp_path: Path
 ) -> None:
-    """Law: killed while its dot-file is there, it is noticed; the next one cleans up and writes."""
+    """Law: a kill that leaves a dot-file is detected; the next writer cleans up and writes."""
     parts = [make_part(i, 100_000) for i in range(3)]
     writer.write(STREAM, CANONICAL, [make_part(100)])
     (before,) = visible(tmp_path)
@@ -300,7 +300,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_child(writer: WriterProcess) 
 
 
 def parent_and_child(program: str, *arguments: str) -> tuple[subprocess.Popen[str], int]:
-    """A process that prints its child's pid and then waits for ever."""
+    """A process that prints its child's pid and then waits forever."""
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
         stdout=subprocess.PIPE,
@@ -374,7 +374,7 @@ def test_a_child_whose_parent_is_gone_already_leaves(tmp_path: Path) -> None:
 
 
 def test_the_parents_side_imports_neither_arrow_nor_pandas(tmp_path: Path) -> None:
-    """Law: the process that acknowledges stays light, also after it wrote a shard."""
+    """Law: the acknowledging process imports no heavy package, even after it wrote a shard."""
     program = """
         import sys
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Names of a Discrete: programs say and are told them, what is stored are codes."""
+"""Names of a Discrete: programs send and receive names, and codes are stored."""
 
 from __future__ import annotations
 

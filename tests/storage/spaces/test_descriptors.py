@@ -92,7 +92,7 @@ def test_a_node_with_one_hostile_field_is_a_space_or_a_space_error(
 
 @pytest.mark.parametrize("kind", sorted(NODES))
 def test_the_nodes_of_these_tests_are_right(kind: str) -> None:
-    """Without it the hostile trials could all fail for one dull reason."""
+    """The unchanged document is valid; otherwise the hostile ones might all fail for one reason."""
     space_from_json({"version": 1, "space": {"kind": kind, **NODES[kind]}})
 
 
@@ -195,7 +195,7 @@ def test_names_are_sorted_and_must_differ() -> None:
     ],
 )
 def test_a_program_s_mistake_is_a_space_error(make: Callable[[], Any], message: str) -> None:
-    """What was expected and what came, rather than an error from inside."""
+    """The error gives the expected and the actual value, instead of an internal one."""
     with pytest.raises(SpaceError, match=message):
         make()
 

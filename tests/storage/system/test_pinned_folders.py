@@ -1,4 +1,4 @@
-"""Folders that were moved in use: nothing at their path is taken for them."""
+"""Folders that were moved in use: nothing else at their path is mistaken for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_in_its_place_is_fine(folder: Path) -> None:
-    """What happens inside a folder, and a link that leads to it, change nothing."""
+    """Changes inside a folder, or a link to it, have no effect."""
     link = folder.with_name("link")
     link.symlink_to(folder)
     anchor = Anchor(folder, link)
@@ -73,7 +73,7 @@ def test_no_folder_is_no_anchor(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_a_moved_root_is_not_believed(folder: Path) -> None:
-    """The writer says so instead of a shard, and makes no folder in the place of the old."""
+    """The writer reports this instead of writing a shard, and does not recreate the folder."""
     with WriterProcess(folder / "shards", beside=[folder]) as writer:
         writer.write(STREAM, CANONICAL, parts_of(2))
         folder.rename(folder.with_name("elsewhere"))
@@ -96,7 +96,7 @@ def test_a_folder_that_was_there_is_not_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_moved_journal_leaves_the_log_at_its_old_path_alone(folder: Path) -> None:
-    """Closing removes `-wal` by its path: there it is another journal's by now."""
+    """Closing would remove `-wal` by its path, which by now is another journal's."""
     moved = SqliteJournal.open(folder)
     moved.commit([(1, b"mine")])
     folder.rename(folder.with_name("elsewhere"))

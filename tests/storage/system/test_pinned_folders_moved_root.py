@@ -39,7 +39,7 @@ def test_a_collector_without_work_notices_too(tmp_path: Path, where: str) -> Non
 
 
 def test_a_collector_that_took_the_place_keeps_its_log(tmp_path: Path) -> None:
-    """The one of the moved root ends without touching what has its path by then."""
+    """The collector of the moved root ends without changing what is at its path by then."""
     root, moved = tmp_path / "root", tmp_path / "moved"
     declare(root, seal_seconds=60.0)
     with CollectorProcess(root) as first:

@@ -116,7 +116,7 @@ def test_a_whole_root_is_in_order(root: Path, lock: str) -> None:
 
 
 def test_a_deleted_shard_is_missing(root: Path) -> None:
-    """Its record names it, its steps are lost, and the live version's lineage has a hole."""
+    """Its record names it, its steps are lost, and the live version's lineage has a gap."""
     gone = shards(root)[0]
     gone.unlink()
     report = verified(root)
@@ -148,7 +148,7 @@ def test_a_flipped_byte_is_damage(root: Path, share: float) -> None:
 
 
 def test_quarantine_moves_what_is_damaged_and_nothing_else(root: Path) -> None:
-    """Readers no longer meet the file; its rows have their place; what learned from it tells."""
+    """Readers no longer see the file; its rows are accounted for; trained versions name it."""
     path, *others = shards(root)
     path.write_bytes(path.read_bytes()[:-9])
     report = verified(root, quarantine=True)
@@ -163,7 +163,7 @@ def test_quarantine_moves_what_is_damaged_and_nothing_else(root: Path) -> None:
 
 @pytest.mark.parametrize("noted", ["noted", "by a person"])
 def test_what_is_set_aside_keeps_its_rows_place_only_as_it_was(root: Path, noted: str) -> None:
-    """Law: rows that were lost since they were set aside are lost, and no longer counted."""
+    """Law: quarantined rows that were lost later are no longer counted."""
     path = shards(root)[0]
     flip_a_byte(path)
     (moved,) = verified(root, quarantine=True).quarantined
@@ -179,7 +179,7 @@ def test_what_is_set_aside_keeps_its_rows_place_only_as_it_was(root: Path, noted
 
 
 def test_a_doubled_shard_is_found(root: Path) -> None:
-    """A copy under any name that a reader would take: rows would be learned from twice."""
+    """A copy under another shard's name: readers would return its rows twice."""
     first, second = shards(root)[:2]
     copy = first.with_name(second.name[:26] + first.name[26:])
     shutil.copyfile(first, copy)
@@ -200,7 +200,7 @@ def test_the_same_ordinals_in_two_whole_shards_are_doubled(root: Path) -> None:
 
 
 def test_removed_rows_are_found(root: Path) -> None:
-    """A shard written anew with a row less, under a name that fits: it is not the recorded one."""
+    """A shard rewritten without one row, under a matching name: it is not the recorded one."""
     path = shards(root)[0]
     table = read_shard(path)
     rewritten(path, table.slice(0, len(table) - 1))
@@ -209,7 +209,7 @@ def test_removed_rows_are_found(root: Path) -> None:
 
 
 def test_a_gap_inside_a_part_is_found(root: Path) -> None:
-    """Rows, footer and digest fit each other, and yet a step is there twice and one is not."""
+    """Rows, footer and digest agree, and yet one step is stored twice and another is missing."""
     path = shards(root)[0]
     table = read_shard(path)
     t = table["t"].to_numpy().copy()
@@ -259,7 +259,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", STATE)
 def test_journal_state_that_is_gone_is_found(stateful: Path, tmp_path: Path, name: str) -> None:
-    """Law: ids, keys and instances are not forgotten silently; live, and after later work, too."""
+    """Law: lost ids, keys and instances are detected, also live and after later work."""
     assert verified(stateful).findings == ()
     root = tmp_path / "root"
     shutil.copytree(stateful, root)
@@ -308,7 +308,7 @@ def counted(root: Path, change: Callable[[dict[str, int]], None]) -> None:
 def test_the_cut_of_an_open_episode_that_is_gone_is_told_at_the_start(
     cut: Path, tmp_path: Path
 ) -> None:
-    """Law: steps that are sealed a second time for want of it are not doubled silently."""
+    """Law: steps that are sealed twice because this entry is missing are detected."""
     root = tmp_path / "root"
     shutil.copytree(cut, root)
     with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:
@@ -326,7 +326,7 @@ def test_the_cut_of_an_open_episode_that_is_gone_is_told_at_the_start(
 
 
 def test_a_cut_is_counted_as_long_as_its_episode_is_open(cut: Path, tmp_path: Path) -> None:
-    """Its end takes the entry away, and nothing is missed."""
+    """The episode's end removes the entry, and nothing is reported."""
     root = tmp_path / "root"
     shutil.copytree(cut, root)
     with CollectorProcess(root) as collector:
@@ -341,7 +341,7 @@ def test_a_cut_is_counted_as_long_as_its_episode_is_open(cut: Path, tmp_path: Pa
 
 
 def test_damage_that_a_start_has_dealt_with_is_still_told(root: Path) -> None:
-    """Acknowledged rows are gone for good, though the journal that goes on is in order."""
+    """Acknowledged rows are lost, although the journal that continues is sound."""
     database = root / "journal" / "journal.db"
     database.write_bytes(b"nothing" * 100)
     SqliteJournal.open(root / "journal").close()
@@ -351,7 +351,7 @@ def test_damage_that_a_start_has_dealt_with_is_still_told(root: Path) -> None:
 
 
 def test_a_running_collector_tells_of_past_and_present_damage(root: Path) -> None:
-    """What an earlier start has set aside hides nothing of what the present one found."""
+    """Damage set aside by an earlier start does not hide damage found by the present one."""
     past = root / "journal" / "damaged-1"
     past.mkdir()
     (past / "report.json").write_text('{"missing_rows": 3, "reason": "a flipped bit"}')
@@ -491,7 +491,7 @@ def test_a_canary_is_looked_at_as_what_is_live_is(root: Path) -> None:
 def test_a_lineage_of_ordinals_that_never_were_is_found(
     root: Path, schema: str, journal: str
 ) -> None:
-    """What is live was trained on what collectors of this root have counted."""
+    """The live version was trained on rows that collectors of this root have counted."""
     (stream,) = (path.name for path in (root / "shards").iterdir())
     named = stream if schema == "its own" else f"{stream.rpartition('-')[0]}-0123456789ab"
     publish(root, {named: [[900, 901]]})
@@ -571,7 +571,7 @@ def test_a_lineage_over_another_root_is_noted_and_no_finding(root: Path, journal
 
 
 def test_a_stream_whose_shards_are_all_gone_is_still_ours(root: Path) -> None:
-    """The journal knows what it counted, and the quarantine what lies there."""
+    """The journal knows its counts, and the quarantine its rows."""
     (stream,) = (path.name for path in (root / "shards").iterdir())
     shutil.move(root / "shards" / stream, root / "quarantine" / stream)
     shutil.rmtree(root / "journal")
@@ -603,7 +603,7 @@ def running(root: Path) -> Iterator[CollectorProcess]:
 
 
 def test_a_running_collector_is_asked_while_it_works(running: CollectorProcess) -> None:
-    """Every step that it acknowledged by then is in one place, whatever it is doing meanwhile."""
+    """Every step acknowledged by then is in one place, whatever the collector does meanwhile."""
     stop, before = threading.Event(), 0
 
     def log() -> None:
@@ -635,7 +635,7 @@ def test_a_running_collector_is_asked_while_it_works(running: CollectorProcess) 
 def passed_on(
     collector: CollectorProcess, meanwhile: Mapping[str, Callable[[], None]]
 ) -> Iterator[None]:
-    """A server before a collector, in its place: what is to happen once before it asks a path."""
+    """A proxy in front of a collector that runs a function once before it forwards a path."""
     left = dict(meanwhile)
 
     class PassOn(BaseHTTPRequestHandler):
@@ -683,7 +683,7 @@ def test_what_is_sealed_and_trained_on_while_a_collector_is_asked_is_newer(
     assert report.findings == ()
     newer, unserved = sorted(report.notes)
     assert newer == "1 shards are newer than the account, and whole"
-    assert "serves nothing" in unserved  # weights without a spec, which no collector takes
+    assert "serves nothing" in unserved  # weights without a spec, which no collector accepts
     assert report.in_journal == OPEN_STEPS
 
 
@@ -725,7 +725,7 @@ def test_whoever_has_the_lock_is_named_if_it_can_be_asked(root: Path) -> None:
 
 
 def test_a_dead_collectors_address_is_not_asked(root: Path) -> None:
-    """Whoever listens there now gets no connection and no token, while somebody looks too."""
+    """Another process at that address gets no connection and no token, also during an audit."""
     with CollectorProcess(root) as collector:
         port = collector.port
         collector.kill()
@@ -739,7 +739,7 @@ def test_a_dead_collectors_address_is_not_asked(root: Path) -> None:
 
 
 def test_an_address_holds_as_long_as_its_collector(tmp_path: Path) -> None:
-    """Of a file that others may open and lock, or of another network, nothing is proven."""
+    """A lock that others may take, or another network, proves nothing about the address."""
     path = tmp_path / ADDRESS
     path.write_text("http://127.0.0.1:1\n")
     assert LiveAddress.of(tmp_path) is None
@@ -783,7 +783,7 @@ def test_only_quarantine_keeps_a_collector_out(root: Path) -> None:
 
 
 def test_what_is_found_while_a_collector_starts_is_looked_at_again(root: Path) -> None:
-    """It may be work of after the account; what is still there then is told."""
+    """A finding may be later work than the account; only one that persists is reported."""
     path = shards(root)[0]
     away = path.rename(root / path.name)
     assert kinds(verified(root)) == ["count", "missing", "weights"]
@@ -811,7 +811,7 @@ while True:
 
 
 def test_a_file_that_comes_and_goes_is_no_error(tmp_path: Path) -> None:
-    """A collector that ends takes its write-ahead log away while it is looked at."""
+    """A collector that ends removes its write-ahead log during the audit."""
     path = tmp_path / f"{DATABASE}-wal"
     command = [sys.executable, "-c", FLAPPING, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flapping:

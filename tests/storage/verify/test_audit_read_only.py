@@ -1,4 +1,4 @@
-"""`verify` and `ls` of a root that nobody may write to: a snapshot, a mounted backup."""
+"""`verify` and `ls` of a read-only root: a snapshot, a mounted backup."""
 
 from __future__ import annotations
 

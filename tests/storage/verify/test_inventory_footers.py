@@ -1,4 +1,4 @@
-"""`ls` tells the same of a footer whether it is picked out of its bytes or read by Arrow."""
+"""`ls` reads the same from a footer whether it parses the bytes itself or uses Arrow."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_any_other_footer_is_read_by_arrow(
 
 
 def test_what_is_cut_or_no_shard_is_unreadable(tmp_path: Path) -> None:
-    """Of a file without our footer nothing is told but that it is there."""
+    """Of a file without our footer only the existence is reported."""
     path = _written(tmp_path, 8_000_000)
     content = path.read_bytes()
     for changed in (content[:-1], content[:-300], content[-200:], b"", b"PAR1"):

@@ -1,4 +1,4 @@
-"""What is no shard under `shards/` stops nobody, is never believed, and is told by `verify`."""
+"""Other files under `shards/` stop nothing, are never read as shards, and `verify` lists them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_has_a_shards_name_and_is_no_file_is_damage(
 
 
 def test_a_collector_among_odd_names_starts_and_is_the_same(root: Path) -> None:
-    """No ordinal is taken from them: else it would believe that its journal is a backup."""
+    """No ordinal is read from them; otherwise a collector would take its journal for a backup."""
     for number, make in enumerate(ODD, 950):
         make(stream(root) / odd(number))
     (stream(root) / f".{0:012}-{0:012}-1.tmp").mkdir()
@@ -125,7 +125,7 @@ def test_a_collector_among_odd_names_starts_and_is_the_same(root: Path) -> None:
 
 
 def test_names_that_are_no_text_are_told_as_text(root: Path) -> None:
-    """No byte of a name reaches a terminal as an order to it, or stops who lists it."""
+    """No byte of a name acts as a terminal's control code, or stops a listing."""
     strange = os.fsencode(root / "shards") + b"/\xfe-x"
     os.mkdir(strange)
     shutil.copyfile(shards(root)[0], os.path.join(strange, os.fsencode(odd(0))))
@@ -161,7 +161,7 @@ def test_folders_without_end_are_looked_through(root: Path) -> None:
         assert headrace("verify", "--root", root).returncode == 1
         bottom.unlink()
         assert verified(root).ok
-    finally:  # what pytest removes it by is a recursion
+    finally:  # pytest would remove it recursively
         subprocess.run(["rm", "-r", root / "shards" / "d"], check=True)
 
 

@@ -1,4 +1,4 @@
-"""fastparquet is held against our reader: the same values, or a finding that names them.
+"""fastparquet is compared with our reader: the same values, or a finding that names them.
 
 Also of `storage.verify.second_reader_main`.
 """
@@ -158,7 +158,7 @@ def test_odd_numbers_are_the_same_too(tmp_path: Path, second: SecondReader) -> N
 def test_a_broken_decoding_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, second: SecondReader
 ) -> None:
-    """Law: were our reader wrong about one value of one column, the other one would tell."""
+    """Law: the second reader detects one wrong value of our reader in one column."""
     shard(tmp_path, "vector")
 
     def broken(table: pa.Table, name: str) -> Any:
@@ -175,7 +175,7 @@ def test_a_broken_decoding_is_found(
 
 
 def test_a_shard_that_only_our_reader_can_read_is_found(tmp_path: Path) -> None:
-    """The other one says of it what it raises."""
+    """The finding has the error of the second reader."""
     path = shard(tmp_path, "vector")
     with ReadsNothing() as second:
         (finding,) = verified(tmp_path, second).findings
@@ -240,7 +240,7 @@ def test_a_reader_that_is_killed_is_a_finding_and_the_next_shard_is_read(tmp_pat
 
 
 def test_a_reader_that_does_not_answer_is_ended(tmp_path: Path) -> None:
-    """It would keep `verify` for ever."""
+    """A second reader that hangs is killed; otherwise `verify` would never end."""
     shard(tmp_path, "vector")
     with NeverAnswers(seconds=0.2) as second:
         (finding,) = found(verified(tmp_path, second))
@@ -249,7 +249,7 @@ def test_a_reader_that_does_not_answer_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_says_something_else_is_ended(tmp_path: Path) -> None:
-    """What it says is not taken for an answer."""
+    """Other output of the process is not mistaken for its answer."""
     shard(tmp_path, "vector")
     with SaysNonsense() as second:
         (finding,) = found(verified(tmp_path, second))

@@ -1,4 +1,4 @@
-"""A store whose weights no policy acts with, for what has nothing to do with acting."""
+"""A store that accepts any weights, for tests in which no policy acts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOON = 1_700_000_000.0
 
 
 def any_weights(candidate: Candidate, weights: object) -> None:
-    """A check that refuses nothing."""
+    """A check that accepts everything."""
 
 
 def store_in(root: Path, clock: Callable[[], float] = lambda: NOON) -> WeightFolder:

@@ -1,4 +1,4 @@
-"""Laws of the records: listed in order, none passed over, counted by candidate and rows."""
+"""Laws of the records: listed in order, none skipped, counted by candidate and rows."""
 
 import json
 

@@ -57,14 +57,14 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_not_taken_for_one_that_is_there(tmp_path: Path) -> None:
-    """Else a candidate would be called kept that is nowhere."""
+    """Otherwise a candidate that does not exist would be reported as stored."""
     (tmp_path / "candidates").write_text("")
     with pytest.raises(WeightStoreError, match="candidates cannot be made"):
         publish_directory(tmp_path / "candidates" / "one", {"a": b"1"})
 
 
 def test_a_pointer_is_small_before_anybody_parses_it(tmp_path: Path) -> None:
-    """A live.json of megabytes is damaged: its text is never looked at."""
+    """A live.json of megabytes counts as damaged, and its text is never parsed."""
     store = store_in(tmp_path)
     store.publish(add(store, 1.0))
     path = store.directory / "live.json"

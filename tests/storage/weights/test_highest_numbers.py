@@ -1,4 +1,4 @@
-"""A number names one content for ever, also where a backup knows nothing of it."""
+"""A number always names one content, even if a backup does not know it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def publish(store: WeightFolder, *values: float) -> None:
 def test_numbers_go_on_after_a_restore_of_the_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Publishing after `weights/` was put back gives numbers and generations that nobody had."""
+    """Publishing after a restore of `weights/` gives unused numbers and generations."""
     store = store_in(tmp_path)
     publish(store, 1.0, 2.0)
     shutil.copytree(tmp_path / "weights", tmp_path / "backup")
@@ -63,7 +63,7 @@ def test_numbers_go_on_after_what_somebody_saw(tmp_path: Path) -> None:
 def test_a_damaged_file_of_numbers_stops_no_publication(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    """What the store itself knows still counts, and the damage is said."""
+    """The store's own numbers still count, and the damage is logged."""
     store = store_in(tmp_path)
     publish(store, 1.0)
     (tmp_path / "numbers" / "default.json").write_bytes(content)

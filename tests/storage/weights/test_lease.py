@@ -1,4 +1,4 @@
-"""Laws of the lease: one follower of a policy, no number given twice, no bar to people.
+"""Laws of the lease: one follower of a policy, no number given twice, no effect on people.
 
 The orphans here are real processes that are stopped with SIGSTOP and killed with SIGKILL.
 """
@@ -91,7 +91,7 @@ def test_a_second_follower_is_barred_and_told_by_whom(directory: Path) -> None:
         pytest.raises(LeaseHeld, match=rf"process {first.pid} on \S+ \(lease 1, taken "),
     ):
         Lease.take(directory)
-    with Taken(directory) as second:  # a process of this machine that is dead holds nothing
+    with Taken(directory) as second:  # a dead process of this machine holds nothing
         assert second.fence == 2
     with Taken(directory) as third:
         assert third.fence == 3
@@ -138,7 +138,7 @@ def test_a_lease_is_renewed_while_its_holder_lives(directory: Path) -> None:
 
 
 def test_an_orphan_that_wakes_up_after_its_lease_is_fenced_off(tmp_path: Path) -> None:
-    """Stopped past its end, another takes over: neither renewal nor publication comes through."""
+    """Another takes over from a holder stopped past its expiry, which may do nothing more."""
     store = WeightFolder(tmp_path, "default", check=any_weights)
     first, second, third = (candidate(store, value) for value in (1.0, 2.0, 3.0))
     with holder(store.directory, seconds=0.3) as orphan:
@@ -185,7 +185,7 @@ def test_a_number_is_claimed_once_between_hosts(directory: Path) -> None:
 
 
 def test_a_process_of_another_machine_holds_until_its_record_expires(directory: Path) -> None:
-    """Whether it lives nobody here can tell."""
+    """Whether a holder on another host lives cannot be known here."""
     with Taken(directory):
         taken = current_lease(directory)
         assert taken
@@ -266,7 +266,7 @@ def test_of_two_leases_with_one_number_one_ends(directory: Path) -> None:
 def test_a_damaged_memory_of_numbers_bars_nobody(
     directory: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    """What `leases/` says still counts, and the damage is said."""
+    """The numbers in `leases/` still count, and the damage is logged."""
     Lease.take(directory).release()
     (directory.parents[1] / "numbers" / "default.lease").write_bytes(content)
     with Taken(directory) as lease:

@@ -1,4 +1,4 @@
-"""Versions off the chain, and damaged ones, are shown as such; what is damaged stops nothing."""
+"""Versions off the chain, and damaged ones, are shown as such; damage stops nothing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_fifo_among_the_names_keeps_nobody_waiting(tmp_path: Path) -> None:
 def test_a_lock_that_is_held_for_long_is_an_error_that_names_its_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that was stopped while it published stops others, and not without a word."""
+    """A process that is stopped during a publication blocks others, which get an error."""
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.0)
     store = store_in(tmp_path)
     digest = add(store, 1.0)

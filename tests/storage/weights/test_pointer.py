@@ -1,4 +1,4 @@
-"""What is live stays known through damage to either file, and no pin is lost by it."""
+"""The live version stays known after damage to either file, and no pin is lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DAMAGE = [flip, cut_off, make_fifo, Path.unlink]
 def test_what_is_live_is_known_while_one_file_is_whole(
     store: WeightFolder, damage: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is read from the copy, said in one line, and written anew by whoever publishes next."""
+    """It is read from the copy, logged in one line, and rewritten by the next publication."""
     live = store.live()
     assert callable(damage)
     damage(store.directory / "live.json")
@@ -101,7 +101,7 @@ def test_a_pin_outlives_the_damage_of_one_file(store: WeightFolder) -> None:
 
 def test_what_cannot_be_known_is_pinned(store: WeightFolder) -> None:
     """Both are damaged: what collectors were to serve is taken, without one the newest version."""
-    store.promote(add(store, 4.0))  # nobody made it live
+    store.promote(add(store, 4.0))  # it was never made live
     store.served.write(record(serves=2, wanted=3))
     for name in NAMES:
         flip(store.directory / name)
@@ -160,7 +160,7 @@ def test_the_pointer_is_a_sealed_document(store: WeightFolder) -> None:
 
 
 def test_a_store_of_damaged_versions_can_be_published_to(store: WeightFolder) -> None:
-    """Nothing of it can be read any more: it is pinned, and a person ends that."""
+    """If neither file can be read, the policy counts as pinned until a person resumes it."""
     for version in (1, 2, 3):
         flip(store.directory / "versions" / str(version) / "manifest.json")
     for name in NAMES:

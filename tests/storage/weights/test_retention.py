@@ -1,4 +1,4 @@
-"""What is kept of versions, for how long, and what stays known of the others."""
+"""Which versions are kept, for how long, and what stays known of the others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_hour_keeps_its_last_version() -> None:
 
 
 def test_what_is_pruned_keeps_its_number_and_digests(tmp_path: Path) -> None:
-    """Who asks for it hears what it was; a torn line hides no other."""
+    """A request for it gets its record; a torn line hides no other."""
     clock = Clock()
     store = store_in(tmp_path, clock)
     publish_every(store, clock, 1.0, 4)

@@ -1,4 +1,4 @@
-"""What collectors say that they serve, and what a rollback makes of it."""
+"""The versions that collectors register as served, and how a rollback uses them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_a_registration_ends_by_itself(store: WeightFolder) -> None:
 
 
 def test_a_rollback_goes_to_what_was_served(store: WeightFolder) -> None:
-    """Version 2 was never served, so that nobody knows that it can be."""
+    """Version 2 was never served, so it is unknown whether it can be."""
     store.served.write(record(serves=3, served=((1, 1), (3, 3))))
     assert value_of(store, store.rollback().version) == 1.0
 
 
 def test_a_rollback_goes_past_what_was_refused(store: WeightFolder) -> None:
-    """One collector served it, another one could not: it is not taken."""
+    """A version that one collector served and another could not is skipped."""
     store.served.write(record("a", serves=3, served=((1, 3),)))
     store.served.write(record("b", serves=1, served=((1, 1),), refused={"2": "other spaces"}))
     assert value_of(store, store.rollback().version) == 1.0

@@ -1,4 +1,4 @@
-"""Weights are what they were when they were published, or an error; numbers are never shared.
+"""Weights are unchanged since their publication, or raise an error; numbers are never shared.
 
 Also of `storage.weights.candidate_files`, `storage.weights.candidates`, `storage.weights.lineage`
 and `storage.weights.versions`.
@@ -126,7 +126,7 @@ def test_promotion_gives_rising_numbers_and_does_not_publish(store: WeightFolder
 
 
 def test_a_number_is_not_given_again_after_its_directory_went(store: WeightFolder) -> None:
-    """The live pointer remembers a version that somebody removed."""
+    """The live pointer still names a removed version."""
     store.publish(add(store, 1.0))
     (store.directory / "versions" / "1").rename(store.directory / "elsewhere")
     assert store.promote(add(store, 2.0)) == 2
@@ -231,7 +231,7 @@ def test_a_rollback_pins_the_policy_until_it_is_resumed(store: WeightFolder) -> 
 
 
 def test_a_rollback_may_follow_a_rollback(store: WeightFolder) -> None:
-    """Somebody who rolls back further is not kept out by the pin, which becomes theirs."""
+    """A further rollback is possible in spite of the pin, and replaces it."""
     for value in (1.0, 2.0, 3.0):
         store.publish(add(store, value))
     store.rollback(by="ada")
@@ -257,7 +257,7 @@ def test_a_pin_of_another_form_is_damage(store: WeightFolder) -> None:
 
 
 def test_a_store_without_a_check_takes_nothing_in(store: WeightFolder, tmp_path: Path) -> None:
-    """What only looks at weights cannot say that one can act with them."""
+    """A check that only reads weights cannot show that a policy can act with them."""
     digest = add(store, 1.0)
     reading = WeightFolder(tmp_path, "default")
     for change in (lambda: add(reading, 2.0), lambda: reading.publish(digest)):
@@ -386,7 +386,7 @@ json_values = st.recursive(
     | st.dictionaries(st.sampled_from(["format", "kind", "digest", "body"]), json_values)
 )
 def test_any_document_is_read_or_damaged(document: Any) -> None:
-    """Whatever JSON stands in a file: WeightsDamaged, unless it is a sealed document."""
+    """Any JSON in a file raises WeightsDamaged, unless it is a sealed document."""
     with pytest.raises(WeightsDamaged):
         open_document("live", json.dumps(document).encode(), "live.json")
     for kind in (Live, Manifest, Candidate):
@@ -625,7 +625,7 @@ def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightFol
         store.publish(digest)
     for digest in digests[5:]:
         store.promote(digest)
-    waiting = add(store, 99.0)  # never promoted: somebody may be judging it
+    waiting = add(store, 99.0)  # never promoted: it may be under judgement
     store.set_live(3, canary=(5, 0.1))
     assert store.prune(1) == [1, 6, 7]
     assert store.versions() == [2, 3, 4, 5, 8]

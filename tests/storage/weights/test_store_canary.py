@@ -1,4 +1,4 @@
-"""A canary beside what is live: who may start one, what it keeps out, how it ends."""
+"""A canary next to the live version: when it may start, what it blocks, how it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_canary_stands_beside_what_is_live(store: WeightFolder) -> None:
 
 
 def test_nothing_else_is_published_while_a_canary_is_on(store: WeightFolder) -> None:
-    """It would end a comparison unseen; the error says what ends it."""
+    """A publication would silently end the comparison; the error names the commands that end it."""
     store.start_canary(add(store, 2.0), 0.1)
     third = add(store, 3.0)
     for publish in (store.publish, lambda d: store.publish_as(d, 3)):

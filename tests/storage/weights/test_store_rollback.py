@@ -1,4 +1,4 @@
-"""A rollback comes through while somebody else publishes, and past what is damaged."""
+"""A rollback succeeds during another publication, and skips damaged versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.storage.weights.any_weights import NOON, add, any_weights, record, st
 
 
 class Overtaken(WeightFolder):
-    """Somebody publishes right before each of the first two rollbacks is made live."""
+    """Another publisher publishes just before each of the first two rollbacks goes live."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, "default", check=any_weights)
@@ -27,7 +27,7 @@ class Overtaken(WeightFolder):
 
 
 def test_a_trainer_that_publishes_meanwhile_does_not_keep_a_rollback_out(tmp_path: Path) -> None:
-    """What was meant at first is live in the end, under the highest number, and pinned."""
+    """The intended content is live at the end, under the highest number, and pinned."""
     store = Overtaken(tmp_path)
     for value in (1.0, 2.0):
         store.publish(add(store, value))
@@ -77,7 +77,7 @@ def test_a_rollback_from_a_damaged_version_goes_to_the_one_before(
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_rollback_goes_past_damaged_versions(tmp_path: Path, name: str) -> None:
-    """Served or not: of what is damaged nothing can be made live."""
+    """A damaged version cannot be made live, whether it was served or not."""
     store = store_of(tmp_path, 1.0, 2.0, 3.0, 4.0)
     store.served.write(record(serves=4, served=((1, 4),)))
     damage(store, 3, name)
@@ -145,7 +145,7 @@ def test_who_rolled_back_and_why_outlives_the_pin(tmp_path: Path) -> None:
 def test_a_rollback_that_cannot_be_recorded_stands(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ending what hurts matters more than the record of it, and the log says what is missing."""
+    """The rollback matters more than its record; the log reports the missing record."""
     store = store_of(tmp_path, 1.0, 2.0)
     (tmp_path / "decisions").write_text("not a folder")
     assert value_of(store, store.rollback().version) == 1.0
