@@ -215,7 +215,7 @@ def test_what_cannot_be_answered_is_raised_and_leaves_the_episode(
     """A value that does not fit, an unknown episode, a collector that is away or too old."""
 
     async def main() -> None:
-        async with AsyncPolicyClient(collector.address, "remote", timeout=0.3) as client:
+        async with AsyncPolicyClient(collector.address, "remote", timeout=2.0) as client:
             name = client.start_episode()
             with pytest.raises(ValueError, match="shape"):
                 await client.get_action(name, [1.0])
@@ -259,7 +259,7 @@ async def act(client):
     episode = client.start_episode()
     action = await asyncio.wait_for(client.get_action(episode, [0.0, 0.5, 1.0, -0.5]), 20)
     client.end_episode(episode)
-    await client.flush(20)
+    await client.flush(60)
     print("acted", flush=True)
 
 client = AsyncPolicyClient(sys.argv[1], sys.argv[2], timeout=10)

@@ -54,7 +54,7 @@ def test_what_a_proxy_refuses_is_not_tried_again() -> None:
             gate = Gate()
             collector.faults.append(gate)
             client.start_episode()
-            assert gate.reached.wait(10)
+            assert gate.reached.wait(60)
             for _ in range(200):
                 client.log_action(name, OBS, 1)
                 client.log_returns(name, 1.0, {"text": "x" * 5_000})

@@ -112,7 +112,7 @@ def test_a_value_that_raises_its_own_error_does_not_fit(error: Exception) -> Non
         client.log_action(other, OBS, 2)
         gate.opened.set()
         with pytest.raises(Refusal, match="a value cannot be read"):
-            client.flush(20)
+            client.flush(60)
         assert client.stats.refused == {"invalid": 1}
         assert client.stats.errors == 0
         assert [refusal.episode_id for refusal in met] == [odd]
@@ -123,7 +123,7 @@ def test_a_value_that_raises_its_own_error_does_not_fit(error: Exception) -> Non
         with pytest.raises(ValueError, match="reward: expected one number"):
             client.log_returns(other, Odd())  # type: ignore[arg-type]
         client.end_episode(other)
-        client.flush(20)
+        client.flush(60)
         assert [type(event) for event in collector.episodes[other].events] == [
             wire.LogAction,
             wire.LogAction,

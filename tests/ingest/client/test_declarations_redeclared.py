@@ -190,12 +190,12 @@ def test_a_collector_that_does_not_list_the_field_gets_none() -> None:
     with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
         client.connect()
         client.log_step([0.0, 0.0], 1, 1.0, episode_id="new")
-        client.flush(20)
+        client.flush(60)
         assert collector.episodes["new"].start.schema_id is not None
         collector.fields = None
     with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
         collector.fields = None
         client.log_step([0.0, 0.0], 1, 1.0, episode_id="old")
-        client.flush(20)
+        client.flush(60)
         start, (step, end) = collector.episodes["old"].start, collector.episodes["old"].events
     assert {start.schema_id, step.schema_id, end.schema_id} == {None}

@@ -48,7 +48,7 @@ def test_an_unexpected_error_passes(
         broken = Broken(client, [error] * 12, None)
         for number in range(3):
             client.log_step(SHORT, 1, 1.0, episode_id=f"e{number}")
-        client.flush(20)
+        client.flush(60)
         assert not broken.errors
         assert client.stats.errors >= 3
         assert (client.stats.waiting, client.stats.acknowledged) == (0, 9)
@@ -75,13 +75,13 @@ def test_an_event_that_causes_an_error_does_not_block_the_others(
         for number in range(others):
             client.log_step(SHORT, 1, 1.0, episode_id=f"behind{number}")
         with pytest.raises(Refusal, match=r"cannot be sent: KeyError\('planted'\)"):
-            client.flush(20)
+            client.flush(60)
         assert client.stats.refused == {"client_error": 2}
         assert [refusal.episode_id for refusal in told] == ["bad", "bad"]
         with pytest.raises(Refusal, match="cannot be sent"):
             client.log_action("bad", SHORT, 1)
         client.log_step(SHORT, 1, 1.0, episode_id="last")
-        client.flush(20)
+        client.flush(60)
         assert client.stats.waiting == 0
     ended = {name for name, record in collector.episodes.items() if record.ended}
     assert ended == {*(f"{w}{n}" for w in ("before", "behind") for n in range(others)), "last"}
@@ -106,7 +106,7 @@ def test_a_value_that_cannot_be_encoded_later_breaks_its_episode_alone(
             client.log_step(SHORT, 1, 1.0, episode_id=name)
         gate.opened.set()
         with pytest.raises(Refusal, match="planted"):
-            client.flush(20)
+            client.flush(60)
         assert client.stats.refused == {"invalid": 1, "broken": 1}
     assert collector.episodes["good"].ended
     assert collector.episodes["late"].ended
@@ -121,8 +121,8 @@ def test_a_thread_that_was_ended_starts_again(collector: ScriptedCollector) -> N
         assert thread is not None
         Broken(client, [SystemExit()], None)
         client.log_step(SHORT, 1, 1.0, episode_id="e")
-        thread.join(20)
-        client.flush(20)
+        thread.join(60)
+        client.flush(60)
         assert client.stats.waiting == 0
     assert collector.episodes["e"].rewards == [1.0]
 
@@ -145,11 +145,11 @@ def test_a_flush_by_id_raises_what_was_refused_of_that_episode_alone(
         gate = Gate()
         collector.faults.append(gate)
         client.log_step(SHORT, 1, 1.0, episode_id="fine-too")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         with pytest.raises(TimeoutError):
             client.flush(0)
         gate.opened.set()
         with pytest.raises(Refusal) as caught:
-            client.flush(20)
+            client.flush(60)
         assert caught.value.episode_id == "bad-too"
-        client.flush(20)
+        client.flush(60)

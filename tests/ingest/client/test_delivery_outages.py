@@ -19,7 +19,7 @@ from tests.ingest.scripted_collector import Gate, ScriptedCollector
 
 OBS = [0.0, 0.5, 1.0, -0.5]
 SHORT = [0.5, -1.0]
-PATIENT = 20.0  # seconds: a call that waited for an answer would wait so long
+PATIENT = 120.0  # seconds: a call that waited for an answer would wait so long
 AGENTS = {"left": "default", "right": "default"}
 
 
@@ -141,7 +141,7 @@ def hold(collector: ScriptedCollector, client: PolicyClient) -> Gate:
     gate = Gate()
     collector.faults.append(gate)
     client.start_episode("held")
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     return gate
 
 
@@ -193,13 +193,13 @@ def test_what_was_dropped_is_told_when_nothing_follows() -> None:
         client.start_episode("refused")
         client.log_action("refused", SHORT, 1)
         gate.opened.set()
-        client.flush(20)
+        client.flush(60)
         assert told()[-1] == wire.Dropped(episodes=1, steps=1)
         client.log_action("refused", SHORT, 1)
-        client.flush(20)
+        client.flush(60)
         assert told()[-1] == wire.Dropped(episodes=1, steps=2)
         count = len(told())
-        client.flush(20)
+        client.flush(60)
         assert len(told()) == count
 
 

@@ -110,7 +110,7 @@ class OutboxMachine(RuleBasedStateMachine):
         in_flight = any(event.episode_id == name for event in self.flight)
         waiting = [e for e in self.box._queue if e is not None and e.episode_id == name]
         if not in_flight and len(waiting) <= self.box.batch:
-            self.pulled = self.box.pull({name}, 0, time.monotonic() + 1.0)
+            self.pulled = self.box.pull({name}, 0, time.monotonic() + 60.0)
 
     @precondition(lambda self: self.pulled is not None)
     @rule(back=st.booleans())
@@ -244,7 +244,7 @@ def test_a_blocked_caller_goes_on_when_there_is_room() -> None:
     taken = box.take()
     assert taken is not None
     box.judged(taken[0])
-    blocked.join(10)
+    blocked.join(60)
     assert not blocked.is_alive()
     assert box.pending == 1
 
@@ -275,7 +275,7 @@ def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
     box.hurry()
     if not late:
         sender.start()
-    sender.join(20.0)
+    sender.join(60)
     ((events, instance),) = taken
     assert ([event.episode_id for event in events], instance) == (["a"], "i")
 
@@ -297,7 +297,7 @@ def test_a_flush_waits_for_what_a_later_pull_carries() -> None:
     """Events that were queued before the flush are not judged while a get_action has them."""
     box = outbox()
     put(box, step("a"))
-    pulled = box.pull({"a"}, 0, time.monotonic() + 1.0)
+    pulled = box.pull({"a"}, 0, time.monotonic() + 60.0)
     assert pulled is not None
     put(box, step("b"))
     box.judged(box.take()[0])  # type: ignore[index]  # there is a batch

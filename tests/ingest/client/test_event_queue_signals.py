@@ -97,13 +97,13 @@ def test_a_signal_handler_may_log_and_flush_at_any_point_of_a_call(
             def handle(point: int = point) -> None:
                 log(client, f"in-{point}")
                 if flushes:
-                    client.flush(20)
+                    client.flush(60)
 
             with Interruption(client, point, handle) as interruption:
                 log(client, f"out-{point}")
             if not interruption.came:
                 break
-        client.flush(20)
+        client.flush(60)
         assert client.stats.refused == {}
     assert point > 50
     names = {f"out-{n}" for n in range(1, point + 1)} | {f"in-{n}" for n in range(1, point)}
@@ -159,7 +159,7 @@ def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
     client.connect()
     client.start_episode("out")
     client.start_episode("open")
-    client.flush(20)
+    client.flush(60)
     inner = client._outbox._cut
 
     def cut() -> Any:  # as the garbage collector may run it there, with the lock held
@@ -171,7 +171,7 @@ def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
     thread = client._sender._thread
     assert thread is not None
     client.end_episode("out", OBS)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert {n for n, record in collector.episodes.items() if record.ended} == {
         "in",
@@ -206,7 +206,7 @@ def test_on_error_may_close_the_client_and_must_not_flush(collector: ScriptedCol
         except ClientError:  # closed meanwhile
             gone.set()
             break
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert told
     assert client.stats.waiting == 0

@@ -221,7 +221,7 @@ def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_pol
     Row: update_interval
     """
     publish(collector.root, 1)
-    options = {"update_interval": 0.001, "long_poll": long_poll}
+    options = {"update_interval": 0.001, "long_poll": long_poll, "timeout": 120.0}
     with PolicyClient(collector.address, **options) as client, ThreadPoolExecutor(1) as thread:
         episode = client.start_episode()
         client.get_action(episode, OBS)
@@ -231,7 +231,7 @@ def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_pol
         try:
             for _ in range(3):
                 threading.Event().wait(0.002)
-                thread.submit(client.get_action, episode, OBS).result(10)  # of the 30 of `timeout`
+                thread.submit(client.get_action, episode, OBS).result(60)  # of 120
         finally:
             os.kill(collector.serving_pid(), signal.SIGCONT)
         publish(collector.root, 2)

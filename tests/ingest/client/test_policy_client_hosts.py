@@ -220,7 +220,7 @@ def test_a_notebook_logs_from_its_running_loop(collector: CollectorProcess) -> N
 
     client = PolicyClient(client._transport.address)
     await asyncio.gather(*(asyncio.to_thread(cell, number) for number in range(20, 40)))
-    async def later(): cell(40); client.flush(10)
+    async def later(): cell(40); client.flush(60)
 
     await later()
     cell(41)

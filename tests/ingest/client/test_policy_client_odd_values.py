@@ -59,7 +59,7 @@ def test_a_value_that_no_collector_takes_raises_in_the_call() -> None:
             episode, OBS, 1, ts=np.int64(5), policy_version=np.int32(7), action_logp=0.0
         )
         client.end_episode(episode, truncated=np.True_)  # type: ignore[arg-type]
-        client.flush(20)
+        client.flush(60)
         assert client.stats.refused == {}
         _, step, end = collector.episodes[episode].events
     assert (step.ts, step.policy_version, end.truncated) == (5, 7, True)

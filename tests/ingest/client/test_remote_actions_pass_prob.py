@@ -83,7 +83,7 @@ def test_a_decision_that_a_killed_collector_lost_keeps_its_pass_prob(tmp_path: P
         collector.restart()
         client.log_returns(name, 1.0)
         client.end_episode(name)
-        client.flush(20.0)
+        client.flush(60)
         collector.settle(1)
         assert collector.stop() == 0
     assert [row["pass_prob"] for row in shard_rows(tmp_path)] == [0.5]

@@ -78,7 +78,7 @@ def dead(client: PolicyClient) -> None:
     client._transport.closing.set()
     client._outbox.wake()
     if client._sender._thread is not None:
-        client._sender._thread.join(20)
+        client._sender._thread.join(60)
     client._outbox.close_spool()
     client._outbox.reset()
 
@@ -96,7 +96,7 @@ def test_what_a_killed_process_logged_is_delivered_by_the_next(tmp_path: Path) -
     declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
         with spooling(running.address, tmp_path / "spool", max_pending=20) as client:
-            client.flush(20)
+            client.flush(60)
             stats = client.stats
             assert (stats.waiting, stats.spooled, stats.refused) == (0, 0, {})
             assert stats.acknowledged == 30 * 6 + 2
@@ -116,7 +116,7 @@ def test_what_was_acknowledged_before_the_kill_is_not_doubled(tmp_path: Path) ->
         for prefix in "ab":
             killed(running.address, tmp_path / "spool", prefix, 40, max_pending=20, linger=0.0)
             with spooling(running.address, tmp_path / "spool") as client:
-                client.flush(20)
+                client.flush(60)
         running.settle(160)
         running.stop()
     counts = Counter((row["eps_id"], row["t"]) for row in shard_rows(tmp_path))
@@ -130,11 +130,11 @@ def test_a_segment_is_held_by_one_process(collector: ScriptedCollector, tmp_path
     owner.log_step(SHORT, 1, 1.0)
     with spooling(collector.address, tmp_path) as other:
         other.log_step(SHORT, 1, 2.0)
-        other.flush(20)
+        other.flush(60)
     assert [record.rewards for record in collector.episodes.values()] == [[2.0]]
     dead(owner)
     with spooling(collector.address, tmp_path) as other:
-        other.flush(20)
+        other.flush(60)
     assert [record.rewards for record in collector.episodes.values()] == [[2.0], [1.0]]
 
 
@@ -145,17 +145,17 @@ def test_what_another_collector_was_sent_is_left_alone(
     with ScriptedCollector() as first:
         client = spooling(first.address, tmp_path, linger=0.0)
         client.log_step(SHORT, 1, 1.0)
-        client.flush(20)
+        client.flush(60)
         first.faults.extend([cut_after] * 100)
         client.log_step(SHORT, 1, 2.0)
         dead(client)
         first.faults.clear()
         with spooling(collector.address, tmp_path) as client:
-            client.flush(20)
+            client.flush(60)
         assert collector.episodes == {}
         assert f"left as it is: its events are for {first.address}" in caplog.text
         with spooling(first.address, tmp_path) as client:
-            client.flush(20)
+            client.flush(60)
         assert len(first.episodes) == 2
 
 
@@ -179,7 +179,7 @@ def test_a_full_queue_goes_to_disk_and_keeps_its_order(
     assert client._outbox.oldest() > 0
     dead(client)
     with spooling(collector.address, tmp_path, max_pending=4, batch=3) as client:
-        client.flush(20)
+        client.flush(60)
         assert client.stats.refused == {}
     for name in names:
         assert collector.episodes[name].rewards == [float(t) for t in range(10)]
@@ -195,7 +195,7 @@ def test_one_process_reads_its_own_spool_back(collector: ScriptedCollector, tmp_
             client.log_action(name, SHORT, 1)
             client.log_returns(name, float(n))
             client.end_episode(name)
-        client.flush(20)
+        client.flush(60)
         assert client.stats.acknowledged == 240
         assert client.stats.refused == {}
     assert [collector.episodes[f"e{n}"].rewards for n in range(60)] == [
@@ -211,7 +211,7 @@ def test_a_batch_without_an_answer_is_sent_as_the_same_instance(
     client = spooling(collector.address, tmp_path, linger=0.0)
     client.connect()
     client.log_step(SHORT, 1, 1.0)
-    client.flush(20)
+    client.flush(60)
     reached = client.stats.acknowledged
     collector.faults.extend([cut_after] * 100)
     client.log_step(SHORT, 1, 2.0)
@@ -220,7 +220,7 @@ def test_a_batch_without_an_answer_is_sent_as_the_same_instance(
     dead(client)
     collector.faults.clear()
     with spooling(collector.address, tmp_path) as client:
-        client.flush(20)
+        client.flush(60)
         assert (reached, client.stats.acknowledged, client.stats.duplicates) == (3, 3, 3)
     assert {record.instance for record in collector.episodes.values()} == {"instance-1"}
     assert [record.rewards for record in collector.episodes.values()] == [[1.0], [2.0]]
@@ -232,7 +232,7 @@ def test_what_the_collector_has_forgotten_is_counted_by_reason(
     """A journal that was set aside knows no instance: nothing goes out under another one."""
     client = spooling(collector.address, tmp_path, linger=0.0)
     client.log_step(SHORT, 1, 1.0)
-    client.flush(20)
+    client.flush(60)
     collector.faults.extend([cut_after] * 100)
     client.log_step(SHORT, 1, 2.0)
     dead(client)
@@ -243,7 +243,7 @@ def test_what_the_collector_has_forgotten_is_counted_by_reason(
         caplog.at_level(logging.WARNING),
         spooling(collector.address, tmp_path, on_error=told.append) as client,
     ):
-        client.flush(20)
+        client.flush(60)
         assert client.stats.refused["unknown_instance"] == 1
         assert client.stats.spooled == 0
     assert told[0].code == "unknown_instance"
@@ -257,12 +257,12 @@ def test_an_instance_that_is_forgotten_meanwhile_is_replaced_for_new_episodes(
     """What was never sent is numbered under the next one, in a segment of its own."""
     with spooling(collector.address, tmp_path, linger=0.0) as client:
         client.log_step(SHORT, 1, 1.0)
-        client.flush(20)
+        client.flush(60)
         collector.instances.clear()
         client.log_step(SHORT, 1, 2.0)
-        client.flush(20)
+        client.flush(60)
         client.log_step(SHORT, 1, 3.0)
-        client.flush(20)
+        client.flush(60)
     assert [record.rewards for record in collector.episodes.values()] == [[1.0], [2.0], [3.0]]
     assert not list(tmp_path.glob("segment-*"))
 
@@ -277,7 +277,7 @@ def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -
         for name in names:
             client.log_action(name, OBS, 0)
             client.log_returns(name, 1.0)
-        client.flush(20)
+        client.flush(60)
         running.kill()
         for name in names:
             client.log_returns(name, 0.5)
@@ -292,7 +292,7 @@ def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -
             await_abandoned(running, name)
         for _ in range(2):
             with spooling(running.address, tmp_path / "spool") as client:
-                client.flush(20)
+                client.flush(60)
                 counted = client.stats.refused
         assert counted == {}
         running.settle(9)
@@ -311,15 +311,15 @@ def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
         with spooling(running.address, tmp_path / "spool", linger=0.0) as client:
             name = client.start_episode()
             client.log_action(name, OBS, 0)
-            client.flush(20)
+            client.flush(60)
             await_abandoned(running, name)
             client.log_action(name, OBS, 1)
             client.log_returns(name, 2.0)
-            client.flush(20)
+            client.flush(60)
             client.log_action(name, OBS, 1)
             client.log_returns(name, 3.0)
             client.end_episode(name)
-            client.flush(20)
+            client.flush(60)
             assert client.stats.refused == {}
         running.settle(3)
         running.stop()
@@ -349,10 +349,10 @@ def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
         assert on_disk is not None
         for t in range(9):
             if t == 3:
-                client.flush(20)
+                client.flush(60)
                 await_abandoned(running, name)
             if t == 6:
-                client.flush(20)
+                client.flush(60)
                 running.kill()
             client.log_action(name, OBS, 0, action_prob=0.5, ts=1_000 + t)
             client.log_returns(name, float(t), {"t": t})
@@ -366,7 +366,7 @@ def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
         running.restart()
         await_abandoned(running, new)
         with spooling(running.address, tmp_path / "spool") as client:
-            client.flush(20)
+            client.flush(60)
             assert client.stats.refused == {}
         running.settle(9)
         running.stop()
@@ -389,7 +389,7 @@ def test_remote_actions_follow_what_is_spooled(
     gate = Gate()
     collector.faults.append(gate)
     name = client.start_episode()
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     for t in range(9):
         client.log_action(name, SHORT, t % 3)
     assert client._outbox.spool.own_unread  # type: ignore[union-attr]  # it has a spool
@@ -400,7 +400,7 @@ def test_remote_actions_follow_what_is_spooled(
     dead(client)
     collector.faults.clear()
     with spooling(collector.address, tmp_path) as client:
-        client.flush(20)
+        client.flush(60)
         assert client.stats.refused == {}
     assert collector.episodes[name].rewards == [0.0] * 9 + [5.0]
 
@@ -424,7 +424,7 @@ def test_values_are_spooled_before_it_is_known_what_fits(
         client.log_action(bad, object(), 1)
     dead(client)
     with spooling(collector.address, tmp_path) as client:
-        client.flush(20)
+        client.flush(60)
         assert client.stats.refused == {"invalid": 1}
     events = collector.episodes[good].events
     found = [np.frombuffer(event.obs, np.float32).tolist() for event in events]
@@ -458,7 +458,7 @@ def test_what_is_acknowledged_leaves_the_disk(collector: ScriptedCollector, tmp_
         for _ in range(40):
             for _ in range(20):
                 client.log_step(SHORT, 1, 1.0)
-            client.flush(20)
+            client.flush(60)
             assert client.stats.spooled_bytes < 40_000
 
 
@@ -474,7 +474,7 @@ def test_a_torn_end_is_left_out(
     (piece,) = tmp_path.glob("segment-*/0*")
     os.truncate(piece, piece.stat().st_size - cut)
     with spooling(collector.address, tmp_path) as client:
-        client.flush(20)
+        client.flush(60)
     rewards = [record.rewards for record in collector.episodes.values()]
     assert rewards[:4] == [[0.0], [1.0], [2.0], [3.0]]
     assert "damaged bytes" in caplog.text
@@ -492,24 +492,24 @@ def test_what_cannot_be_read_is_counted_and_the_rest_goes_on(
     gate = Gate()
     collector.faults.append(gate)
     names = [client.log_step(SHORT, 1, float(n)) for n in range(20)]
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(60)
     assert kept.own is not None
     middle = kept.own._pieces[len(kept.own._pieces) // 2].path
     middle.rename(tmp_path / "aside")
     middle.symlink_to("/proc/self/mem")
     gate.opened.set()
     with pytest.raises(IngestError):
-        client.flush(20)
+        client.flush(60)
     lost = client.stats.refused["unreadable"]
     assert 0 < lost == client.stats.spooled < 15
     assert caplog.text.count("cannot be read: [Errno 5]") == 1
     client.log_step(SHORT, 1, 20.0)
-    client.flush(20)
+    client.flush(60)
     middle.unlink()
     (tmp_path / "aside").rename(middle)
     dead(client)
     with spooling(collector.address, tmp_path) as client:
-        client.flush(20)
+        client.flush(60)
     assert set(names) <= set(collector.episodes)
     assert not list(tmp_path.glob("segment-*"))
 
@@ -526,7 +526,7 @@ def test_an_event_of_another_version_is_left_out(
     own.append(strange, [event], left=True)  # type: ignore[union-attr]  # as above
     dead(client)
     with spooling(collector.address, tmp_path) as client:
-        client.flush(20)
+        client.flush(60)
         assert client.stats.acknowledged == 3
     assert "event 3 was left out" in caplog.text
     assert not list(tmp_path.glob("segment-*"))
@@ -546,7 +546,7 @@ def test_a_forked_child_spools_for_itself(collector: ScriptedCollector, tmp_path
     client.log_step(SHORT, 1, 3.0)
     dead(client)
     with spooling(collector.address, tmp_path) as client:
-        client.flush(20)
+        client.flush(60)
     found = [record.rewards for record in collector.episodes.values()]
     assert sorted(found) == [[1.0], [2.0], [3.0]]
 
@@ -829,12 +829,12 @@ def test_a_full_disk_is_emptied_by_what_is_sent(
         dead(client)
         client = spooling(collector.address, tmp_path)
     with client:
-        client.flush(20)
+        client.flush(60)
         assert client.stats.acknowledged == 3
         assert not list(tmp_path.glob("segment-*/reserve"))
         is_full.clear()
         client.log_step(SHORT, 1, 3.0)
-        client.flush(20)
+        client.flush(60)
     assert [record.rewards for record in collector.episodes.values()] == [[1.0], [3.0]]
 
 
@@ -862,7 +862,7 @@ def test_nothing_is_sent_while_its_instance_cannot_be_written(
             client._outbox.wait_until(lambda: False, 0.01)
         assert collector.episodes == {}
         is_full.clear()
-        client.flush(20)
+        client.flush(60)
     client.close()
     assert [record.message.count("written") for record in caplog.records] == [1, 1]
     assert [record.rewards for record in collector.episodes.values()] == [[1.0]]

@@ -73,10 +73,10 @@ def test_calls_return_while_no_write_does(
     with caplog.at_level(logging.WARNING), spooling(collector.address, tmp_path) as client:
         client.connect()
         client.log_step(SHORT, 1, 0.0, episode_id="first")
-        client.flush(20)
+        client.flush(60)
         disk.answers.clear()
         names = [client.start_episode(f"e{n}") for n in range(5)]
-        assert disk.reached.wait(20)
+        assert disk.reached.wait(60)
         for t in range(20):
             for name in names:
                 client.log_action(name, SHORT, t % 3)
@@ -88,7 +88,7 @@ def test_calls_return_while_no_write_does(
             client.flush(0.01)
         assert set(collector.episodes) == {"first"}
         disk.answers.set()
-        client.flush(20)
+        client.flush(60)
         assert (client.stats.unwritten, client.stats.spooled) == (0, 0)
     for name in names:
         assert collector.episodes[name].rewards == [float(t) for t in range(20)]
@@ -121,17 +121,17 @@ def test_what_is_in_memory_is_sent_while_the_disk_hangs(
     """Nobody who is sent an answer waits for its note on disk, nor does `close`."""
     client = spooling(collector.address, tmp_path, linger=0.0)
     client.log_step(SHORT, 1, 0.0)
-    client.flush(20)
+    client.flush(60)
     gate = Gate()
     collector.faults.append(gate)
     client.log_step(SHORT, 1, 1.0)
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(60)
     client.log_step(SHORT, 1, 2.0)
     while client.stats.unwritten:
         client._outbox.wait_until(lambda: False, 0.01)
     disk.answers.clear()
     gate.opened.set()
-    client.flush(20)
+    client.flush(60)
     client.log_step(SHORT, 1, 3.0)
     assert (client.stats.acknowledged, client.stats.unwritten) == (9, 3)
     client.close(0.01)
@@ -152,7 +152,7 @@ def hang(client: PolicyClient, disk: HangingDisk) -> None:
     until(client, lambda: not client.stats.unwritten)
     disk.answers.clear()
     client.log_step(SHORT, 1, 1.0, episode_id="late")
-    assert disk.reached.wait(20)
+    assert disk.reached.wait(60)
 
 
 def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
@@ -166,11 +166,11 @@ def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
     with spooling(collector.address, tmp_path, linger=0.0, max_pending=6) as client:
         client.connect()
         client.log_step(SHORT, 1, 1.0, episode_id="first")
-        client.flush(20)
+        client.flush(60)
         gate = Gate()
         collector.faults.append(gate)
         client.log_step(SHORT, 1, 1.0, episode_id="flying")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         for name in ("memory", "disk"):
             client.log_step(SHORT, 1, 1.0, episode_id=name)
         hang(client, disk)
@@ -180,7 +180,7 @@ def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
         until(client, lambda: "memory" in collector.episodes)
         assert "disk" not in collector.episodes
         disk.answers.set()
-        client.flush(20)
+        client.flush(60)
     assert list(collector.episodes) == ["first", "flying", "memory", "disk", "late"]
 
 
@@ -197,12 +197,12 @@ def test_others_do_not_wait_for_an_episode_that_is_to_go_on_in_a_new_one(
         client.connect()
         client.start_episode("closed")
         client.log_action("closed", SHORT, 0)
-        client.flush(20)
+        client.flush(60)
         gate = Gate()
         collector.faults.append(gate)
         collector.judge = lambda event: "abandoned" if event.episode_id == "closed" else None
         client.log_step(SHORT, 1, 1.0, episode_id="flying")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         for reward in range(10):
             client.log_action("closed", SHORT, 1)
             client.log_returns("closed", float(reward))
@@ -213,7 +213,7 @@ def test_others_do_not_wait_for_an_episode_that_is_to_go_on_in_a_new_one(
         until(client, lambda: "another" in collector.episodes)
         assert client.stats.refused == {}
         disk.answers.set()
-        client.flush(20)
+        client.flush(60)
         assert client.stats.refused == {}
     found = [one for one in collector.episodes.values() if one.start.continues == "closed"]
     assert [one.rewards for one in found] == [[float(reward) for reward in range(10)]]
@@ -248,7 +248,7 @@ def test_late_events_outlast_a_full_disk(
     client.connect()
     name = client.start_episode()
     client.log_action(name, SHORT, 1)
-    client.flush(20)
+    client.flush(60)
     disk.answers.clear()
     client.log_returns(name, 1.0)
     client.log_action(name, SHORT, 2)
@@ -261,9 +261,9 @@ def test_late_events_outlast_a_full_disk(
         client.log_returns(name, 2.0)
     disk.error = 0
     with client:
-        client.flush(20)
+        client.flush(60)
         client.log_returns(name, 2.0)
-        client.flush(20)
+        client.flush(60)
     assert collector.episodes[name].rewards == [1.0, 2.0]
 
 
@@ -278,10 +278,10 @@ def test_a_file_that_cannot_be_removed_stops_nothing(
             patch.setattr(Path, "unlink", lambda *given, **options: os.open("/dev/full/none", 0))
             for n in range(10):
                 client.log_step(SHORT, 1, float(n))
-                client.flush(20)
+                client.flush(60)
             patch.setattr(type(client._outbox.spool), "done", lambda *given: [][0])
             client.log_step(SHORT, 1, 10.0)
-            client.flush(20)
+            client.flush(60)
             client.log_step(SHORT, 1, 11.0)
-            client.flush(20)
+            client.flush(60)
     assert len(collector.episodes) == 12

@@ -177,8 +177,8 @@ def test_a_delivery_gives_up_in_time(collector: ScriptedCollector, transport: Tr
     collector.chance = lambda: cut_before
     began = time.monotonic()
     with pytest.raises(CollectorUnavailable):
-        Delivery(transport, *REGISTER, backoff=RetryDelays(0.01)).run(wire.Registered, 0.2)
-    assert 0.15 <= time.monotonic() - began < 5.0
+        Delivery(transport, *REGISTER, backoff=RetryDelays(0.01)).run(wire.Registered, 1.0)
+    assert 0.9 <= time.monotonic() - began < 50.0
     assert len(collector.requests) > 2
 
 
@@ -263,7 +263,7 @@ def test_whatever_a_session_raises_is_tried_again(collector: ScriptedCollector) 
 
     with Odd() as session, PolicyClient(collector.address, session=session) as client:
         client.log_step([0.0, 0.0], 1, 1.0)
-        client.flush(20)
+        client.flush(60)
         assert client.stats.retries == 3
     assert len(collector.episodes) == 1
 

@@ -40,7 +40,7 @@ def server(*plays: Play):
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", accepted
     finally:
         listening.close()
-        thread.join(10)
+        thread.join(60)
 
 
 def heard(peer: socket.socket) -> bytes:

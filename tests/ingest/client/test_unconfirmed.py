@@ -59,7 +59,7 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
         name = client.start_episode()
         client.get_action(name, [0.0] * 4)
         assert client.stats.pending in (1, 2)  # the decision; the start, if it was not sent before
-        client.flush(20.0)
+        client.flush(60)
         assert client.stats.pending == 0
         assert client.stats.acknowledged == 2
         collector.kill()
@@ -79,14 +79,14 @@ def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path)
     ):
         name = client.start_episode()
         client.get_action(name, [0.0] * 4)
-        client.flush(20.0)
+        client.flush(60)
         for step in (0, 1):
             client.log_returns(name, 1.0, step=step, reward_id=f"of step {step}")
             client.get_action(name, [0.0] * 4)  # the reply runs ahead of the disk
         collector.kill()
         collector.restart()
         client.end_episode(name)
-        client.flush(20.0)
+        client.flush(60)
         assert client.stats.pending == 0
         collector.settle(3)
         assert collector.stop() == 0

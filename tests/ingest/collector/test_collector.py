@@ -42,7 +42,7 @@ class GatedJournal(MemoryJournal):
     def commit(self, rows: Sequence[tuple[int, bytes]] = (), **change: Any) -> None:
         if rows:
             self.entered.set()
-            self.gate.wait(10.0)
+            self.gate.wait(60)
             if self.errors:
                 raise self.errors.pop(0)
             self.groups.append(len(rows))

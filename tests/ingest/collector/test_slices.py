@@ -106,7 +106,7 @@ def test_what_follows_a_slice_that_was_lost_is_refused_and_comes_again() -> None
             """Asked once for each slice: the second one is taken when the first is on disk."""
             slices.append(1)
             if journal.room <= 1 and len(slices) > 1:
-                assert journal.committed.wait(10.0)
+                assert journal.committed.wait(60)
             return 1
 
         async with running(journal, wall=wall) as collector:
@@ -152,7 +152,7 @@ def test_no_slice_is_taken_after_a_rebuild_that_came_between() -> None:
             """Asked once for each slice: the second one is taken when the first has failed."""
             slices.append(1)
             if len(slices) > 1 and not journal.room:
-                assert journal.failed.wait(10.0)
+                assert journal.failed.wait(60)
             return 1
 
         async with running(journal, wall=wall, retry_seconds=0.0) as collector:

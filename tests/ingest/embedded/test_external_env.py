@@ -586,7 +586,7 @@ def test_a_dead_thread_wakes_a_poll_that_waits():
     thread, result = in_thread(base.poll)
     assert not result
     go.set()
-    thread.join(10)
+    thread.join(60)
     assert str(result[0]) == "Serving thread has stopped."
 
 
@@ -606,7 +606,7 @@ def test_stop_wakes_every_call_that_waits_and_ends_run():
     base.poll()
     thread, polled = in_thread(base.poll)
     base.stop()
-    thread.join(10)
+    thread.join(60)
     base.stop()
     assert not env.is_alive()
     assert env.stopped

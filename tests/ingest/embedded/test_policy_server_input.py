@@ -228,7 +228,7 @@ def test_a_full_queue_in_memory_holds_the_clients(serve: Open, bound: dict[str, 
         found: list[float] = []
         while len(found) < len(sent):
             found += inputs.next()["rewards"].tolist()
-        sender.join(10)
+        sender.join(60)
     assert found == sent
 
 

@@ -64,7 +64,7 @@ def padded(token: bytes, size: int) -> bytes:
     return post(token, size) + EVENTS + b" " * (size - len(EVENTS))
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Ask until it is so; each question is a request that takes its time."""
     deadline = time.monotonic() + seconds
     while not true():
