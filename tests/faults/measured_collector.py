@@ -47,7 +47,7 @@ def answer(folder: Path) -> None:
 
 
 def main(folder: str, mutant: str, package: str, *arguments: str) -> int:
-    Limits.__init__.__defaults__ = (100_000, BOUND, BOUND, BOUND)  # type: ignore[attr-defined]
+    Limits.__init__.__defaults__ = (100_000, BOUND, BOUND, BOUND, BOUND)  # type: ignore[attr-defined]
     threading.Thread(target=answer, args=(Path(folder),), daemon=True).start()
     if mutant != "none":
         return launcher.main(mutant, package, *arguments)
