@@ -42,7 +42,6 @@ from ingest.web.limits import (
     Budget,
     ServerLimits,
     allow_all_descriptors,
-    return_memory_early,
     room_for_connections,
 )
 from storage.declarations.policy_files import load_declarations
@@ -266,7 +265,6 @@ def serve(options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(COLLECT_EVERY)
     allow_all_descriptors()
-    return_memory_early()
     if options.supervise:
         with starting():
             supervisor = Supervisor()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,11 +16,6 @@ LONG_BODY = 65_536
 
 RESERVED_PART = 8
 """Long bodies leave one part in this many of the room for bodies to short ones."""
-
-LARGE_BLOCK = 1 << 20
-"""Bytes from which the system allocates each block anew, page by page, in about 0.2 ms."""
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 BACKLOG = 256
 """The most connections that may wait to be accepted, in addition to the connection limit."""
@@ -128,21 +121,6 @@ class Budget:
     def refusal(self) -> Refusal:
         text = f"the bodies of other requests fill the {self.size} bytes set aside for bodies"
         return Refusal("busy", text, retry_after=1.0)
-
-
-def return_memory_early() -> None:
-    """Make the C library return large blocks to the system when they are freed, if it is glibc.
-
-    By default, after the first large body glibc keeps megabytes for the next. Arrow's own allocator
-    would keep as much for each thread that has read an import, so Arrow is set to use the C
-    library's unless configured otherwise. Call this before Arrow is loaded.
-    """
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
-        library.mallopt(M_TRIM_THRESHOLD, 4 * LARGE_BLOCK)
-        library.mallopt(M_ARENA_MAX, 2)  # each keeps free memory; few threads allocate at once
 
 
 def allow_all_descriptors() -> None:
