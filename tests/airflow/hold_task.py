@@ -1,4 +1,4 @@
-"""A task's process with a long training in it: hold_task.py VALUES tied|loose."""
+"""A task's process that runs a long training: hold_task.py VALUES tied|loose."""
 
 import json
 import sys

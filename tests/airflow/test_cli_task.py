@@ -1,4 +1,4 @@
-"""The factory: one command a task, its last line the XCom, and no child that outlives the task."""
+"""The factory: one command per task, its last line is the XCom, no child outlives the task."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def trainer(write_log, tmp_path):
 
 
 def start_and_kill(values, *, tied):
-    """A task's process whose trainer is at work, killed with SIGKILL; the trainer's pidfd, pid."""
+    """Kill a task's process with SIGKILL while its trainer runs; the trainer's pidfd and pid."""
     task = subprocess.Popen(
         [sys.executable, HERE / "hold_task.py", json.dumps(values), "tied" if tied else "loose"],
         stdout=subprocess.DEVNULL,
@@ -55,14 +55,14 @@ def ended(pidfd, seconds):
 
 
 def test_sigkill_of_the_task_leaves_no_trainer(trainer):
-    """The kernel tells the command, which has no other way to know."""
+    """The kernel signals the command, which could not know otherwise."""
     pidfd, _ = start_and_kill(trainer, tied=True)
     assert ended(pidfd, 60)
     os.close(pidfd)
 
 
 def test_without_the_tie_the_trainer_would_live_on(trainer):
-    """The instrument sees what it looks for: the same command, not tied to its task."""
+    """The check works: the same command survives if it is not tied to its task."""
     pidfd, pid = start_and_kill(trainer, tied=False)
     survived = not ended(pidfd, 2)
     if survived:
@@ -90,14 +90,14 @@ def test_a_word_that_the_shell_would_read_is_refused(word):
 
 
 def test_a_value_that_no_word_names_is_refused():
-    """It would be forgotten silently."""
+    """An unused value is an error; otherwise it would be ignored silently."""
     with pytest.raises(ValueError, match="seed"):
         cli_task("train", "--root={root}", root="/r", seed="1")
 
 
 @pytest.mark.parametrize("text", ["", "done", "[1]", "{"])
 def test_a_last_line_that_is_no_object_is_an_error(text):
-    """An XCom that the next task would choke on fails here, with the line in the message."""
+    """An invalid XCom fails in its own task, not in the next, with the line in the message."""
     with pytest.raises(HeadraceError, match="last line"):
         last_line(text)
     assert last_line('{"a": 1}') == {"a": 1}

@@ -68,7 +68,7 @@ def test_a_dag_file_imports_nothing_heavy():
 
 def test_a_run_publishes_and_a_second_one_does_nothing(run, write_log, tmp_path):
     """The same shards: every answer is the first one's, unchanged. New shards: a new version."""
-    write_log(tmp_path, 0, 1_000)  # enough for the judge to call the candidate better
+    write_log(tmp_path, 0, 1_000)  # enough for the verdict "better"
     state, first = run(tmp_path)
     assert state == "success"
     assert [first[name][0] for name in TASKS] == ["success"] * 4
@@ -81,7 +81,7 @@ def test_a_run_publishes_and_a_second_one_does_nothing(run, write_log, tmp_path)
 
     state, second = run(tmp_path)
     assert state == "success"
-    for found in (first, second):  # who serves it is asked each time, and takes its time
+    for found in (first, second):  # the serving collectors are queried each time, which varies
         assert found["publish"][1]["served"].pop("seconds") >= 0
     for name in TASKS:
         assert second[name] == ("success", first[name][1] | {"unchanged": True})
@@ -111,7 +111,7 @@ def test_a_closed_gate_is_a_green_run_with_a_record(run, write_log, tmp_path):
 
 
 def test_a_parameter_is_a_value_and_never_a_command(run, write_log, tmp_path):
-    """A parameter that the shell would run is a name that no algorithm has."""
+    """A parameter with shell syntax is only an unknown algorithm's name."""
     write_log(tmp_path, 0, 50)
     planted = tmp_path / "planted"
     _, found = run(tmp_path, algorithm=f'x";touch {planted};$(touch {planted})`touch {planted}`"')

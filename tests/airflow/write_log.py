@@ -1,7 +1,7 @@
 """Write a log of one-step decisions as real shards; run by Headrace's own environment.
 
-write_log.py ROOT FIRST COUNT: decisions FIRST .. FIRST + COUNT - 1, whose best action the sign of
-the observation says; the best policy earns 1 a decision, the logging one 0.5.
+write_log.py ROOT FIRST COUNT: decisions FIRST .. FIRST + COUNT - 1, whose best action is given by
+the sign of the observation; the best policy earns 1 per decision, the logging one 0.5.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""`headrace`: its commands in this process or in one of their own, and its collector."""
+"""Run `headrace` commands, in this process or in their own, and its collector."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def headrace(*words: object, env: Mapping[str, str] | None = None) -> Result:
 
 
 def process(*words: object, env: Mapping[str, str] | None = None) -> Result:
-    """Run one command to its end in a process of its own, the way people and schedulers run it."""
+    """Run one command to its end in its own process, as people and schedulers do."""
     return subprocess.run(
         [sys.executable, "-m", "headrace", *map(str, words)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""`headrace up` with players, as processes: what it says, and its children to be hurt."""
+"""`headrace up` with players, as processes: its output, and child processes to kill or stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import urllib3
 from tests.closing import Closing
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 120.0  # s; nothing is asserted on it: a wait that exceeds it is a failure
+DEADLINE = 120.0  # s; only a limit: a longer wait is a failure
 
 
 class LiveLoop(Closing):
@@ -73,7 +73,7 @@ class LiveLoop(Closing):
         return int(self.updates[-1]["version"]) if self.updates else 0
 
     def wait(self, holds: Callable[[], bool]) -> None:
-        """Until it holds. Raises TimeoutError with what was written to stderr."""
+        """Wait until a condition holds. Raises TimeoutError with the content of stderr."""
         end = time.monotonic() + DEADLINE
         with self.said:
             while not holds():
@@ -85,7 +85,7 @@ class LiveLoop(Closing):
         return Path(self._log.name).read_text()
 
     def child(self, word: str) -> int:
-        """The process id of the collector ("collect") or the trainer ("train"); 0: between two."""
+        """The process id of collector ("collect") or trainer ("train"); 0 during a restart."""
         for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for pid in path.read_text().split():
                 with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class LiveLoop(Closing):
         return 0
 
     def metric(self, name: str, **labels: str) -> float:
-        """A sample of /metrics; -1 when it is not there."""
+        """A sample of /metrics; -1 if it is missing."""
         text = urllib3.request("GET", f"{self.address}/metrics", retries=False).data.decode()
         for line in text.splitlines():
             if re.match(rf"{name}(\{{|\s)", line) and all(
@@ -109,9 +109,9 @@ class LiveLoop(Closing):
         return held and self.metric("headrace_pending_bytes") == 0
 
     def damage_an_unread_shard(self) -> tuple[int, int]:
-        """Stop the trainer, flip a byte in what arrives meanwhile, and let it go on.
+        """Stop the trainer, flip a byte in each shard written meanwhile, and let it continue.
 
-        Gives the version that is held then, and how many shards were damaged.
+        Return the version that is held then, and the number of damaged shards.
         """
         pause = threading.Event()
         while True:

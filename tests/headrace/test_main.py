@@ -1,4 +1,4 @@
-"""The command line names the extra that a command misses."""
+"""The command line names the extra that a command needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRAS = ("cli", "collector", "train", "sql")
 
 
 def test_every_module_of_an_extra_is_known() -> None:
-    """A missing module leads to an extra that brings it, for every module of every extra."""
+    """For every module of every extra, the error of a missing module names an extra with it."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brought = {
         (re.split(r"[>=<~!]", need)[0].replace("-", "_"), extra)
@@ -42,7 +42,7 @@ def test_every_module_of_an_extra_is_known() -> None:
 
 
 def test_the_command_lines_extra_is_named_with_those_that_include_it() -> None:
-    """So that a collector is one installation, not two."""
+    """One installation is enough for a collector."""
     told = str(missing_extra(ModuleNotFoundError("typer", name="typer"), "this command"))
     assert "pip install 'headrace[cli]', or 'headrace[collector]' to collect" in told
     told = str(missing_extra(ModuleNotFoundError("torch", name="torch"), "this command"))
@@ -50,7 +50,7 @@ def test_the_command_lines_extra_is_named_with_those_that_include_it() -> None:
 
 
 def test_a_bug_is_not_taken_for_a_missing_extra(tmp_path: Path) -> None:
-    """A module that belongs to no extra keeps its traceback: it is our mistake, not the user's."""
+    """A missing module of no extra keeps its traceback: it is our error, not the user's."""
     broken = "from headrace import __main__ as m; m._command_line = lambda: __import__('no_such'); "
     result = subprocess.run(
         [sys.executable, "-c", broken + "m.main()"],
@@ -110,7 +110,7 @@ def test_a_command_on_shards_does_without_pandas(tmp_path: Path) -> None:
 def test_the_exit_status_says_whether_another_try_may_go_well(
     error: Exception, status: int
 ) -> None:
-    """A scheduler repeats what ended with 1, and asks a person about 2."""
+    """A scheduler retries status 1, but not 2."""
     assert _status(error) == status
 
 

@@ -1,4 +1,4 @@
-"""`headrace up`: learning goes on past what cannot be read, and never stops logging."""
+"""`headrace up`: training continues in spite of unreadable data, and never stops logging."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_what_keeps_the_collector_from_its_start_is_the_answer(tmp_path: Path) -
 
 @pytest.mark.long
 def test_killed_trainers_are_followed_and_a_second_one_is_named(tmp_path: Path) -> None:
-    """SIGKILL, twice: versions go on, by one chain without a conflict.
+    """SIGKILL, twice: versions continue in one chain without a conflict.
 
-    A trainer that somebody starts beside it ends with 3 and names the one that has the lease.
+    A second trainer ends with 3 and names the holder of the lease.
     """
     root = tmp_path / "run"
     with LiveLoop(root, "--steps-per-version", "64") as loop:

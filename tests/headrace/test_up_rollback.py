@@ -1,4 +1,4 @@
-"""A rollback under a running `headrace up` holds: nothing but `headrace resume` ends it."""
+"""A rollback under a running `headrace up` holds until `headrace resume`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIES = 3000
 
 
 class Running:
-    """`headrace up` as a process, and what its children said."""
+    """`headrace up` as a process, and the output of its children."""
 
     def __init__(self, root: Path) -> None:
         words = ["up", "--root", str(root), "--port", "0", "--steps-per-version", str(QUOTA)]
@@ -59,7 +59,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_rollback_under_a_running_trainer_holds(tmp_path: Path) -> None:
-    """After a dozen updates more that content is still served, and no client was held.
+    """After a dozen further updates that content is still served, and no client was held.
 
     The trainer's candidates are kept; after `resume` it publishes again.
     """

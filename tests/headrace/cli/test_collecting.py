@@ -1,4 +1,4 @@
-"""`headrace collect`: the first hour, what it declares, how it stops.
+"""`headrace collect`: first steps, declarations, and its end.
 
 Also of `ingest.server.declare`.
 """
@@ -29,7 +29,7 @@ PATIENCE = 60.0
 
 
 def post(url: str, body: object) -> int:
-    """The status of a JSON request: by curl, as the guide has it, where there is one."""
+    """The status of a JSON request: by curl, as in the guide, if it is installed."""
     curl = shutil.which("curl")
     text = json.dumps(body)
     if curl is None:
@@ -65,7 +65,7 @@ def test_the_first_hour(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
-    """What has ended is in shards when it stops, and the status is 0."""
+    """When it stops, ended episodes are in shards, and the status is 0."""
     with Collect(tmp_path, *SPACES) as collect:
         episodes = f"{collect.first_line.split()[2]}/v1/episodes"
         post(episodes, {"episode_id": "one"})
@@ -87,7 +87,7 @@ def test_the_first_request_has_what_the_collector_requires(tmp_path: Path) -> No
 
 
 def test_json_is_one_line_when_it_is_ready(tmp_path: Path) -> None:
-    """A program that starts a collector reads where it is, and nothing else."""
+    """A program that starts a collector reads only its address from stdout."""
     with Collect(tmp_path, *SPACES, "--json") as collect:
         told = json.loads(collect.first_line)
         assert told["pid"] == collect.process.pid
@@ -96,14 +96,14 @@ def test_json_is_one_line_when_it_is_ready(tmp_path: Path) -> None:
 
 
 def test_without_spaces_it_says_how_to_give_them(tmp_path: Path) -> None:
-    """Nothing declared and nothing given: every form is named."""
+    """Without a declaration or an option, the error names every form."""
     result = headrace("collect", "--root", tmp_path)
     assert refused(result, "--observation box:4 --action discrete:2", "--env", "--policy FILE")
 
 
 def test_spaces_are_declared_once(tmp_path: Path) -> None:
-    """A later start needs none; one that differs needs a word, says how, and keeps the other
-    settings."""
+    """A later start needs no spaces; different ones need --redeclare, which the error names, and
+    keep the other settings."""
     with Collect(tmp_path, *SPACES) as collect:
         assert collect.stop()[2] == 0
     path = tmp_path / "policies" / "default.json"
@@ -128,7 +128,7 @@ def test_spaces_are_declared_once(tmp_path: Path) -> None:
 
 
 def test_a_reward_window_is_declared_with_the_spaces_or_later(tmp_path: Path) -> None:
-    """A start that names no window keeps it; without a policy there is nothing to set it for."""
+    """A start without --reward-window keeps the old one; the option needs a declared policy."""
     assert refused(headrace("collect", "--root", tmp_path, "--reward-window", "60"), "got none")
     for words, window in (((*SPACES, "--reward-window", "60"), 60.0), (SPACES, 60.0),
                           (("--reward-window", "3600"), 3600.0)):  # fmt: skip
@@ -149,7 +149,7 @@ def test_an_environment_gives_its_spaces(tmp_path: Path) -> None:
 
 
 def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:
-    """`--policy` brings every setting, under its own name."""
+    """`--policy` sets every field, under the file's policy id."""
     policy = PolicyDeclaration(
         policy_id="shop",
         observation=MultiDiscrete((3, 4)),
@@ -177,7 +177,7 @@ def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
-    """A message that says what was expected, status 2, no traceback."""
+    """A message with the expected value, status 2, no traceback."""
     assert refused(headrace("collect", "--root", tmp_path, *words), told)
 
 

@@ -25,7 +25,7 @@ from tests.headrace.command import Collect, answer, headrace, refused
 OBSERVATION = '{"country": "discrete:[\\"DE\\", \\"FR\\"]:other", "age": "box:1"}'
 ITEMS = ["item-42", "item-7"]
 SPACES = ("--observation", OBSERVATION, "--action", 'discrete:["item-42","item-7"]')
-BEST = {"DE": "item-42", "FR": "item-7", "IT": "item-7"}  # what is paid for
+BEST = {"DE": "item-42", "FR": "item-7", "IT": "item-7"}  # the rewarded item
 
 
 def seen(country: str, place: int = 0) -> dict[str, Any]:
@@ -68,9 +68,9 @@ def log_by_json(collector: CollectorProcess, place: int, headers: dict[str, str]
 
 
 def test_names_go_in_and_come_out(collector: CollectorProcess) -> None:
-    """Logged by names in three forms, stored as codes, learned from, and answered by name.
+    """Names are logged in three forms, stored as codes, trained on, and returned as actions.
 
-    The collector is killed and stopped in between: names live in the declaration.
+    The collector is killed and stopped in between: the declaration stores the names.
     """
     with PolicyClient(collector.address) as client:
         for place in range(240):
@@ -125,13 +125,13 @@ async def by_asyncio(address: str, mode: Any) -> Any:
 
 
 def spec_spaces(collector: CollectorProcess) -> dict[str, Any]:
-    """What `/v1/spec` says of the action."""
+    """The action space in `/v1/spec`."""
     space: dict[str, Any] = collector.get("/v1/spec")[1]["policies"]["default"]["action"]["space"]
     return space
 
 
 def test_plain_requests_say_and_hear_names(collector: CollectorProcess) -> None:
-    """`/action` by JSON and msgpack; a retry gets the same name; an unknown one is told so."""
+    """`/action` by JSON and msgpack; a retry gets the same name; an unknown name is refused."""
     name = collector.post("/v1/episodes")[1]["episode_id"]
     status, reply = collector.post(f"/v1/episodes/{name}/action", {"obs": seen("FR"), "seq": 1})
     assert (status, reply["action"] in ITEMS) == (200, True)

@@ -1,4 +1,4 @@
-"""`headrace verify --second-reader`, as people and programs see it."""
+"""`headrace verify --second-reader`: its table and its JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_sound_root_is_read_again(whole: Path) -> None:
-    """The document and the table say by what, and how much; without the option, nothing."""
+    """Document and table name the reader and its counts; without the option, they omit it."""
     found = answer(headrace("verify", "--root", whole, "--second-reader", "--json"))
     reader = found["second_reader"].pop("reader")
     assert found["second_reader"] == {"shards": 1, "rows": STEPS}

@@ -1,4 +1,4 @@
-"""`verify` and `ls` of a collector as it is recommended: with tokens, behind TLS."""
+"""`verify` and `ls` of a collector in the recommended setup: with tokens and TLS."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_authority_may_be_a_variable(house: House) -> None:
 
 
 def test_open_episodes_are_shown_to_an_admin(house: House) -> None:
-    """To nobody else: `ls` says why, and still lists what lies under the root."""
+    """Only to an admin: otherwise `ls` says why not, and still lists the content of the root."""
     shown = answer(house.run("ls", "admin", "--ca", house.made.ca))
     assert (shown["open_episodes"], shown["why"]) == ({"default": 1}, "")
     for token, why in (("log", "needs a token with the scope admin"), (None, "expected a token")):
@@ -80,7 +80,7 @@ def test_open_episodes_are_shown_to_an_admin(house: House) -> None:
 
 
 def test_a_certificate_of_another_authority_is_not_trusted(house: House) -> None:
-    """Nor one that nobody vouches for: no token is sent, and the message says what is wrong."""
+    """With an untrusted certificate no token is sent, and the message names the problem."""
     for words in (("--ca", house.other.ca), ()):
         told = house.run("verify", "admin", *words)
         assert refused(told, "and cannot be asked: ")

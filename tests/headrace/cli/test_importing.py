@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
-    """Every row is a step in a shard; a bad one is named and left out; again adds nothing."""
+    """Every row is a step in a shard; a bad row is named and excluded; a repeat adds nothing."""
     lines = file.read_text().splitlines()
     lines[7] = "u1,1.0,7,1,0.5"
     file.write_text("\n".join(lines) + "\n")
@@ -71,7 +71,7 @@ def test_columns_declare_what_they_hold(file: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_refused(file: Path, words: tuple[str, ...], told: str) -> None:
-    """A file or column that is not there, and options that do not fit: status 2, no traceback."""
+    """A missing file or column, and invalid options: status 2, no traceback."""
     assert refused(headrace("import", file.with_name(words[0]), *words[1:]), told)
 
 

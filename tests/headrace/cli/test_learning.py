@@ -62,7 +62,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(log: Path) -> dict[str, Any]:
-    """What train says; its candidate lies beside the log."""
+    """The output of train, whose candidate is stored with the log."""
     return answer(headrace("train", "--root", log, "--algorithm", "snips", "--json"))
 
 
@@ -129,7 +129,7 @@ def test_the_gate_refuses_what_is_not_proven(
 
 
 def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path) -> None:
-    """The gate lets a better policy pass; without a gate it says so; twice is once."""
+    """The gate accepts a better policy; the output says if there is no gate; repeats do nothing."""
     root = tmp_path / "root"
     shutil.copytree(log, root)
     longer = ("train", "--root", root, "--algorithm", "snips", "--epochs", "100")
@@ -156,8 +156,8 @@ def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path
 
 
 def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
-    """Streams with their counts and times; a running collector is asked what is open, and what is
-    no longer there and not yet in a shard: here because its writer is stopped."""
+    """Streams with their counts and times. A running collector reports the open steps, and those
+    being written, which wait here because the writer is stopped."""
     root = tmp_path / "root"
     shutil.copytree(log, root)
     words = ("ls", "--root", root)
@@ -206,12 +206,12 @@ def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
 def test_bad_options_are_refused(
     log: Path, trained: dict[str, Any], words: tuple[str, ...], told: str
 ) -> None:
-    """A message that says what was expected, status 2, no traceback, nothing on stdout."""
+    """A message with the expected value, status 2, no traceback, nothing on stdout."""
     assert refused(headrace(*words, env={"HEADRACE_ROOT": str(log)}), told)
 
 
 def test_help_lists_every_command() -> None:
-    """And each command explains its options."""
+    """Each command explains its options."""
     told = headrace("--help").stdout
     commands = ["demo", "collect", "import", "train", "evaluate", "publish", "versions", "ls"]
     assert [name for name in [*commands, "verify"] if f" {name} " not in told] == []

@@ -1,4 +1,4 @@
-"""freeze and --manifest: what a scheduler runs, each command twice; and HEADRACE_PARENT."""
+"""freeze and --manifest, as a scheduler runs them, each command twice; and HEADRACE_PARENT."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def root(tmp_path_factory):
 
 
 def test_each_command_on_a_manifest_has_its_effect_once(root):
-    """freeze, train, evaluate, publish: the second answer is the first, and says unchanged."""
+    """freeze, train, evaluate, publish: the second answer equals the first, marked unchanged."""
     own = ("--root", root)
     first, again = (answer("freeze", *own) for _ in range(2))
     assert (first["rows"], first["unchanged"], again["unchanged"]) == (400, False, True)
@@ -82,7 +82,7 @@ def test_each_command_on_a_manifest_has_its_effect_once(root):
 
 
 def test_a_refusal_can_have_a_status_of_its_own(root):
-    """4 when the episodes cannot tell, both times alike; of its own for what is worse."""
+    """Status 4 both times if the episodes cannot tell; a separate status for a worse candidate."""
     own = ("--root", root)
     manifest = ("--manifest", answer("freeze", *own)["manifest"])
     digest = answer("train", *own, *manifest, "--epochs", 3)["candidate"]
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_told(words, expected, tmp_path):
 
 
 def test_a_command_whose_parent_is_gone_does_nothing(root):
-    """HEADRACE_PARENT names the process that starts it; another one means that that one died."""
+    """HEADRACE_PARENT names the parent process; another parent means that the first one died."""
     words = ("versions", "--root", root, "--json")
     assert process(*words, env={"HEADRACE_PARENT": str(os.getpid())}).returncode == 0
     orphan = process(*words, env={"HEADRACE_PARENT": "1"})

@@ -1,4 +1,4 @@
-"""A job that ends gives up on what cannot be read after --retry-for, and names the files."""
+"""A job gives up on unreadable shards after --retry-for, and names the files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_freeze_gives_up_and_names_the_file(root: Path, failing: dict[str, str]) -> None:
-    """Nothing is frozen as if the shard were not there."""
+    """An unreadable shard is an error: it is not silently omitted from the manifest."""
     write(root, [part(0, 2)])
     path = write(root, [part(1, 2)]).path
     Path(failing["FAILING_OPENS"]).write_text(f"{errno.EIO}\n{path.name}")

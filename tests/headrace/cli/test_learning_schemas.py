@@ -1,4 +1,4 @@
-"""`--schema-id`, and what the commands say of rows that another schema leaves out."""
+"""`--schema-id`, and how the commands report rows left out for their schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.policy.changed_spaces import log
 
 
 def test_changed_spaces_are_told_and_can_be_chosen(tmp_path: Path) -> None:
-    """`train`, `freeze` and `evaluate` read the declared schema, or the one that is asked for."""
+    """`train`, `freeze` and `evaluate` read the declared schema, or the one of --schema-id."""
     old = log(tmp_path, (Discrete(2), Discrete(2)), 30)
     log(tmp_path, (Discrete(3), Discrete(2)), 50)
     root = ("--root", tmp_path)
@@ -31,7 +31,7 @@ def test_changed_spaces_are_told_and_can_be_chosen(tmp_path: Path) -> None:
 
 
 def test_a_schema_that_does_not_fit_is_told(tmp_path: Path) -> None:
-    """Status 2, and the place where it does not."""
+    """Status 2, and the place where the schema does not fit."""
     old = log(tmp_path, (parse_space("box:2"), Discrete(2)), 30)
     log(tmp_path, (parse_space("box:3"), Discrete(2)), 50)
     told = headrace("train", "--root", tmp_path, "--schema-id", old)

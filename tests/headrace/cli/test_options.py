@@ -1,4 +1,4 @@
-"""Options of every command: nothing that was given is dropped without a word."""
+"""Options of every command: no given value is silently dropped."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.headrace.command import answer, headrace, refused
     ],
 )
 def test_an_option_of_one_value_is_given_once(words: tuple[str, ...]) -> None:
-    """Else the last would be taken alone: half of the data, another root."""
+    """Otherwise only the last value would be used: half of the data, another root."""
     assert refused(headrace(*words), "expected once, got 2 times")
 
 
 def test_an_option_of_several_values_is_repeated(tmp_path: Path) -> None:
-    """And the command line goes before the environment, which is no second value."""
+    """The command line overrides the environment, which does not count as a second value."""
     root = ("--root", tmp_path)
     made = headrace("token", "create", "web", *root, "--scope", "log", "--scope", "act")
     assert made.returncode == 0
@@ -39,7 +39,7 @@ def test_an_option_of_several_values_is_repeated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_help_can_be_read_at_every_width(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Nothing is cut, an argument stands as its type does, and sentences go on to the next line."""
+    """Help cuts nothing, shows an argument by its type, and wraps sentences."""
     monkeypatch.setenv("COLUMNS", str(width))
     group = typer.main.get_command(_command_line())
     told = {}

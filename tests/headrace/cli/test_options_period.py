@@ -1,4 +1,4 @@
-"""Laws of --since and --until: ISO 8601, UTC unless it says otherwise, and in order."""
+"""Laws of --since and --until: ISO 8601, UTC by default, and in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DAY = 1_795_392_000_000_000
 
 
 def test_a_date_is_its_midnight_in_utc() -> None:
-    """A zone is taken as it is; nothing is no bound."""
+    """A given time zone is used; an omitted option sets no bound."""
     assert period(None, None) == {"since": None, "until": None}
     found = period("2026-11-23", "2026-11-23T08:00+02:00")
     assert found == {"since": DAY, "until": DAY + 6 * 3_600_000_000}
@@ -26,6 +26,6 @@ def test_a_date_is_its_midnight_in_utc() -> None:
     ],
 )
 def test_what_is_no_period_is_refused(since: str | None, until: str | None, told: str) -> None:
-    """By the option's name."""
+    """The error names the option."""
     with pytest.raises(ValueError, match=told):
         period(since, until)

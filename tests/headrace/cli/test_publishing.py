@@ -1,4 +1,4 @@
-"""What `headrace versions` shows of versions that are not as the others."""
+"""How `headrace versions` shows damaged versions and those off the chain."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_versions_shows_what_is_off_the_chain_and_what_is_damaged(
 def test_versions_of_a_root_without_any_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty table alone looks like a fault."""
+    """Without versions the output says so: an empty table alone would look like a fault."""
     (store_in(tmp_path).directory).mkdir(parents=True, exist_ok=True)
     versions(tmp_path)
     assert capsys.readouterr().out.endswith("No version is live.\n")

@@ -1,4 +1,4 @@
-"""`headrace report`, as people run it."""
+"""`headrace report` on the command line."""
 
 from __future__ import annotations
 

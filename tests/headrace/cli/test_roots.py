@@ -1,4 +1,4 @@
-"""Commands that read a root refuse what is none, and a policy that it does not know."""
+"""Commands that read a root refuse other folders, and policies that the root does not have."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def told(*words: object) -> str:
 
 @pytest.mark.parametrize("command", READERS)
 def test_a_root_that_is_not_there(command: str, tmp_path: Path) -> None:
-    """One wording for all, and nothing is made at the place."""
+    """All commands use one wording, and create nothing at the path."""
     expected = f"--root: expected a folder, found none at {tmp_path / 'frist'}"
     assert told(*command.split(), "--root", tmp_path / "frist") == expected
     assert not (tmp_path / "frist").exists()
 
 
 def test_a_root_is_looked_for_before_extras(tmp_path: Path) -> None:
-    """Without torch or Arrow a mistyped root is the error: an installation would not mend it."""
+    """Without torch or Arrow, the error is the mistyped root, which no installation would fix."""
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
@@ -73,7 +73,7 @@ def test_a_root_is_looked_for_before_extras(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", READERS)
 def test_a_folder_that_holds_roots(command: str, tmp_path: Path) -> None:
-    """It is no root, and the roots in it are named."""
+    """A folder of roots is refused, and the error names the roots in it."""
     for name in ("first", "second"):
         (tmp_path / name / "policies").mkdir(parents=True)
     (tmp_path / "notes").mkdir()
@@ -84,7 +84,7 @@ def test_a_folder_that_holds_roots(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", READERS[5:])
 def test_a_policy_that_nobody_declared(command: str, tmp_path: Path) -> None:
-    """The answer names those that there are."""
+    """The error names the declared policies."""
     Traffic(tmp_path).log(1, EQUAL)
     said = told(*command.split(), "--root", tmp_path, "--policy-id", "shop")
     assert said == f"--policy-id: expected a policy of {tmp_path} (default), got 'shop'"

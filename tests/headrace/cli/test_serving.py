@@ -1,4 +1,4 @@
-"""A command says "live" of what is served, "wanted" of what is not, and exits accordingly."""
+"""A command says "live" of a served version, "wanted" of others, and exits accordingly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NEW, OLD, REFUSES = record(serves=2), record(serves=1), record(serves=1, wanted=
         ([], Wait.ALL, "no collector"),
         ([], Wait.ANY, "no collector"),
         ([NEW], Wait.ALL, "served"),
-        ([record(serves=3)], Wait.ALL, "served"),  # somebody published since
+        ([record(serves=3)], Wait.ALL, "served"),  # another version was published since
         ([NEW, OLD], Wait.ALL, "not served"),
         ([NEW, OLD], Wait.ANY, "served"),
         ([NEW, REFUSES], Wait.ANY, "served"),
@@ -60,7 +60,7 @@ def test_which_collectors_have_to_serve(records: list[Served], how: Wait, state:
 
 
 def test_a_collector_that_comes_round_is_waited_for() -> None:
-    """One catches up, the other one's registration ends: it was killed."""
+    """One collector catches up, the registration of the other, killed one expires."""
     looks: Iterator[list[Served]] = iter([[OLD, REFUSES], [NEW, REFUSES], [NEW]])
     assert wait_served(lambda: next(looks), 2, Wait.ALL, seconds=60.0)["state"] == "served"
 
@@ -69,7 +69,7 @@ def test_a_collector_that_comes_round_is_waited_for() -> None:
 
 
 def test_without_a_collector_a_version_is_wanted(tmp_path: Path) -> None:
-    """Status 0: whoever starts a collector later serves it."""
+    """Status 0: a collector that starts later serves it."""
     declare(tmp_path)
     done = headrace("publish", candidate(tmp_path, 1), "--no-gate", "--root", tmp_path)
     assert done.returncode == 0
@@ -77,7 +77,7 @@ def test_without_a_collector_a_version_is_wanted(tmp_path: Path) -> None:
 
 
 def test_what_is_served_is_called_live(tmp_path: Path) -> None:
-    """publish and rollback end once the collector serves it; nothing is waited for by sleeping."""
+    """publish and rollback end once the collector serves the version."""
     declare(tmp_path)
     root = ("--root", tmp_path)
     with CollectorProcess(tmp_path) as collector:
@@ -100,8 +100,8 @@ def test_what_is_served_is_called_live(tmp_path: Path) -> None:
 def test_what_a_collector_refuses_is_not_called_live(tmp_path: Path) -> None:
     """Status 5 and its reason, also in `versions` and `verify`. A rollback goes to what it served.
 
-    The policy was declared anew, and the collector runs with the spaces of before: nobody but the
-    collector can know.
+    The policy was redeclared, and the collector runs with the earlier spaces, which only the
+    collector knows.
     """
     declare(tmp_path)
     root = ("--root", tmp_path)
@@ -130,7 +130,7 @@ def test_what_a_collector_refuses_is_not_called_live(tmp_path: Path) -> None:
 
 
 def test_a_pinned_policy_is_published_again_after_resume(tmp_path: Path) -> None:
-    """A job's publication is refused with status 1, and says who pinned it and how to end that."""
+    """A job's publication is refused with status 1, and the message names the pin and `resume`."""
     declare(tmp_path)
     root = ("--root", tmp_path)
     for seed in (1, 2):
@@ -147,7 +147,7 @@ def test_a_pinned_policy_is_published_again_after_resume(tmp_path: Path) -> None
 
 
 def test_a_collector_that_cannot_register_is_asked(tmp_path: Path) -> None:
-    """It has no place for its record, as on a read-only mount: its address leads to it."""
+    """A collector that cannot write its record, as on a read-only mount, is asked by address."""
     declare(tmp_path)
     directory = tmp_path / "weights" / "default"
     directory.mkdir(parents=True)
@@ -173,7 +173,7 @@ def test_a_collector_that_does_not_say_is_not_taken_for_serving(tmp_path: Path) 
 
 
 def test_over_http_it_is_the_same(tmp_path: Path) -> None:
-    """publish, rollback and resume of a collector elsewhere; the pin names the token."""
+    """publish, rollback and resume through a remote collector; the pin names the token."""
     there, here = tmp_path / "there", tmp_path / "here"
     declare(there)
     declare(here)
@@ -201,7 +201,7 @@ def test_over_http_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_pinned_policy_holds_no_client(tmp_path: Path) -> None:
-    """No newer version will come: clients act on, far beyond what a version may be used for."""
+    """While it is pinned, clients continue to act, far beyond steps_per_version."""
     declare(tmp_path, steps_per_version=10)
     for seed in (1, 2):
         headrace("publish", candidate(tmp_path, seed), "--no-gate", "--root", tmp_path)

@@ -1,4 +1,4 @@
-"""`headrace token`: made, listed, revoked by people and programs; and used by `import`."""
+"""`headrace token`: create, list, revoke; and use by `import`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_an_import_sends_its_token_by_the_environment(tmp_path: Path) -> None:
-    """Without it the import is refused with 401's words; with it every row arrives."""
+    """Without a token the import fails with the text of the 401; with one every row arrives."""
     declare(tmp_path / "root", "box:1", "discrete:2")
     made = headrace("token", "create", "import", "--scope", "log", "--root", tmp_path / "root")
     token = made.stdout.strip()

@@ -1,4 +1,4 @@
-"""The demo's log with a known truth: what its policy is worth, and when two numbers agree."""
+"""The demo's log with a known truth: its policy's value, and when two numbers agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live loop as `headrace demo` runs it, with a goal that is near."""
+"""The live loop as `headrace demo` runs it, with an easy goal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace demo`: the main job, whole, without the live part.
+"""`headrace demo`: the complete main job, without the live part.
 
 Also of `headrace.demo.stage`.
 """
@@ -77,7 +77,7 @@ def test_the_whole_way(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("words", [("--data", "no/such/folder")])
 def test_logs_that_are_not_there_are_named(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """From a wheel there is no data: the message says what was looked for."""
+    """A wheel has no data: the message names the missing file."""
     result = headrace("demo", "--root", tmp_path / "demo", *words)
     assert refused(result, "digits.parquet", "no/such/folder")
     assert not (tmp_path / "demo").exists()

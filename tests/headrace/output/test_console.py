@@ -1,4 +1,4 @@
-"""What people are shown."""
+"""Output for people."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headrace.output.console import moment
     ],
 )
 def test_a_moment_is_shown_whatever_a_client_sent(micros: int | None, shown: str) -> None:
-    """Law: one odd `ts` does not end a listing; what no calendar has is shown as its number."""
+    """Law: an invalid `ts` does not end a listing; one beyond the calendar is shown as a number."""
     assert moment(micros) == shown
 
 
 def test_a_reason_that_a_token_holder_gave_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line's end or an escape sequence in it makes no line of its own, and moves no cursor."""
+    """A line end or escape sequence in a text starts no line and moves no cursor."""
     one = {"decided": 0, "candidate": "c", "kind": "rollback", "verdict": None, "episodes": None}
     one |= {"published": True, "version": 3, "reasons": ["a\n1970 forged\x1b[2J"], "by": "b\nc"}
     results.decisions({"policy_id": "p", "decisions": [one], "damaged": {}})

@@ -1,4 +1,4 @@
-"""The report: one file, offline, with everything that an overview holds."""
+"""The report: one file, usable offline, with a complete overview."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
 
 
 def test_a_decision_has_the_tables_of_its_evaluation(tmp_path: Path) -> None:
-    """What a terminal shows: differences, checks with their thresholds, estimates, what is left."""
+    """As in a terminal: differences, checks with their thresholds, estimates, rows left out."""
     uniform_log(tmp_path, [0.5, 0.5, 0.5, 0.5], n=1000)
     publish(tmp_path, "default", stored(tmp_path, probabilities(0.97, *[0.01] * 3)), Gate())
     text = text_of(report_page(overview(tmp_path, "default")))
@@ -96,7 +96,7 @@ def test_nothing_is_a_page_too() -> None:
 
 
 def test_curves_have_their_versions_and_their_number() -> None:
-    """Of numbers that change: settings, constants and what one version alone has are left out."""
+    """Curves of changing numbers, without settings, constants and metrics of only one version."""
     versions = [
         {
             "version": n,
@@ -125,7 +125,7 @@ def test_curves_have_their_versions_and_their_number() -> None:
 
 
 def test_what_was_imported_and_not_judged_is_called_so() -> None:
-    """By the words of the commands, and the time on the axis is that of the arrival."""
+    """Rows are named as in the commands, and the time axis is that of arrival."""
     bar = {
         "hour": 0,
         "version": -1,
@@ -150,7 +150,7 @@ def test_what_was_imported_and_not_judged_is_called_so() -> None:
 
 
 def test_years_of_many_versions_stay_a_page() -> None:
-    """At most 60 bars of 8 colours each, whatever the time."""
+    """At most 60 bars of 8 colours each, for any period."""
     bars = [
         {"hour": hour * HOUR, "version": hour // 50, "source": "on_policy", "steps": 5,
          "rewards": 1.0, "episodes": 1}
