@@ -1,4 +1,4 @@
-"""Certificates of an authority that nobody else knows, for tests that speak TLS."""
+"""Certificates of a private authority, for tests with TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Certificates:
 
     @property
     def options(self) -> list[str]:
-        """What `collect` is told of them."""
+        """The options of `collect` for them."""
         return ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
 
 

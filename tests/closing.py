@@ -1,4 +1,4 @@
-"""Helpers that are used as `with` blocks: what ends one."""
+"""A base class for helpers that are used as `with` blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Lives as long as its `with` block; `close` is called at the end, whatever ended it."""
+    """Lives as long as its `with` block; `close` is called at the end, also after an error."""
 
     def __enter__(self) -> Self:
         return self
@@ -17,4 +17,4 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of processes, threads, sockets and files."""
+        """Release processes, threads, sockets and files."""

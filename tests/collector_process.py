@@ -44,10 +44,10 @@ def declare(
 class CollectorProcess(Closing):
     """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
-    `program` is what runs in place of `-m ingest`; without it and `env` the process is forked from
-    one that has its modules loaded. `options` are further options of `collect`; `ca`
-    is what `request` trusts; `log` takes what the process writes to stderr. With `supervise` the
-    process that serves is the child of `process`, and `kill_serving` has it followed by another.
+    `program` runs instead of `-m ingest`; without it and `env` the process is forked from one that
+    has loaded the modules. `options` are further options of `collect`; `ca` is the authority that
+    `request` trusts; `log` receives the stderr of the process. With `supervise` the serving process
+    is the child of `process`, and is replaced after `kill_serving`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class CollectorProcess(Closing):
         return process
 
     def _hear(self, process: subprocess.Popen[str] | Forked) -> None:
-        """Wait until it says that it is ready."""
+        """Wait until it reports that it is ready."""
         if process.stdout is None:
             raise RuntimeError("the collector has no output")
         line = process.stdout.readline()
@@ -123,18 +123,18 @@ class CollectorProcess(Closing):
         self._hear(self.process)
 
     def serving_pid(self) -> int:
-        """The process id of what answers: of the supervisor's only child where there is one."""
+        """The process id of the serving process: the supervisor's only child, if there is one."""
         if not self.supervise:
             return self.process.pid
-        return next(iter(_children(self.process.pid)), 0)  # 0: between two
+        return next(iter(_children(self.process.pid)), 0)  # 0: during a restart
 
     def stop(self) -> int:
-        """SIGTERM; answers the exit status."""
+        """Send SIGTERM; return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> int:
-        """Until it has ended, by itself or by a signal; answers the exit status."""
+        """Wait until it has ended, by itself or by a signal; return the exit status."""
         code = self.process.wait(DRAIN_SECONDS + READY_SECONDS)
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -146,7 +146,7 @@ class CollectorProcess(Closing):
         return found[0] if found else None
 
     def started_writer(self) -> int:
-        """The same once it is itself; between fork and exec it is the collector's double."""
+        """The same after its exec; between fork and exec it looks like the collector."""
         while self.get("/healthz")[0] == 200:
             writer = self.writer_pid()
             if writer and b"write-shards" in Path(f"/proc/{writer}/cmdline").read_bytes():
@@ -163,13 +163,13 @@ class CollectorProcess(Closing):
         return response.status, json.loads(response.data)
 
     def settle(self, steps: int, **headers: str) -> None:
-        """Wait until so many steps are in shards: a drain on a busy machine may leave them."""
+        """Wait until so many steps are in shards; on a busy machine a drain may leave some."""
         pause = threading.Event()
         while self.request("GET", "/readyz", None, headers)[1]["steps_in_shards"] < steps:
             pause.wait(0.02)
 
     def empty(self, seconds: float) -> bool:
-        """Wait, at most so long, until every episode is over and each of its steps in a shard."""
+        """Wait, up to a limit, until every episode has ended and all its steps are in shards."""
         pause = threading.Event()
         for _ in range(int(seconds / 0.1)):
             counts = self.get("/readyz")[1]

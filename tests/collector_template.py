@@ -1,7 +1,7 @@
-"""A process that has loaded the collector's modules, and forks a collector whenever it is asked.
+"""A process that has loaded the collector's modules, and forks collectors on request.
 
-To load them is half of what a collector's start costs, and the tests start hundreds. What is forked
-is what `collect --supervise` forks, too.
+Loading them takes half of a collector's start, and the tests start hundreds. `collect --supervise`
+forks the same process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_FILES = 4_096
 
 
 class Forked:
-    """A collector that was forked, as `subprocess.Popen` would show it."""
+    """A forked collector, with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int, stdout: TextIO, ended: int) -> None:
         self.pid = pid
@@ -54,7 +54,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # reaped, and that is told in a moment
+            with contextlib.suppress(ProcessLookupError):  # reaped; the status follows in a moment
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -65,7 +65,7 @@ class Forked:
 
 
 class Template:
-    """The process that forks; ends with the one that started it."""
+    """The forking process; it ends together with the one that started it."""
 
     def __init__(self) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,7 +79,7 @@ class Template:
         theirs.close()
 
     def fork(self, arguments: Sequence[str], stderr: int) -> Forked:
-        """Run `python -m ingest` with these arguments, the environment and umask of now.
+        """Run `python -m ingest` with these arguments, and the current environment and umask.
 
         With "headrace" as the first argument, the command line of Headrace instead.
         """
@@ -109,19 +109,19 @@ def template() -> Template:
 
 
 def main(link: int) -> int:
-    """Fork until the other side closes the link; answers the exit status, also of each child."""
+    """Fork until the peer closes the link; return the exit status, in each child, too."""
     from storage.system.startup import loading, use_one_blas_thread  # noqa: PLC0415 - as below
 
     use_one_blas_thread()
     with loading():
-        # lazy: what it imports comes after the line above, and never into the tests' own process
+        # lazy, so that its imports follow the line above and never run in the tests' own process
         from headrace.__main__ import main as headrace  # noqa: PLC0415
         from ingest.server.collect import run  # noqa: PLC0415
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the tests
     asked = socket.socket(fileno=link)
     ready = select.poll()
     ready.register(link, select.POLLIN)
-    running: dict[int, tuple[int, int]] = {}  # by their pidfds: pid, and where the end is told
+    running: dict[int, tuple[int, int]] = {}  # pidfd -> pid, and where to report its end
     while True:
         for found, _ in ready.poll():
             if found in running:
@@ -148,7 +148,7 @@ def main(link: int) -> int:
 
 
 def _as_asked(job: bytes, files: Sequence[int]) -> list[str]:
-    """Take the output and no other file, the umask, the environment; answers the arguments."""
+    """Adopt the output, umask and environment, and no other file; return the arguments."""
     os.dup2(files[0], 1)
     os.dup2(files[1], 2)
     os.closerange(3, _MOST_FILES)

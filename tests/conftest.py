@@ -1,4 +1,4 @@
-"""What every suite shares: hypothesis profiles, and the summary at the end of a run."""
+"""Shared by all suites: hypothesis profiles, and the summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import settings
 
 from storage.system.startup import loading
 
-# Of torch in this process and in every child: threads that wait for each other by spinning took six
-# times the CPU time, and ten times as long, where others run beside them.
+# For torch in this process and in every child: threads that wait by spinning took six times the CPU
+# time, and ten times as long, next to other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
@@ -24,13 +24,13 @@ BUDGETS: dict[str, int] = HEADRACE["test-budgets"]
 
 # No deadline: a shared machine stalls for a second without anything being wrong.
 settings.register_profile("local", deadline=None)
-# In CI a run must say the same about the same commit, so its examples are derived from the test.
+# In CI the same commit must give the same result, so its examples are derived from the test.
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether all tests were asked for, and no file, folder or marker."""
+    """Whether the run has all tests, not a file, folder or marker."""
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr
 
 
@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print each suite's test time and budget, the notices of tests, and what was left out.
 
-    A test gives a notice by `record_property("notice", text)`: what this machine could not show.
+    A test adds a notice with `record_property("notice", text)`, for a check that this machine
+    lacks.
     """
     spent: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():

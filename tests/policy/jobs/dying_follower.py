@@ -1,11 +1,10 @@
-"""A follower in a process of its own that writes down what it trains on, and dies where it is told.
+"""A follower in its own process, which records its training rows, and dies at a given place.
 
     python -m tests.policy.jobs.dying_follower
 
 Each line on stdin is a job, which is answered by its process id; or a process id, which is answered
 by its exit status, or a signal's number below zero, once it has ended. A job is forked from this
-process, which has loaded everything and run nothing: the import of torch takes seconds, and the
-kills are many.
+process, which has only loaded the modules: importing torch takes seconds, and there are many kills.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Patches = list[tuple[Any, str, Callable[..., Any]]]
 
 @dataclasses.dataclass
 class Job:
-    """What a line says."""
+    """The job on a line."""
 
     root: str
     updates: int
@@ -62,7 +61,7 @@ class Job:
 
 
 def run(job: Job) -> None:
-    """Follow until so many updates were made."""
+    """Follow for so many updates."""
 
     class Recording(PPO):
         def update(self, batch: SampleBatch, rng: np.random.Generator, *rest: Any) -> Any:
@@ -116,7 +115,7 @@ def _then_die(owner: Any, name: str, job: Job, place: str) -> None:
 
 
 def stale_position(job: Job) -> None:
-    """The reader's position of the update before, at every other update."""
+    """Every other update saves the reader's position from before the update."""
     sound = vars(FollowerState)["_note_position"]
 
     def broken(self: FollowerState) -> None:
@@ -140,21 +139,21 @@ def published_first(job: Job) -> None:
 
 
 def claims_rows_in_the_reader(job: Job) -> None:
-    """A lineage of whole parts, whatever of them is still in the reader."""
+    """A lineage lists whole parts, although some of their rows are still in the reader."""
     if "settle" not in vars(UntrainedRows):
         raise RuntimeError("UntrainedRows has no settle: the planted build must follow the code")
     UntrainedRows.settle = lambda self, lineage, position: {}  # type: ignore[method-assign]
 
 
 def never_due(job: Job) -> None:
-    """An update waits for its steps whatever a collector says of its clients."""
+    """An update waits for its steps, even if a collector reports waiting clients."""
     if "_due" not in vars(train_live._Follower):
         raise RuntimeError("_Follower has no _due: the planted build must follow the code")
     train_live._Follower._due = lambda self: False  # type: ignore[method-assign]
 
 
 def no_fencing(job: Job) -> None:
-    """A lease that bars a start and no publication: nobody looks at its number later."""
+    """A lease prevents a second start, but later publications do not check its number."""
     for module in (lease, store_module):
         if "require_fence" not in vars(module):
             raise RuntimeError("no require_fence: the planted build must follow the code")
@@ -180,7 +179,7 @@ def main() -> None:
             try:
                 run(Job(**job))
                 status = 0
-            except BaseException:  # told, and never carried into the loop of the parent
+            except BaseException:  # reported, and never raised into the parent's loop
                 traceback.print_exc()
             finally:
                 os._exit(status)

@@ -1,4 +1,4 @@
-"""A root with a declared policy and shards of our making, and the rows that a lineage claims."""
+"""A root with a declared policy and generated shards, and the rows that a lineage claims."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write(root: Path, *parts: Part) -> Path:
 def run(
     root: Path, updates: int, *, stop_after: int = 300, **settings: Any
 ) -> tuple[FollowResult, list[dict[str, float]]]:
-    """Follow until so many updates were made, or nothing came for long; (result, what was told)."""
+    """Follow for so many updates, or until no rows arrive for long; (result, reports)."""
     told: list[dict[str, float]] = []
     asked = iter(range(stop_after))
     settings = {"steps_per_update": 100, "on_update": told.append, "spec": SPEC, **settings}
@@ -146,7 +146,7 @@ class Followers:
 
 
 def history(root: Path) -> list[Row]:
-    """The rows behind the last weights: an update that was made again replaces the first try."""
+    """The rows that the last weights were trained on; a repeated update replaces the first one."""
     found: dict[int, list[list[Any]]] = {}
     for line in (root / "record").read_text().splitlines():
         said = json.loads(line)

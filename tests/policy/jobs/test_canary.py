@@ -32,7 +32,7 @@ SECOND = 1_000_000
 
 
 class Traffic:
-    """A root with a version that is live, and episodes of one step, a second apart."""
+    """A root with a live version, and episodes of one step, a second apart."""
 
     def __init__(self, root: Path, **rules: Any) -> None:
         self.root = root
@@ -138,8 +138,8 @@ def test_the_size_is_told_of_any_episodes_where_the_version_is_new(traffic: Traf
 
 
 def test_what_is_missing_is_said(traffic: Traffic) -> None:
-    """Of a canary without an episode, of young ones, of returns that are all alike. Episodes that
-    wait for later ones are not called too recent."""
+    """A canary without episodes, young episodes, equal returns. Episodes that wait for later ones
+    are not called too recent."""
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     (none,) = judge_canary(traffic.root, "default")["reasons"]
     assert "0 episodes and the live version 0: more of both" in none
@@ -150,7 +150,7 @@ def test_what_is_missing_is_said(traffic: Traffic) -> None:
     assert "no difference in returns is to be seen yet: more episodes" in alike
     assert "165 episodes are too recent: one counts 165 s after its start" in young
     assert (found["young"], found["waiting"]) == (165, 0)
-    wall = 800.0  # nobody came since
+    wall = 800.0  # no episode since
     found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
     _, young, waiting = found["reasons"]
     assert "64 episodes are too recent" in young
@@ -159,7 +159,7 @@ def test_what_is_missing_is_said(traffic: Traffic) -> None:
 
 
 def test_a_better_canary_is_promoted_and_the_decision_kept(traffic: Traffic) -> None:
-    """Episodes from before it was on, whoever earned what then, are not compared."""
+    """Episodes from before its start are not compared, whatever they earned."""
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     traffic.log(1500, {True: 0.7, False: 0.3})
     found = promote(traffic.root, "default")
@@ -193,7 +193,7 @@ def test_a_worse_canary_and_an_equal_one_are_not_promoted(traffic: Traffic) -> N
 
 
 def test_broken_episodes_count_as_the_default_reward(traffic: Traffic) -> None:
-    """Those that went well earn more; one in two breaks, and that is worse."""
+    """Its complete episodes earn more, but every second one breaks, which is worse."""
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     traffic.log(1500, {True: 0.6, False: 0.3}, broken={True: 0.5, False: 0.0})
     found = judge_canary(traffic.root, "default")

@@ -27,7 +27,7 @@ SPEC = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(), value_head=Fa
 
 
 def store_best(root, slope=8.0):
-    """A candidate that is almost the best policy of the log, by hand: it earns about 0.85."""
+    """A hand-made candidate that is almost the best policy for the log: it earns about 0.85."""
     weights = {
         "pi.0.weight": np.array([[slope, 0], [0, 0], [-slope, 0]], np.float32),
         "pi.0.bias": np.array([0, -5, 0], np.float32),
@@ -102,7 +102,7 @@ def test_the_result_is_strict_json_and_reproducible(bandit_log, tmp_path):
 
 
 def test_versions_and_the_live_one_are_judged_too(bandit_log, tmp_path):
-    """A number is a version; nothing named is what is live; nothing live is an error."""
+    """A number is a version; the default is the live version; without one, an error."""
     bandit_log(100).write(tmp_path)
     digest = store_best(tmp_path)
     with pytest.raises(EvaluationError, match="expected a live version"):
@@ -113,7 +113,7 @@ def test_versions_and_the_live_one_are_judged_too(bandit_log, tmp_path):
 
 
 def test_weights_are_judged_on_another_log(bandit_log, tmp_path):
-    """`store` says where the weights lie, when the log is another root."""
+    """`store` is the place of the weights if the log is another root."""
     bandit_log(400, seed=1).write(tmp_path / "home")
     bandit_log(400, seed=2).write(tmp_path / "away")
     store = WeightStore(tmp_path / "home", "default")
@@ -140,7 +140,7 @@ def test_what_cannot_be_computed_is_named(bandit_log, tmp_path):
 
 
 def test_nothing_to_judge_by_is_a_verdict(bandit_log, tmp_path):
-    """The answer has the shape of any other, and counts what was left out."""
+    """The answer has the usual fields, and counts the excluded episodes."""
     log = bandit_log(10)
     log.logp[:] = np.nan
     log.write(tmp_path)

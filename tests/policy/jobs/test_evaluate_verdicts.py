@@ -1,4 +1,4 @@
-"""What the gate once published, or called a value, without a warning: each ends in its verdict."""
+"""Cases that the gate once published, or estimated without a warning, now end in a verdict."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_policies_with_rare_costs_are_not_published(tmp_path: Path, rate: float)
 
 
 def test_a_declared_range_bounds_without_being_said_again(tmp_path: Path) -> None:
-    """By the policy's file; one that is given comes before it."""
+    """From the policy's file; an explicit range overrides it."""
     uniform_log(tmp_path, (0.2, 0.4, 0.6, 0.8))
     rules = PolicyDeclaration(observation=SPACES[0], action=SPACES[1], reward_range=(0.0, 1.0))
     save_declaration(tmp_path, rules)
@@ -221,7 +221,7 @@ def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
 
 
 def test_a_greedy_log_is_left_out_by_name(tmp_path: Path) -> None:
-    """Rows of probability 1 weigh as much as any others, and say nothing of other actions."""
+    """Rows of probability 1 have normal weights, but carry no information about other actions."""
     rng, n = np.random.default_rng(4), 2000
     obs, actions = rng.normal(size=(n, 1, 2)), np.zeros((n, 1), np.int64)
     log_episodes(tmp_path, obs, actions, rng.random((n, 1)), np.ones((n, 1)))
@@ -294,7 +294,7 @@ def test_what_clients_dropped_is_counted(tmp_path: Path) -> None:
 
 
 def test_nothing_reserved_cannot_be_judged(tmp_path: Path) -> None:
-    """Training that keeps nothing leaves nothing to judge by, whatever the hash says later."""
+    """If training held out nothing, there is nothing to judge by, whatever the hash says."""
     uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=400)
     trained = train(tmp_path, "default", BanditConfig(epochs=1), evaluation_share=0.0)
     found = evaluate(tmp_path, "default", trained.candidate).judgement
@@ -321,7 +321,7 @@ def test_nothing_that_was_trained_on_is_judged_by(tmp_path: Path) -> None:
 
 
 def test_looks_and_candidates_are_counted(tmp_path: Path) -> None:
-    """More episodes: another look, by a sequence. The same ones: the same. Others: they count."""
+    """More episodes are another look, by a sequence; the same ones are not. Others count."""
     gate = Gate(reward_range=(0.0, 1.0))
     uniform_log(tmp_path, [0.52, 0.5, 0.5, 0.5], n=1000)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
@@ -378,7 +378,7 @@ def test_a_candidate_is_judged_by_its_rule(tmp_path: Path, rule: ActionRule, val
 
 
 def test_after_greedy_only_a_canary_can_judge(tmp_path: Path) -> None:
-    """Publishing says so; the log that it makes has propensities of 1, which are left out."""
+    """Publishing notes it; the resulting log has propensities of 1, which are excluded."""
     digest = stored(tmp_path, [1.0, 0.0, 0.0, 0.0], rule=ActionRule("greedy"))
     done = publish(tmp_path, "default", digest, None)
     assert (done["action_rule"], done["notes"]) == ({"kind": "greedy"}, [WITHOUT_EXPLORATION])

@@ -1,7 +1,7 @@
-"""Laws of what a follower leaves behind: no row twice or lost through kills, lineage row by row.
+"""Laws of a follower's state: kills neither repeat nor lose rows, and the lineage is exact by row.
 
-The kills are SIGKILL between any two things that it writes. Broken builds are planted in the same
-process and have to be caught by the same account.
+The kills are SIGKILL between any two writes. Broken builds are planted in the same process and have
+to be caught by the same checks.
 
 Also of `storage.reading.untrained_rows`.
 """
@@ -53,7 +53,7 @@ def fill(root: Path, parts: int = 33, steps: int = 37) -> None:
 
 
 def account(root: Path) -> dict[str, object]:
-    """What is wrong between the rows that were trained on and what the live version claims."""
+    """The differences between the rows trained on and the live version's lineage."""
     live = WeightStore(root, "default").live()
     assert live
     trained, says = Counter(history(root)), claimed(root, live.version)
@@ -68,7 +68,7 @@ def account(root: Path) -> dict[str, object]:
     if off := [v for v in versions if off_chain(root / "weights" / "default", v)]:
         wrong["chain"] = off  # no checkpoint was damaged here
     first = sorted(rows_of(root, range(1000)))[: len(trained)]
-    if sorted(trained) != first:  # the order of the shards, without a hole
+    if sorted(trained) != first:  # the order of the shards, without a gap
         wrong["lost"] = sorted(set(first) - trained.keys())[:5]
     return wrong
 
@@ -99,7 +99,7 @@ def test_a_kill_between_any_two_writes_loses_and_doubles_no_row(
 def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
     root: Path, followers: Followers
 ) -> None:
-    """Clients that are held by the version before would wait for it for ever."""
+    """Otherwise clients held by the previous version would wait for it forever."""
     fill(root, parts=3)  # one update and a little
     assert followers.run(root, kill=[1, "checkpoint"], updates=100) == KILLED
     store = WeightStore(root, "default")
@@ -122,8 +122,8 @@ def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
 def test_a_broken_follower_is_caught_by_the_account(
     root: Path, followers: Followers, planted: str, place: str, symptoms: set[str]
 ) -> None:
-    """A stale position at every other update, a version before its checkpoint, a lineage that
-    claims what is still in the reader: the account above shows each."""
+    """A stale position at every other update, a version before its checkpoint, a lineage with rows
+    still in the reader: the check above catches each."""
     fill(root)
     for update in (2, 1):
         job = {"kill": [update, place], "updates": 100, "planted": planted}
@@ -197,7 +197,7 @@ def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
     rows = sorted(rows_of(root, range(12)))
     assert (result.version, sorted(claimed(root, 4))) == (4, rows[:300])
     assert sorted(claimed(root, 3)) == rows[:200]
-    assert off_chain(store.directory, 3) is None  # it is what version 4 went on from
+    assert off_chain(store.directory, 3) is None  # version 4 continued from it
 
 
 def test_rows_that_are_left_out_are_in_no_lineage(root: Path) -> None:
@@ -226,7 +226,7 @@ def test_rows_of_a_position_that_no_shard_has_any_more_are_claimed_by_nobody(roo
 def test_a_rollback_under_a_follower_is_followed_and_holds(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes on from what is live; candidates are kept; after `resume` it publishes again."""
+    """It continues from the live version, keeps candidates, and publishes after `resume`."""
     write(root, *(part(i) for i in range(50)))
     store = WeightStore(root, "default")
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Laws of a follower among damaged files: one that is damaged costs what it held, and no more."""
+"""Laws of a follower with damaged files: a damaged file costs its own content, and no more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lose_checkpoints(root: Path) -> None:
 
 
 def test_counts_go_on_with_the_live_weights(root: Path) -> None:
-    """Without a checkpoint: `rows_trained` of the next version is what it has behind it."""
+    """Without a checkpoint, `rows_trained` of the next version counts the rows in its lineage."""
     lose_checkpoints(root)
     result, _ = run(root, 1)
     store = WeightStore(root, "default")
@@ -69,7 +69,7 @@ def test_the_version_before_is_taken_where_the_live_one_is_damaged_too(
 
 
 def test_with_no_version_left_the_error_says_how_to_begin_anew(root: Path) -> None:
-    """Nothing is begun from nothing by itself: what is live may have cost months."""
+    """A trainer never starts anew by itself: the live version may have cost months."""
     lose_checkpoints(root)
     for number in (1, 2, 3):
         flip(version(root, number) / "manifest.json")

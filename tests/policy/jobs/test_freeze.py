@@ -58,7 +58,7 @@ def test_the_same_shards_give_the_same_file(bandit_log, tmp_path):
 
 
 def test_a_new_shard_gives_a_new_manifest(bandit_log, tmp_path):
-    """The old one still says what it said."""
+    """The old manifest is unchanged."""
     bandit_log(80).write(tmp_path, shard_rows=40)
     spare = shards(tmp_path)[1]
     content = spare.read_bytes()
@@ -155,7 +155,7 @@ def test_a_lost_candidate_is_trained_again(bandit_log, tmp_path):
 
 
 def test_a_damaged_shard_is_no_success(bandit_log, tmp_path):
-    """What cannot be read is an error that a retry may heal, and is not recorded."""
+    """An unreadable shard is an error that a retry may resolve, and is not recorded."""
     bandit_log(100).write(tmp_path, shard_rows=50)
     frozen = freeze(tmp_path)
     path = shards(tmp_path)[1]
@@ -196,7 +196,7 @@ def test_of_two_at_once_the_second_waits_and_does_nothing(bandit_log, tmp_path):
 
 
 def test_evaluating_twice_judges_once(bandit_log, tmp_path):
-    """The answer is kept; another setting is another question."""
+    """The answer is stored; another setting gives another answer."""
     bandit_log(200).write(tmp_path)
     frozen = freeze(tmp_path)
     digest = train_once(tmp_path, "default", CONFIG, frozen)["candidate"]
@@ -220,7 +220,7 @@ def test_publishing_twice_is_one_version(bandit_log, tmp_path):
 
 
 def test_a_late_retry_does_not_bring_back_an_old_version(bandit_log, tmp_path):
-    """What was decided and then followed by another version stays history."""
+    """A decision that was followed by another version does not apply again."""
     bandit_log(200).write(tmp_path)
     frozen, store = freeze(tmp_path), WeightStore(tmp_path, "default")
     old, new = (

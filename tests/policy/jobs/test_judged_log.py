@@ -1,4 +1,4 @@
-"""Laws of reading what is judged: block by block as at once, in the order of the ordinals."""
+"""Laws of reading a judged log: blocks give the same as all rows, in the order of ordinals."""
 
 from __future__ import annotations
 

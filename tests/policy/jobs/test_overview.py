@@ -1,4 +1,4 @@
-"""An overview counts what is at rest, and says what cannot be read."""
+"""An overview counts the stored data, and names unreadable files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_root_with_nothing_in_it_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_is_named(tmp_path: Path) -> None:
-    """The report is what one opens when something is wrong."""
+    """A damaged root still gives a report, which is needed most then."""
     traffic = Traffic(tmp_path)
     traffic.log(10, EQUAL)
     (tmp_path / "weights" / "default" / "live.json").write_text("{}")

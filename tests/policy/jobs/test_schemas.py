@@ -1,4 +1,4 @@
-"""A policy whose spaces were changed: a job reads one schema, and says what it leaves out."""
+"""A policy whose spaces were changed: a job reads one schema, and reports the rows left out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_declared_schema_is_trained_on_and_judged_by(changed: tuple[Path, st
 
 
 def test_a_follower_reads_the_declared_schema(changed: tuple[Path, str, str]) -> None:
-    """It updates on the rows since the change, whatever lies beside them."""
+    """It trains on the rows since the change, and ignores the others."""
     root, _, new = changed
     updates: list[Any] = []
     asked = count()

@@ -1,4 +1,4 @@
-"""Laws of columns on disk: as those in memory, without a file that anybody could find."""
+"""Laws of columns on disk: like those in memory, in an unnamed file."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class ActionValues(BanditConfig):
     ],
 )
 def test_a_candidate_has_the_rule_that_it_was_asked_for(bandit_log, tmp_path, config, asked, rule):
-    """Else its algorithm's: action values are not sampled from unless somebody says so."""
+    """Otherwise its algorithm's rule: action values are not sampled from unless requested."""
     bandit_log(60).write(tmp_path)
     result = train(tmp_path, "default", config, action_rule=asked)
     candidate, _ = WeightStore(tmp_path, "default").load_candidate(result.candidate)
@@ -137,7 +137,7 @@ def test_without_a_declaration_the_shards_name_the_spaces(bandit_log, tmp_path):
 
 
 def test_a_checkpoint_is_kept_with_the_readers_position(bandit_log, tmp_path):
-    """What was learned and what was read lie in one file."""
+    """The learner's state and the reader's position are in one file."""
     bandit_log(100).write(tmp_path)
     path = tmp_path / "learner.safetensors"
     result = train(tmp_path, "default", CONFIG, checkpoint=path)
@@ -162,7 +162,7 @@ def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
 
 
 def test_every_named_algorithm_trains(bandit_log, tmp_path):
-    """What a command line offers works, and its result is JSON."""
+    """The choices of the command line work, and the result is JSON."""
     bandit_log(60).write(tmp_path)
     for config in ALGORITHMS.values():
         document = train(tmp_path, "default", config, epochs=1).to_dict()

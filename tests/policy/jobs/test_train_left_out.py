@@ -1,4 +1,4 @@
-"""Jobs name the shards that they left out, and raise for those that they cannot read."""
+"""Jobs name the shards that they excluded, and raise for unreadable ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_shard_that_cannot_be_read_is_no_smaller_log(bandit_log: Any, tmp_path
 
 
 def test_a_reward_beyond_float32_stops_no_follower(tmp_path: Path) -> None:
-    """One acknowledged 1e200 would end each trainer that reads it: its row has a name instead."""
+    """One acknowledged 1e200 would end each trainer that reads it; its row is excluded by name."""
     root = live_log.declare(tmp_path)
     rewards = np.ones(10)
     rewards[4] = 1e200

@@ -63,7 +63,7 @@ def write(root, *parts):
 
 
 def run(root, updates, **settings):
-    """Follow until so many updates were made, or nothing came for long; (result, what was told)."""
+    """Follow for so many updates, or until no rows arrive for long; (result, reports)."""
     told, asked = [], iter(range(300))
     settings = {"steps_per_update": 100, "on_update": told.append, **settings}
     result = follow(
@@ -104,8 +104,8 @@ def test_each_update_goes_live_with_its_lineage_and_metrics(root):
 
 
 def test_rows_of_versions_too_old_are_left_out_and_counted(root):
-    """max_lag 1: the third update has nothing that is new enough. Its version goes live all the
-    same: clients that are held by the steps they acted must not wait for ever."""
+    """max_lag 1: the third update has no sufficiently new row. Its version still goes live, so that
+    clients held by the steps that they acted do not wait forever."""
     write(root, *(part(i) for i in range(30)), *(part(30 + i, version=4) for i in range(10)))
     result, told = run(root, 4, max_lag=1)
     assert result.excluded == {"stale": 100}
@@ -115,7 +115,7 @@ def test_rows_of_versions_too_old_are_left_out_and_counted(root):
 
 
 def test_logged_rows_make_no_update_and_unusable_ones_count_towards_it(root):
-    """A collector that holds its clients counts what they did, not what can be trained on."""
+    """A collector that holds its clients counts their steps, not the trainable rows."""
     write(
         root,
         *(part(i, source=1) for i in range(20)),  # logged
@@ -147,7 +147,7 @@ def test_parts_of_an_episode_that_goes_on_are_learned_from(root):
 
 
 def test_without_a_checkpoint_it_goes_on_from_what_is_live(root):
-    """Its weights, and the rows behind them: none is trained on again."""
+    """Its weights and their lineage are kept: no row is trained on again."""
     write(root, *(part(i) for i in range(10)))
     run(root, 1)
     shutil.rmtree(root / "weights" / "default" / "checkpoints")
@@ -187,7 +187,7 @@ def test_another_spec_than_the_live_one_is_refused(root):
 
 
 def test_without_publishing_there_are_candidates_alone(root):
-    """Somebody else judges them."""
+    """The candidates are left for another program to judge."""
     write(root, *(part(i) for i in range(20)))
     result, _ = run(root, 2, publish=False, checkpoint_every=1)
     store = WeightStore(root, "default")

@@ -1,4 +1,4 @@
-"""When an update is due: with its steps, or when clients wait and all that can be read was read."""
+"""When an update is due: with all its steps, or when clients wait and no more can be read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_update_may_be_due_without_a_row(root: Path) -> None:
 def test_a_version_that_nobody_waits_for_is_not_followed_early(
     root: Path, held: int | None
 ) -> None:
-    """Slow clients are no reason for small updates; nor is what a collector said of one before."""
+    """Slow clients cause no small updates, and neither does an earlier report of a collector."""
     write(root, *(part(i) for i in range(4)))
     if held is not None:
         say_held(root, "default", held)
@@ -205,7 +205,7 @@ def test_where_nobody_says_what_is_held_a_pause_after_a_damaged_shard_will_do(
 
 
 def test_what_is_said_can_be_taken_back(root: Path) -> None:
-    """As a collector does that starts: its counts start anew."""
+    """As a starting collector does, whose counts restart."""
     assert held_version(root, "default") is None
     say_held(root, "default", None)
     assert not (root / "flow").exists()
@@ -229,7 +229,7 @@ def test_rows_left_out_count_in_every_run(root: Path) -> None:
 
 
 def test_a_pipe_in_the_place_of_what_is_held_keeps_nobody_waiting(root: Path) -> None:
-    """A plain open would wait for a writer for ever."""
+    """A plain open of a FIFO would wait for a writer forever."""
     (root / "flow").mkdir()
     os.mkfifo(root / "flow" / "default.json")
     assert held_version(root, "default") is None

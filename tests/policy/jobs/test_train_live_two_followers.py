@@ -1,7 +1,7 @@
-"""Two trainers on one root: a scheduler's retry beside the orphan of the first try.
+"""Two trainers on one root: a scheduler's retry, and the orphan of its first attempt.
 
-The orphan is a real follower, stopped with SIGSTOP before its publication, that wakes up after its
-lease has expired and another has gone on.
+The orphan is a real follower, stopped with SIGSTOP before its publication, which continues after
+its lease has expired and another trainer has taken over.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rows_by_version(root: Path) -> list[int]:
 
 
 def wrong(root: Path, status: int) -> set[str]:
-    """What a second publisher would leave: rows that go back, or an orphan that had its way."""
+    """The traces of a second publisher: decreasing rows, or an orphan's publication."""
     rows = rows_by_version(root)
     found = set()
     if rows != sorted(set(rows)):
@@ -89,7 +89,7 @@ def test_an_orphan_that_wakes_up_publishes_nothing(
 
 @pytest.mark.long
 def test_a_lease_without_fencing_is_caught(root: Path, followers: Followers) -> None:
-    """The planted build: an orphan goes on beside its successor."""
+    """The planted build: an orphan continues next to its successor."""
     assert wrong(root, scene(root, followers, "learned", planted="no_fencing"))
 
 

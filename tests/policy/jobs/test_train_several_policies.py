@@ -158,7 +158,7 @@ def test_a_followed_policy_publishes_alone(log):
 
 
 def test_a_position_of_a_joint_reader_lives_in_json(log):
-    """Law: what a trainer keeps in its checkpoint is JSON, and goes on without a step twice."""
+    """Law: a trainer's position in its checkpoint is JSON, and resumes without repeating a step."""
     with MultiAgentReader(log.root, batch_size=40, columns=PPOConfig.columns) as reader:
         first = reader.next()
         state = json.loads(json.dumps(reader.state_dict()))
