@@ -121,9 +121,12 @@ def collect(
     if compression not in ("zstd", "lz4"):
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
     declared = declaration_of(observation=observation, action=action, env=env, file=policy)
-    if declared is not None or reward_window is not None:
-        settings = {"spaces_only": policy is None, "reward_window": reward_window}
-        _declare_first(root, declared, redeclare=redeclare, **settings)
+
+    def declare_bound() -> None:
+        if declared is not None or reward_window is not None:
+            settings = {"spaces_only": policy is None, "reward_window": reward_window}
+            _declare_first(root, declared, redeclare=redeclare, **settings)
+
     configure(log_format, log_level)  # type: ignore[arg-type]  # configure checks the values
     running: list[Collector] = []
 
@@ -133,7 +136,9 @@ def collect(
 
     where = Listening(host, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_host or ()))
     own, limits = version("headrace"), ServerLimits.of(limit or ())
-    status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise))
+    status = serve(
+        ServeOptions(root, where, compression, own, announce, limits, supervise, declare_bound)
+    )
     if running and not as_json:
         steps, rows = running[0].assembler.steps, running[0].sealing.totals.rows
         print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")
@@ -187,12 +192,14 @@ def up(
     from headrace.output import console, results
     from headrace.up import Up
     from ingest.server.declare import declaration_of
+    from ingest.server.listening import Listening, bind_of
     from ingest.server.logs import configure
     from storage.system.process import stop_on_signal
 
     declared = declaration_of(observation=observation, action=action, env=env, file=None)
-    if declared is not None:
-        _declare_first(root, declared, spaces_only=True, redeclare=redeclare)
+    with contextlib.closing(bind_of(root, Listening(port=port))):  # a taken port declares nothing
+        if declared is not None:
+            _declare_first(root, declared, spaces_only=True, redeclare=redeclare)
 
     configure()
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from ingest.access.admission import Admission, Hosts, audit, host_of
 from ingest.access.key_files import TokenFile
 from ingest.access.tokens import TokenBook, TokenError
+from ingest.collector.address_file import LiveAddress
 from ingest.protocol.errors import IngestError
 from storage.errors import FolderMoved, JournalFailed, JournalFull, JournalLocked
 
@@ -121,6 +122,19 @@ def bind(where: Listening) -> socket.socket:
         text = f"cannot bind {where.host}:{where.port}: {error}{hint}"
         raise ServeError(text, status) from error
     return listener
+
+
+def bind_of(root: Path | None, where: Listening) -> socket.socket:
+    """`bind` for a root's collector. The error names one that runs already."""
+    try:
+        return bind(where)
+    except ServeError as error:
+        live = None if root is None else LiveAddress.of(root / "journal")
+        if live is None:
+            raise
+        with contextlib.closing(live):
+            text = f"{error}; a collector of {root} already serves {live.address}"
+            raise ServeError(text, error.exit_status) from error
 
 
 def require_safe(where: Listening, book: TokenBook, root: Path | None) -> None:

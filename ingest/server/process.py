@@ -24,7 +24,7 @@ from typing import Protocol
 import uvicorn
 import uvloop
 
-from ingest.collector.address_file import LiveAddress, say_address
+from ingest.collector.address_file import say_address
 from ingest.collector.collector import Collector
 from ingest.collector.flow_control import FlowControl
 from ingest.collector.flow_control_file import FlowControlFile
@@ -32,7 +32,7 @@ from ingest.collector.part_feed import Tap
 from ingest.collector.statistics import DroppedRecord
 from ingest.collector.stores import Stores, stores_under
 from ingest.collector.trainer_watch import TrainerWatch
-from ingest.server.listening import Access, Listening, ServeError, bind, starting
+from ingest.server.listening import Access, Listening, ServeError, bind_of, starting
 from ingest.server.memory import MemoryWatch
 from ingest.server.routes import Routes
 from ingest.server.supervisor import Supervisor
@@ -71,6 +71,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class ServeOptions:
     """How and where a collector serves. Without a root there are no tokens: loopback only.
 
+    `declare` is called when the address is bound, before anything is written under the root.
     `listener` is a socket that is bound to the address in `listening`.
     """
 
@@ -81,6 +82,7 @@ class ServeOptions:
     announce: Callable[[str, Collector], None] | None = None
     limits: ServerLimits = field(default_factory=ServerLimits)
     supervise: bool = False
+    declare: Callable[[], None] | None = None
     listener: socket.socket | None = None
 
 
@@ -115,7 +117,7 @@ class Server:
     ) -> None:
         self.options = options
         self.access = Access(options.root, options.listening)
-        self.socket = options.listener or _bound(options)
+        self.socket = options.listener or bind_of(options.root, options.listening)
         try:
             kept = stores()
         except BaseException:
@@ -281,8 +283,10 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
 
     Raises ServeError before binding, for anything that a child would refuse to start with.
     """
-    _require_startable(options.root)
+    _require_folders(options)
     Access(options.root, options.listening)
+    listener = bind_of(options.root, options.listening)
+    _declared_root(options)
 
     def announce(address: str, collector: Collector) -> None:
         supervisor.serving()
@@ -294,20 +298,7 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
             log.warning("the address cannot be reported: %s", error)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    return replace(options, listener=_bound(options), announce=announce)
-
-
-def _bound(options: ServeOptions) -> socket.socket:
-    """Return a bound socket. Raises ServeError that names this root's running collector."""
-    try:
-        return bind(options.listening)
-    except ServeError as error:
-        live = None if options.root is None else LiveAddress.of(options.root / "journal")
-        if live is None:
-            raise
-        with contextlib.closing(live):
-            text = f"{error}; a collector of {options.root} already serves {live.address}"
-            raise ServeError(text, error.exit_status) from error
+    return replace(options, listener=listener, declare=None, announce=announce)
 
 
 class _Stopped(BaseException):
@@ -337,15 +328,16 @@ async def _serve_until_signal(options: ServeOptions) -> int:
 
 
 def _started(options: ServeOptions) -> Server:
-    root = _require_startable(options.root)
+    _require_folders(options)
     with loading():
-        return Server(options, lambda: stores_under(root, options.compression))
+        return Server(options, lambda: stores_under(_declared_root(options), options.compression))
 
 
-def _require_startable(root: Path | None) -> Path:
-    """The root, which must have a declared policy. Raises ServeError."""
-    if root is not None:
-        _require_folders(root)
+def _declared_root(options: ServeOptions) -> Path:
+    """The root, with its policies declared. Raises ServeError for a root without any."""
+    root = options.root
+    if options.declare is not None:
+        options.declare()
     if root is None or not load_declarations(root):
         raise ServeError(
             f"no policy is declared under {(root or Path()) / 'policies'}: start with "
@@ -354,8 +346,11 @@ def _require_startable(root: Path | None) -> Path:
     return root
 
 
-def _require_folders(root: Path) -> None:
+def _require_folders(options: ServeOptions) -> None:
     """Raise ServeError for a file in place of a folder, which would fail every start."""
-    for path in (root, root / "policies", root / "keys", root / "journal", root / "shards"):
+    if options.root is None:
+        return
+    for name in ("", "policies", "keys", "journal", "shards"):
+        path = options.root / name
         if path.exists() and not path.is_dir():
             raise ServeError(f"{path}: expected a folder, got something else")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -19,7 +20,7 @@ import urllib3
 
 from ingest.access.key_files import create_token
 from storage.declarations.declaration import PolicyDeclaration
-from storage.declarations.policy_files import load_declarations
+from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.spaces.descriptors import Discrete, MultiDiscrete, parse_space
 from tests.certificates import certify
 from tests.headrace.command import Collect, answer, headrace, refused
@@ -188,16 +189,27 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
         assert refused(second, f"process {collect.process.pid}", status=3)
 
 
+@pytest.mark.parametrize("command", ["collect", "up"])
+def test_a_start_that_gets_no_address_declares_nothing(tmp_path: Path, command: str) -> None:
+    """A taken port leaves a new root as it was, so that the next start may have other spaces."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = headrace(command, "--root", tmp_path, *SPACES, "--port", port)
+    assert refused(result, f"cannot bind 127.0.0.1:{port}", status=3)
+    assert not (tmp_path / "policies").exists()
+
+
 def test_every_option_is_an_environment_variable(tmp_path: Path) -> None:
     """Shared ones have one name; the command's own carry its name."""
     env = {
         "HEADRACE_ROOT": str(tmp_path / "run"),
         "HEADRACE_COLLECT_OBSERVATION": "box:4",
         "HEADRACE_COLLECT_ACTION": "discrete:2",
-        "HEADRACE_COLLECT_HOST": "0.0.0.0",
+        "HEADRACE_COLLECT_PORT": "0",
     }
-    assert refused(headrace("collect", env=env), "not loopback")
-    assert load_declarations(tmp_path / "run")["default"].action == Discrete(2)
+    spaces = {"observation": parse_space("box:4"), "action": parse_space("discrete:3")}
+    save_declaration(tmp_path / "run", PolicyDeclaration(**spaces))
+    assert refused(headrace("collect", env=env), "got observation Box", "Discrete(2)")
     listed = headrace("ls", env={**env, "HEADRACE_JSON": "1"})
     assert answer(listed)["policies"] == ["default"]
 
