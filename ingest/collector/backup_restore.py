@@ -27,7 +27,7 @@ from ingest.collector.recovery import (
     FINISHED,
     TOTALS,
     Recovered,
-    encode_finished,
+    encode_state,
     recover,
 )
 from ingest.collector.sealing import owner_of
@@ -254,7 +254,7 @@ class _Restoring(msgspec.Struct):
         if over:
             known = self.recovered.finished
             last = int(known[-1][0].removeprefix(FINISHED)) if known else -1
-            put[f"{FINISHED}{last + 1:012}"] = encode_finished(over)
+            put[f"{FINISHED}{last + 1:012}"] = encode_state(over)
             if totals.kept:
                 totals.kept[FINISHED] += 1
         put[TOTALS] = msgspec.json.encode(totals)

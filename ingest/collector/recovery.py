@@ -43,7 +43,7 @@ _LOST = {
 }
 """The counted entries of the state by the prefix of their keys, and the texts if some are lost."""
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_state = msgspec.msgpack.Encoder().encode
 _decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
 decode_carry = msgspec.msgpack.Decoder(Carry).decode
 _decode_parts = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
@@ -88,7 +88,7 @@ class Recovered(msgspec.Struct):
 
 def plan_blob(parts: Sequence[Sealed]) -> bytes:
     """A plan's blob: its parts, in the order of their ordinals."""
-    return _encode([(sealed.key, sealed.number) for sealed in parts])
+    return encode_state([(sealed.key, sealed.number) for sealed in parts])
 
 
 def recover(
@@ -263,11 +263,3 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
             put[INSTANCE + name] = msgspec.json.encode(document)  # `json` is slow for many ranges
     instances.touched.clear()
     return put
-
-
-def encode_finished(finished: Sequence[Finished]) -> bytes:
-    return _encode(finished)
-
-
-def encode_carry(carry: Carry) -> bytes:
-    return _encode(carry)

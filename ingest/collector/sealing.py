@@ -28,8 +28,7 @@ from ingest.collector.recovery import (
     TOTALS,
     Recovered,
     assembler_state,
-    encode_carry,
-    encode_finished,
+    encode_state,
     plan_blob,
 )
 from ingest.collector.writer_thread import Sealer, SealJob, WrittenShard
@@ -299,7 +298,7 @@ class Sealing:
         self.totals.steps = assembler.steps
         if finished:
             name = f"{FINISHED}{self._next_finished:012}"
-            put[name] = encode_finished(finished)
+            put[name] = encode_state(finished)
             delete.extend(self._remember(name, len(finished)))
         self.totals.kept = self._kept()
         put.update(assembler_state(assembler, self.totals) | keys)
@@ -324,7 +323,7 @@ class Sealing:
         key = f"{CARRY}{item.key}"
         if item.carry is not None:
             first = self._episode_ordinals.get(item.key, {}).get(owner, -1)
-            put[key] = encode_carry(item.carry.with_ordinal(first, owner))
+            put[key] = encode_state(item.carry.with_ordinal(first, owner))
             self._carried.add(key)
         elif item.finished is not None:
             first_part = item.part is not None and item.part.part == 0
