@@ -445,11 +445,12 @@ def verified(document: Document) -> None:
         print(f"moved: {printable(moved)}")
     for found in document["findings"]:
         print(printable(f"{found['kind']}: {found['where']}: {found['text']}"))
-    print(
-        "Every step is accounted for exactly once."
-        if document["ok"]
-        else "Some steps are not accounted for, or files are damaged: see the findings."
-    )
+    if not document["ok"]:
+        print("Some steps are not accounted for, or files are damaged: see the findings.")
+    elif document["acknowledged"] is None:
+        print("No finding; without a journal it is unknown whether steps are missing.")
+    else:
+        print("Every step is accounted for exactly once.")
 
 
 def updated(metrics: Mapping[str, float | None]) -> None:

@@ -62,7 +62,7 @@ Kind: TypeAlias = Literal[
     "stray",  # a Parquet file that is not a shard, but that other tools would read
     "hole",  # ordinals that are in no shard
     "count",  # the acknowledged steps do not add up
-    "journal",  # the journal itself is damaged
+    "journal",  # the journal itself is damaged, or its database is gone
     "weights",  # a version is damaged, or the live pointer does not lead to a version
     "differs",  # a second reader finds other values in a shard
     "unreadable",  # a second reader cannot read a shard that our reader reads
@@ -462,6 +462,7 @@ class _Audit:
         """Check that acknowledged == rows in shards + steps in the journal (+ in quarantine)."""
         if self.account is None:
             self.notes.append("no journal here: shards are checked by themselves alone")
+            self._look_for_lost_journal(self.root / "journal" / "high-water")
             return
         for text in self.account.damage:
             self._find("journal", "journal", text)
@@ -482,6 +483,15 @@ class _Audit:
                 f"{f', {self.in_quarantine} in quarantine' if self.in_quarantine else ''}: "
                 f"{abs(difference)} {word}",
             )
+
+    def _look_for_lost_journal(self, high_water: Path) -> None:
+        """Report a database that is gone: its first commit marks a row in the high-water file."""
+        if high_water.is_file() and high_water.stat().st_size:
+            text = (
+                "expected the journal's database, which this file belongs to, got none: what it "
+                "held is lost, and acknowledged steps may be in no shard"
+            )
+            self._find("journal", high_water, text)
 
     def _rows(self, *, known: bool) -> int:
         return sum(s.rows for name, s in self.streams.items() if self._known(name) is known)

@@ -37,6 +37,7 @@ from storage.verify.audit import VerifyReport
 from storage.verify.inventory import list_streams
 from storage.weights.store import WeightFolder
 from tests.collector_process import CollectorProcess, declare
+from tests.headrace.command import headrace
 
 EPISODES, STEPS, OPEN_STEPS = 4, 3, 2
 T = "hr_a_token"
@@ -596,6 +597,15 @@ def test_shards_without_a_journal_are_checked_by_themselves(root: Path) -> None:
     assert kinds(verified(root)) == ["hole", "weights"]
 
 
+def test_a_journal_whose_database_is_gone_is_found(root: Path) -> None:
+    """What is left of it shows that there was one, so that its steps are not taken for stored."""
+    for path in (root / "journal").glob(f"{DATABASE}*"):
+        path.unlink()
+    (finding,) = verified(root).findings
+    assert (finding.kind, finding.where) == ("journal", "journal/high-water")
+    assert "got none: what it held is lost" in finding.text
+
+
 @pytest.fixture
 def running(root: Path) -> Iterator[CollectorProcess]:
     with CollectorProcess(root) as collector:
@@ -843,6 +853,14 @@ def test_the_command_answers_with_its_status(root: Path) -> None:
     (line,) = listed.stdout.splitlines()
     assert json.loads(line)["ok"] is False
     assert listed.returncode == 1
+
+
+def test_without_a_journal_the_command_claims_nothing_about_missing_steps(root: Path) -> None:
+    """A copy of the shards alone may lack steps that were acknowledged."""
+    shutil.rmtree(root / "journal")
+    bare = headrace("verify", "--root", root)
+    assert bare.returncode == 0
+    assert bare.stdout.endswith("it is unknown whether steps are missing.\n")
 
 
 def test_the_command_asks_a_running_collector(running: CollectorProcess) -> None:
