@@ -63,6 +63,7 @@ class ImportOptions:
         action: columns, in the same form.
         final_observation: the columns of the next observation, one for each of `observation`'s and
             of the same kind; an episode's last row has its final one, unless all of them are empty.
+        address: the collector's.
         reward: a column, or several, which are added up.
         action_prob: the propensity's column.
         action_logp: instead, the column of the propensity's natural logarithm.
@@ -75,8 +76,10 @@ class ImportOptions:
             `final_observation` may then be mappings by policy.
         step: the column of a step's number in its episode, from 0 or 1; gaps and repeats are
             faults. Without it, steps are ordered by `time` or, without both, as in the source.
-        time: a time with its date, or numbers of `time_unit` since the epoch. `timezone`, such as
-            Europe/Berlin, applies to times without one; of a repeated hour it means the first.
+        time: the column of a time with its date, or of a number since the epoch.
+        time_unit: of such numbers: "us", "s", "ms" or "ns".
+        timezone: applies to times without one, such as Europe/Berlin; of a repeated hour it means
+            the first.
         terminated: a column that is true only on the last row of an episode that terminated.
             Without `terminated` and `truncated`, episodes end as terminated.
         truncated: the same, for episodes that were cut off by a limit.
@@ -84,11 +87,16 @@ class ImportOptions:
         infos: key -> the column of its value in each step's info: a number, true or false, a list
             or structure as it is, or a text, which becomes a number if it parses as one.
         missing: an empty cell makes its row a fault (`error`), leaves out only that row (`drop`),
-            or counts as 0, false or the empty text (`value`). `default`: column -> the value of
-            its missing cells, which overrides `missing`.
+            or counts as 0, false or the empty text (`value`).
+        default: column -> the value of its missing cells, which overrides `missing`.
+        policy_id: the policy; default: the collector's only one.
         name: the import's name, for readers and queries; default: a digest of its content.
         schema_id: the required schema of the policy's spaces.
+        categories: the file with the codes of names, for spaces that declare none.
+        token: the collector's token.
+        ca: PEM certificates to trust for https.
         timeout: seconds without an answer after which the import gives up.
+        bad_shown: the most faulty rows that the report lists; all are counted.
     """
 
     source: Any

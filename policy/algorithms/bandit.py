@@ -70,9 +70,19 @@ class BanditConfig:
     The defaults are cautious: with few rewards (clicks), more epochs and a larger `lr` soon overfit
     single rows, which shows as a small `ess`. With many rewards, raise both.
 
-    `baseline`: a number, or "mean", the mean reward of the batch; IPS only. `reward_model`, DR
-    only: "linear" (ridge regression per action) or "mean" (smoothed mean per action, independent of
-    the observation).
+    Args:
+        objective: the estimator whose gradient is followed; "dr" needs Discrete actions.
+        epochs: passes over each batch.
+        minibatch: rows in a minibatch.
+        lr: Adam's learning rate.
+        weight_decay: Adam's L2 penalty on weights.
+        weight_clip: the largest importance weight, M.
+        entropy_coeff: weight of the entropy, beta.
+        baseline: a number, or "mean", the mean reward of the batch; IPS only.
+        reward_model: "linear" (ridge regression per action) or "mean" (smoothed mean per action,
+            independent of the observation); DR only.
+        reward_l2: penalty of the ridge regression.
+        folds: how many reward models are fitted, each without the rows that it scores; DR only.
     """
 
     columns: ClassVar[tuple[str, ...]] = (

@@ -59,8 +59,14 @@ _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, NEXT_OBS, HAS_NEXT_OBS)
 class CQLConfig:
     """The settings of CQL. Raises ValueError for values outside their range.
 
-    `alpha` weighs the second term of the loss, in units of the reward. `target_every` counts steps
-    of the optimizer.
+    Args:
+        gamma: discount per step, 0 to 1.
+        alpha: weight of the loss's second term, in units of the reward.
+        epochs: passes over each batch.
+        minibatch: rows in a minibatch.
+        lr: Adam's learning rate.
+        target_every: steps of the optimizer after which the target values are renewed.
+        max_grad_norm: limit of the gradient's Euclidean norm.
     """
 
     columns: ClassVar[tuple[str, ...]] = (*_TO_LEARN, TRUNCATEDS)

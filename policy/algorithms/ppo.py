@@ -81,8 +81,20 @@ class PPOConfig:
     """The settings of PPO. Raises ValueError for values outside their range.
 
     The defaults suit short episodes and batches of some hundred rows. `lr` and `clip` decrease to a
-    tenth and then stay: a trainer that follows live traffic never stops learning. With
-    `schedule_steps` None they are constant. `max_grad_norm` limits the gradient's Euclidean norm.
+    tenth and then stay: a trainer that follows live traffic never stops learning.
+
+    Args:
+        gamma: discount per step, 0 to 1.
+        lam: lambda of the advantages (GAE), 0 to 1.
+        epochs: passes over each batch.
+        minibatch: rows in a minibatch.
+        lr: Adam's first learning rate.
+        clip: the first c: importance weights are clipped to 1 - c and 1 + c.
+        schedule_steps: trained rows after which `lr` and `clip` would be 0; None: no decrease.
+        schedule_end: the least share of their first values that `lr` and `clip` keep.
+        value_coeff: weight of the value loss.
+        entropy_coeff: weight of the entropy; 0 for none.
+        max_grad_norm: limit of the gradient's Euclidean norm.
     """
 
     columns: ClassVar[tuple[str, ...]] = (

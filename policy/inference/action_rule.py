@@ -34,11 +34,19 @@ _EXPECTED = {"temperature": "> 0", "epsilon": "from 0 to 1"}
 
 @dataclass(frozen=True)
 class ActionRule:
-    """One rule. Raises ValueError for an unknown kind, or a parameter of another kind."""
+    """One rule. Raises ValueError for an unknown kind, or a parameter of another kind.
+
+    Args:
+        kind: "sample" from the distribution; "epsilon_greedy": the best action, but any with
+            probability epsilon; or "greedy", the best action.
+        temperature: only of "sample", above 0; None stands for 1. It divides logits and multiplies
+            a Box's standard deviation.
+        epsilon: only of "epsilon_greedy", 0 to 1; None stands for 0.05.
+    """
 
     kind: Kind = "sample"
-    temperature: float | None = None  # of sample
-    epsilon: float | None = None  # of epsilon_greedy
+    temperature: float | None = None
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

@@ -37,10 +37,14 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """A network: `kind` "mlp" has `hidden` layers for the policy and as many for the value.
+    """A network. Raises SpecError for unknown kinds and sizes beyond its limits.
 
-    hidden=() is a linear policy. `value_head` adds the value network `vf` to the policy network
-    `pi`.
+    Args:
+        kind: "mlp", fully connected layers; there is no other.
+        hidden: units of each hidden layer, at most 32 layers of 65,536; () is a linear policy.
+        activation: "tanh", "relu" or "silu".
+        value_head: whether there is a value network `vf`, with `hidden` layers of its own, in
+            addition to the policy network `pi`. PPO needs one.
     """
 
     kind: str = "mlp"
@@ -85,9 +89,19 @@ class ModuleSpec:
 class PolicySpec:
     """Two spaces, the module between them, and how actions are chosen.
 
-    `distribution` is determined by the action space (policy.inference.action_layout). Raises
-    SpaceError for spaces that no policy can observe or act in, and SpecError for other faults, such
-    as epsilon_greedy with a Box, whose best action has no density.
+    Raises SpaceError for spaces that no policy can observe or act in, and SpecError for other
+    faults, such as epsilon_greedy with a Box, whose best action has no density.
+
+    Args:
+        observation: the space of observations, which are flattened for the network.
+        action: the space of actions.
+        module: the network.
+        distribution: None or the only one that fits the action space: "categorical" for Discrete,
+            "multi_categorical" for MultiDiscrete, "bernoulli" for MultiBinary, "diag_gaussian" for
+            Box, "product" for Dict and Tuple.
+        observation_filter: "NoFilter", or "MeanStdFilter" to standardise observations by their
+            running mean and deviation.
+        action_rule: how an action is chosen from the distribution; by default it is sampled.
     """
 
     observation: Space

@@ -29,8 +29,14 @@ __all__ = ["WeightStore", "require_usable"]
 class WeightStore(store.WeightFolder):
     """The weights of one policy under a root directory. Any number of processes may use it.
 
-    Weights are checked when they become a candidate, get a number or go live. WeightsRefused says
-    what is wrong with them. `clock` returns seconds since the epoch.
+    Its methods are those of `WeightFolder`: `add_candidate`, `publish`, `promote`, `rollback`,
+    `live`, `load` and others. Weights are checked when they become a candidate, get a number or go
+    live. WeightsRefused says what is wrong with them.
+
+    Args:
+        root: the folder of journal, shards and weights.
+        policy_id: the policy; its weights are in `weights/{policy_id}` under the root.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(

@@ -156,7 +156,11 @@ class PerStepSums:
 
 @dataclass(frozen=True)
 class StudentT:
-    """value +- t(n - 1) * stderr. For a ratio, stderr is the delta method's."""
+    """value +- t(n - 1) * stderr. For a ratio, stderr is the delta method's.
+
+    Args:
+        level: confidence of the interval, between 0 and 1.
+    """
 
     level: float = 0.95
 
@@ -184,6 +188,11 @@ class Bootstrap:
     Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. Time: resamples * n. A
     resample without any weight has no ratio; it counts as -inf for the lower limit and as +inf for
     the upper one, so that the interval is not too narrow.
+
+    Args:
+        rng: draws the resamples.
+        level: confidence of the interval, between 0 and 1.
+        resamples: how many are drawn.
     """
 
     rng: np.random.Generator

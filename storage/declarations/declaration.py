@@ -65,30 +65,49 @@ def _checked_range(given: Any) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyDeclaration:
-    """One policy's spaces and rules. Times are in seconds, sizes in bytes."""
+    """One policy's spaces and rules. Times are in seconds, sizes in bytes.
+
+    Args:
+        observation: the space of observations.
+        action: the space of actions.
+        policy_id: 1 to 64 letters, digits, `_` or `-`.
+        spec: a PolicySpec's JSON, for a policy that acts.
+        episode_timeout: an episode without an event for this time is abandoned.
+        reward_window: how long after its action a step accepts rewards that name it.
+        reward_combination: how several rewards of one step become one: "sum", "first", "last" or
+            "max".
+        reward_default: the reward of a step that got none.
+        reward_range: the lowest and highest reward of a step, if known; estimators use them as
+            bounds.
+        part_steps: the most steps of a part; longer episodes are stored in several parts.
+        part_bytes: the most bytes of a part.
+        part_seconds: the longest time of a part.
+        seal_bytes: parts become a shard at this size.
+        seal_seconds: parts become a shard after this time.
+        steps_per_version: flow control of on-policy training: steps with one version after which
+            clients wait until newer weights are live; None: no limit.
+        max_policy_lag: how many versions a client may be behind before it waits; None: no limit.
+        redact: path below `obs`, `infos` or `tags` -> "drop" or "hash": values to remove, or to
+            replace with pseudonyms, before anything is stored.
+    """
 
     observation: Space
     action: Space
     policy_id: str = DEFAULT_POLICY
-    spec: Mapping[str, Any] | None = None  # a PolicySpec's JSON, for a policy that acts
+    spec: Mapping[str, Any] | None = None
     episode_timeout: float = 600.0
-    # how long after its action a step accepts rewards that name it, in seconds
     reward_window: float = 0.0
-    reward_combination: str = "sum"  # how several rewards of one step become one
-    reward_default: float = 0.0  # of a step without a reward
-    # the lowest and highest reward of a step, if known; estimators use them as bounds
+    reward_combination: str = "sum"
+    reward_default: float = 0.0
     reward_range: tuple[float, float] | None = None
     part_steps: int = 4096
     part_bytes: int = 4_000_000
     part_seconds: float = 60.0
     seal_bytes: int = 32_000_000
     seal_seconds: float = 5.0
-    # flow control of on-policy training: clients wait until newer weights are live
-    steps_per_version: int | None = None  # after this many steps with one version; None: no limit
-    max_policy_lag: int | None = None  # if a client is behind by more versions; None: no limit
-    redact: Mapping[str, str] = field(
-        default_factory=dict
-    )  # see storage.declarations.redaction_rules
+    steps_per_version: int | None = None
+    max_policy_lag: int | None = None
+    redact: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_policy_id(self.policy_id)

@@ -8,8 +8,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+
+
+from dataclasses import fields, is_dataclass
+from html import unescape
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import headrace
@@ -27,6 +32,22 @@ class Built:
     folder: Path
     status: int
     stderr: str
+
+
+CONFIGS = [
+    *("ActionRule", "BanditConfig", "Bootstrap", "CQLConfig", "ImportOptions", "ModuleSpec"),
+    *("PPOConfig", "PolicyDeclaration", "PolicySpec", "StudentT"),
+]
+"""Records that a user fills in."""
+
+
+def fields_of(record: object) -> list[str]:
+    """The names of the fields of a dataclass, a Struct or a NamedTuple; else none."""
+    if is_dataclass(record):
+        return [one.name for one in fields(record)]
+    if isinstance(record, type) and issubclass(record, (msgspec.Struct, tuple)):
+        return list(getattr(record, "__struct_fields__", getattr(record, "_fields", ())))
+    return []
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +90,27 @@ def test_every_public_name_has_its_place(site: Path) -> None:
     page = (site / "reference" / "python.html").read_text()
     anchors = {found.rpartition(".")[2] for found in re.findall(r'id="([\w.]+)"', page)}
     assert set(headrace.__all__) <= anchors
+
+
+def test_every_field_of_a_record_is_on_the_page(site: Path) -> None:
+    """In the section of its class, with its comment if it has one; what configures something has a
+    table with the meaning of every field."""
+    page = (site / "reference" / "python.html").read_text()
+    _, *parts = re.split(r'<h[23] id="[\w.]+\.(\w+)" class="doc', page)
+    named = zip(parts[::2], parts[1::2], strict=True)
+    texts = {name: unescape(re.sub(r"<[^>]+>", "", text)) for name, text in named}
+    records = {one: getattr(headrace, one) for one in headrace.__all__ if one in headrace._HOMES}
+    found = {name: fields_of(record) for name, record in records.items()}
+    assert len([name for name in found if found[name]]) > 30
+    for name, own in found.items():
+        for field in own:
+            assert re.search(rf"\b{field}: ", texts[name]), f"{name}.{field}"
+    for name in CONFIGS:
+        for field in found[name]:
+            assert re.search(rf"^ +{field}: \S", records[name].__doc__, re.M), f"{name}.{field}"
+    assert "policy_id: str" in texts["WeightStore"]
+    assert "effective sample size" in texts["Estimate"]
+    assert "microseconds since the epoch, the client's" in texts["Part"]
 
 
 def test_every_command_has_its_place(site: Path) -> None:

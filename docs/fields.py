@@ -1,0 +1,64 @@
+"""What the reference says about records: the fields of each, and the comments on them.
+
+mkdocstrings shows the fields of a dataclass in its signature. This extension of griffe gives
+msgspec's Structs and NamedTuples such a signature, too, and makes a section "Attributes" of the
+comments on fields, unless the docstring has its own list.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from griffe import Attribute, Class, Extension, Function, Parameter, ParameterKind
+from griffe import Parameters as Signature
+
+_LISTED = re.compile(r"^ *(Args|Attributes):$", re.MULTILINE)
+_COMMENT = re.compile(r"  # (?!type:|noqa)(.*?)(?:  # .*)?$")
+
+
+class FieldComments(Extension):
+    """Adds the fields of records to what griffe has collected."""
+
+    def on_class(self, *, cls: Class, **_: Any) -> None:
+        bases = {str(base).rpartition(".")[2] for base in cls.bases}
+        if bases & {"Struct", "NamedTuple"}:
+            cls.set_member("__init__", _constructor(cls))
+        elif not any("dataclass" in str(one.value) for one in cls.decorators):
+            return
+        if cls.docstring and not _LISTED.search(cls.docstring.value):
+            told = [f"    {one.name}: {text}" for one in _fields(cls) if (text := _comment(one))]
+            if told:
+                cls.docstring.value = "\n".join([cls.docstring.value, "", "Attributes:", *told])
+
+
+def _fields(cls: Class) -> list[Attribute]:
+    named = [one for one in cls.members.values() if isinstance(one, Attribute) and one.annotation]
+    return [
+        one
+        for one in named
+        if "property" not in one.labels and "ClassVar" not in str(one.annotation)
+    ]
+
+
+def _constructor(cls: Class) -> Function:
+    """The constructor that its fields give a class."""
+    kind = ParameterKind.positional_or_keyword
+    own = Parameter("self", kind=kind)
+    given = [
+        Parameter(one.name, annotation=one.annotation, kind=kind, default=one.value)
+        for one in _fields(cls)
+    ]
+    return Function("__init__", parameters=Signature(own, *given), parent=cls)
+
+
+def _comment(one: Attribute) -> str:
+    """The comment behind a field, or else the lines of comment above it."""
+    lines, at = one.module.lines, (one.lineno or 1) - 1
+    found = _COMMENT.search(lines[at])
+    if found:
+        return found[1]
+    above: list[str] = []
+    while (line := lines[at - 1 - len(above)].strip()).startswith("# "):
+        above.insert(0, line[2:])
+    return " ".join(above)
