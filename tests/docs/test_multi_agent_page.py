@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.collector_process import CollectorProcess, declare
+from tests.collector_process import CollectorProcess
 from tests.docs.test_docs import blocks, run_python
 
 
 def test_the_page_about_several_agents_runs(tmp_path: Path) -> None:
-    """The client's block against a collector of two policies, the reader's on its shards."""
-    log, read = blocks("docs/multi_agent.md", "python")
-    root = tmp_path / "data/run/first"
-    declare(root, "box:2", "discrete:3", policy_id="walker")
-    declare(root, "box:4", "discrete:2", policy_id="flyer")
-    with CollectorProcess(root) as collector:
+    """The first block declares the policies, a collector of that root gets what the client logs,
+    and the reader finds it in the shards."""
+    declare, log, read = blocks("docs/multi_agent.md", "python")
+    subprocess.run([sys.executable, "-c", declare], cwd=tmp_path, check=True)
+    with CollectorProcess(tmp_path / "data/run/match") as collector:
         run_python(log, tmp_path, collector)
         status, state = collector.get("/v1/episodes/match-1")
         assert (status, state["state"]) == (200, "terminated")
