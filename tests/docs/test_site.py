@@ -7,10 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
-
-
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from html import unescape
 from pathlib import Path
 
