@@ -39,9 +39,7 @@ def import_source(
         ),
     ],
     action: Annotated[list[str], typer.Option(help="Column of the action, in the same forms.")],
-    reward: Annotated[
-        list[str], typer.Option(help="Column of the reward. If repeated: their sum.")
-    ],
+    reward: Annotated[list[str], typer.Option(help="Column of the reward. If repeated: the sum.")],
     final_observation: Annotated[
         Texts,
         typer.Option(help="Columns of the next observation, in the order of --observation."),
