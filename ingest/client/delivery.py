@@ -345,12 +345,15 @@ class Sender:
         """Wait until `ready()` is true, as after the collector's answer.
 
         Raises Refusal if the collector refuses the client, CollectorUnavailable without an answer
-        in time, or as soon as there can be none (a certificate that is not trusted).
+        in time, or at once if the next request is later than that (as after a certificate that is
+        not trusted).
         """
 
+        def pause() -> float:
+            return getattr(self._away, "retry_after", None) or 0.0
+
         def hopeless() -> bool:
-            asked = getattr(self._away, "retry_after", None) or 0.0
-            return self._is_stuck() or (timeout is not None and asked >= timeout)
+            return self._is_stuck() or (timeout is not None and pause() >= timeout)
 
         self.ensure_running()
         self.outbox.wait_until(lambda: ready() or hopeless(), timeout)
@@ -358,6 +361,9 @@ class Sender:
             return
         if self._trouble is not None:
             raise self._trouble
+        if timeout is not None and pause() >= timeout:
+            text = f"{self._away}; the next request is in {pause():.0f} s"
+            raise CollectorUnavailable(text, maybe_applied=False) from self._away
         raise self.no_answer(timeout)
 
     def no_answer(self, timeout: float | None) -> CollectorUnavailable:

@@ -224,17 +224,6 @@ class TrainablePolicy(Policy):
         """The recurrent state (s,) at the start of an episode; none for feed-forward modules."""
         return []
 
-    def act_once(
-        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool | None = None
-    ) -> Actions:
-        """Act on raw flat observations (B, D), outside of sampling.
-
-        The filter does not learn from them. `explore` defaults to the policy's own setting.
-        """
-        chosen = self.settings.explore if explore is None else explore
-        actions: Actions = self.actor().act(self.filter(flat), rng, explore=chosen)
-        return actions
-
     # trajectories
 
     def postprocess_trajectory(

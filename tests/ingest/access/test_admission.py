@@ -511,13 +511,13 @@ def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> No
             session.verify = str(mine.ca)
             with PolicyClient(process.address, token=token, session=session) as client:
                 client.log_step(OBS, 1, 2.0)
-        began = time.monotonic()
         with (
             PolicyClient(process.address, token=token, ca=other.ca) as client,
-            pytest.raises(CollectorUnavailable, match="certificate") as refused,
+            pytest.raises(
+                CollectorUnavailable, match=r"certificate.*; the next request is"
+            ) as refused,
         ):
             client.connect()
-        assert time.monotonic() - began < 20.0  # of the 30 of `timeout`
         assert not refused.value.maybe_applied
         with pytest.raises(CollectorUnavailable):
             PolicyClient(process.address, token=token, timeout=1.0).connect()
