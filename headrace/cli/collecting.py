@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,12 +122,10 @@ def collect(
     if compression not in ("zstd", "lz4"):
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
     declared = declaration_of(observation=observation, action=action, env=env, file=policy)
-
-    def declare_bound() -> None:
-        if declared is not None or reward_window is not None:
-            settings = {"spaces_only": policy is None, "reward_window": reward_window}
-            _declare_first(root, declared, redeclare=redeclare, **settings)
-
+    first = None
+    if declared is not None or reward_window is not None:
+        settings = {"spaces_only": policy is None, "reward_window": reward_window}
+        first = partial(_declare_first, root, declared, redeclare=redeclare, **settings)
     configure(log_format, log_level)  # type: ignore[arg-type]  # configure checks the values
     running: list[Collector] = []
 
@@ -136,9 +135,7 @@ def collect(
 
     where = Listening(host, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_host or ()))
     own, limits = version("headrace"), ServerLimits.of(limit or ())
-    status = serve(
-        ServeOptions(root, where, compression, own, announce, limits, supervise, declare_bound)
-    )
+    status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise, first))
     if running and not as_json:
         steps, rows = running[0].assembler.steps, running[0].sealing.totals.rows
         print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")

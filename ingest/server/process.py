@@ -283,10 +283,11 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
 
     Raises ServeError before binding, for anything that a child would refuse to start with.
     """
-    _require_folders(options)
-    Access(options.root, options.listening)
-    listener = bind_of(options.root, options.listening)
-    _declared_root(options)
+    root = _require_startable(options)
+    Access(root, options.listening)
+    listener = bind_of(root, options.listening)
+    if options.declare is not None:
+        options.declare()
 
     def announce(address: str, collector: Collector) -> None:
         supervisor.serving()
@@ -328,29 +329,30 @@ async def _serve_until_signal(options: ServeOptions) -> int:
 
 
 def _started(options: ServeOptions) -> Server:
-    _require_folders(options)
+    root = _require_startable(options)
+
+    def stores() -> Stores:
+        if options.declare is not None:
+            options.declare()
+        return stores_under(root, options.compression)
+
     with loading():
-        return Server(options, lambda: stores_under(_declared_root(options), options.compression))
+        return Server(options, stores)
 
 
-def _declared_root(options: ServeOptions) -> Path:
-    """The root, with its policies declared. Raises ServeError for a root without any."""
+def _require_startable(options: ServeOptions) -> Path:
+    """The root, if a policy is declared, or will be when the address is bound. Raises ServeError.
+
+    A file in place of a folder would fail every start.
+    """
     root = options.root
-    if options.declare is not None:
-        options.declare()
-    if root is None or not load_declarations(root):
+    for name in ("", "policies", "keys", "journal", "shards"):
+        path = (root or Path()) / name
+        if path.exists() and not path.is_dir():
+            raise ServeError(f"{path}: expected a folder, got something else")
+    if root is None or (options.declare is None and not load_declarations(root)):
         raise ServeError(
             f"no policy is declared under {(root or Path()) / 'policies'}: start with "
             "--observation box:4 --action discrete:2, --env CartPole-v1 or --policy FILE"
         )
     return root
-
-
-def _require_folders(options: ServeOptions) -> None:
-    """Raise ServeError for a file in place of a folder, which would fail every start."""
-    if options.root is None:
-        return
-    for name in ("", "policies", "keys", "journal", "shards"):
-        path = options.root / name
-        if path.exists() and not path.is_dir():
-            raise ServeError(f"{path}: expected a folder, got something else")
