@@ -13,7 +13,7 @@ from pathlib import Path
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, read_declaration, save_declaration
-from storage.spaces.descriptors import parse_space
+from storage.spaces.descriptors import Space, SpaceError, parse_space
 
 __all__ = ["declaration_of", "declare", "keeping_settings", "only_declaration"]
 
@@ -27,25 +27,47 @@ def declaration_of(
 ) -> PolicyDeclaration | None:
     """The declaration of one of the forms; None if none is given.
 
-    Raises DeclarationError for several forms, half of one, or an unknown environment; SpaceError;
-    OSError for a file that cannot be read.
+    Raises DeclarationError for several forms, half of one, an unknown environment, or no such file;
+    SpaceError; OSError for a file that cannot be read.
     """
     forms = [(observation, action) != (None, None), env is not None, file is not None]
     if sum(forms) > 1:
         raise DeclarationError("expected one of --observation with --action, --env and --policy")
     if file is not None:
-        return read_declaration(file)
+        return _of_file(file)
     if env is not None:
         return _of_environment(env)
     if observation is not None and action is not None:
-        return PolicyDeclaration(observation=parse_space(observation), action=parse_space(action))
+        spaces = _space("--observation", observation), _space("--action", action)
+        return PolicyDeclaration(observation=spaces[0], action=spaces[1])
     if forms[0]:
         raise DeclarationError("expected --observation and --action together, got one of them")
     return None
 
 
+def _space(option: str, text: str) -> Space:
+    try:
+        return parse_space(text)
+    except SpaceError as error:
+        raise SpaceError(f"{option}: {error}") from error
+
+
+def _of_file(path: Path) -> PolicyDeclaration:
+    try:
+        return read_declaration(path)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        text = f"--policy: expected a policy file, got {path}: {error.strerror}"
+        raise DeclarationError(text) from error
+
+
 def _of_environment(name: str) -> PolicyDeclaration:
-    import gymnasium  # noqa: PLC0415  the [train] extra: only this form needs it
+    try:
+        import gymnasium  # noqa: PLC0415  the [train] extra: only this form needs it
+    except ModuleNotFoundError as error:
+        raise DeclarationError(
+            "--env needs gymnasium, which is not installed: pip install 'headrace[train]', or give "
+            "--observation and --action"
+        ) from error
 
     from storage.spaces.gymnasium_spaces import from_gym  # noqa: PLC0415  imports gymnasium
 

@@ -554,6 +554,12 @@ def schema_id(observation: Space, action: Space) -> str:
 # --- short forms for command lines -----------------------------------------------------------
 
 
+_EXAMPLES = {
+    "names": 'discrete:["DE","FR"]',
+    "spaces": '{"country": ["DE", "FR"], "age": "box:1"}',
+}
+
+
 def parse_space(text: str) -> Space:
     """The space of a short form: `box:4`, `box:84x84x4:uint8`, `box:2::-1:1` (dtype, low, high),
     `discrete:2`, `discrete:5:1` (start), `discrete:["DE","FR"]` (names), `discrete:["DE"]:other`
@@ -568,9 +574,9 @@ def parse_space(text: str) -> Space:
         if text.startswith("{"):
             given = json.loads(text, object_pairs_hook=tuple)
             return Dict(tuple((name, _parse_inner(inner)) for name, inner in given))
-        if kind == "box":
+        if kind == "box" and parts and parts[0]:
             return _parse_box(parts)
-        if kind == "discrete" and rest.startswith("["):
+        if kind == "discrete" and rest and rest[0] not in "-0123456789":
             return _parse_names(rest)
         if kind == "discrete" and 1 <= len(parts) <= 2:
             return Discrete(int(parts[0]), int(parts[1]) if parts[1:] else 0)
@@ -582,10 +588,16 @@ def parse_space(text: str) -> Space:
             return Text(int(parts[0]))
     except SpaceError:
         raise
+    except json.JSONDecodeError as error:  # as of names whose quotes a shell has removed
+        form = "names" if kind == "discrete" else "spaces"
+        example = f"'{_EXAMPLES[form]}'"
+        raise SpaceError(
+            f"expected {form} as JSON, quoted for the shell: {example}, got {text:.200}"
+        ) from error
     except (ValueError, TypeError, RecursionError) as error:
         raise SpaceError(f"{text!r:.200}: {error}") from error
     raise SpaceError(
-        f"expected box:SHAPE[:DTYPE[:LOW:HIGH]], discrete:N[:START], discrete:[NAME,...][:other], "
+        'expected box:SHAPE[:DTYPE[:LOW:HIGH]], discrete:N[:START], discrete:["NAME",...][:other], '
         f"multi_discrete:N,N,..., multi_binary:SHAPE, text:MAX or a JSON object of those, got "
         f"{text!r:.200}"
     )
@@ -604,15 +616,15 @@ def _parse_names(text: str) -> Discrete:
     names, end = json.JSONDecoder().raw_decode(text)
     if text[end:] not in ("", f":{OTHER}"):
         raise SpaceError(
-            f"expected discrete:[NAME,...] or discrete:[NAME,...]:other, got {text:.200}"
+            f'expected discrete:["NAME",...] or discrete:["NAME",...]:other, got {text:.200}'
         )
     return Discrete.of(names, other=OTHER if text[end:] else None)
 
 
 def _parse_box(parts: list[str]) -> Box:
-    if len(parts) not in (0, 1, 2, 4):
+    if len(parts) not in (1, 2, 4):
         raise SpaceError("expected box:SHAPE[:DTYPE[:LOW:HIGH]]")
-    shape = tuple(int(n) for n in parts[0].split("x")) if parts and parts[0] else ()
+    shape = tuple(int(n) for n in parts[0].split("x"))
     dtype = np.dtype(parts[1] if len(parts) > 1 and parts[1] else "float32")
     if len(parts) < 4:
         return Box(shape, dtype)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,8 @@ import pytest
 import urllib3
 
 from ingest.access.key_files import create_token
-from storage.declarations.declaration import PolicyDeclaration
+from ingest.server.declare import declaration_of
+from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.spaces.descriptors import Discrete, MultiDiscrete, parse_space
 from tests.certificates import certify
@@ -149,6 +151,13 @@ def test_an_environment_gives_its_spaces(tmp_path: Path) -> None:
     assert declared.observation.shape == (4,)  # type: ignore[union-attr]  # CartPole's is a Box
 
 
+def test_only_the_option_of_an_environment_needs_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector's install lacks it; spaces in words do without."""
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(DeclarationError, match=r"--env needs gymnasium, .*or give --observation"):
+        declaration_of(env="CartPole-v1")
+
+
 def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:
     """`--policy` sets every field, under the file's policy id."""
     policy = PolicyDeclaration(
@@ -172,7 +181,14 @@ def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:
         (("--observation", "bax:4", "--action", "discrete:2"), "box:SHAPE"),
         ((*SPACES, "--env", "CartPole-v1"), "expected one of"),
         (("--env", "NoSuchEnv-v0"), "NoSuchEnv"),
-        (("--policy", "no/such/file.json"), "no/such/file.json"),
+        (
+            ("--policy", "no/such.json"),
+            "--policy: expected a policy file, got no/such.json: No such",
+        ),
+        (
+            ("--observation", "box:4", "--action", "discrete:[a,b]"),
+            "--action: expected names as JSON",
+        ),
         ((*SPACES, "--host", "0.0.0.0"), "not loopback"),
         ((*SPACES, "--compression", "gzip"), "zstd or lz4"),
     ],

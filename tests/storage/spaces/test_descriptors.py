@@ -140,7 +140,6 @@ def test_other_text_is_no_canonical_json(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "space"),
     [
-        ("box", Box()),
         ("box:4", Box((4,))),
         ("box:84x84x4:uint8", Box((84, 84, 4), np.dtype("uint8"))),
         ("box:2::-1:1", Box((2,), low=np.float32(-1), high=np.float32(1))),  # type: ignore[arg-type]
@@ -163,6 +162,14 @@ def test_any_text_is_a_space_or_a_space_error(text: str) -> None:
         parse_space(text)
     except SpaceError:
         return
+
+
+@pytest.mark.parametrize("text", ["box", "box:", "box::float32:0:1", "discrete:", "text"])
+def test_a_short_form_without_its_size_is_refused(text: str) -> None:
+    """A forgotten shape declares no scalar; JSON has the shape [], as of an environment's space."""
+    with pytest.raises(SpaceError, match="expected box:SHAPE"):
+        parse_space(text)
+    assert space_from_json(space_to_json(Box())) == Box()
 
 
 def test_names_are_sorted_and_must_differ() -> None:
