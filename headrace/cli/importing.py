@@ -15,6 +15,7 @@ from headrace.cli.options import ADDRESS, Address, Ca, Json, Redeclare, Text, Te
 
 if TYPE_CHECKING:
     from ingest.importing.options import ImportOptions
+    from ingest.importing.report import ImportReport
     from storage.declarations.declaration import PolicyDeclaration
 
 ExpectedSchema = Annotated[
@@ -97,7 +98,7 @@ def import_source(
 ) -> None:
     """Log the rows of a source through a collector; a repeated import adds nothing."""
     given = dict(locals())
-    from headrace.output import console, results
+    from headrace.output import console
     from ingest.importing.importing import run_import
 
     options = _options(given)
@@ -105,10 +106,24 @@ def import_source(
         return _declare(declare, options, redeclare=redeclare, as_json=as_json)
     with console.progress() as on_progress:
         report = run_import(options, check=check, on_progress=on_progress)
-    document = report.to_dict()
-    console.line(document) if as_json else results.imported(document)
+    _show(report, options, as_json=as_json)
     # rows that --check would leave out are invalid input
     raise typer.Exit(2 if check and report.rows_left_out else 0)
+
+
+def _show(report: ImportReport, options: ImportOptions, *, as_json: bool) -> None:
+    from headrace.output import console, results
+
+    document = report.to_dict()
+    if as_json:
+        return console.line(document)
+    results.imported(document)
+    if report.steps and not report.checked and options.name is None and options.query is None:
+        print(
+            "A longer file is another import, which stores these rows again: give --name NAME for "
+            "one that grows, from its first import on."
+        )
+    return None
 
 
 def _options(given: Mapping[str, Any]) -> ImportOptions:

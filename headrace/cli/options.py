@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +25,21 @@ def _simplify(params: list[Any], ctx: Any) -> None:
             one.metavar = re.sub(r"list\[(\w+)\]|(\w+) range", r"\1\2", shown).lower()
 
 
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ends: 128 and the number of SIGINT."""
+
+
 class Group(typer.core.TyperGroup):
     """The command line itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; say so if Ctrl-C ends it, with the notes of the interrupt."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            told = ["interrupted", *getattr(interrupt, "__notes__", ())]
+            print(f"headrace: {'; '.join(told)}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from interrupt
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _simplify(self.get_params(ctx), ctx)

@@ -6,7 +6,7 @@ Each function takes one command's document and prints it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -72,11 +72,14 @@ def imported(document: Document) -> None:
     counts = {
         "in the source": document["rows"],
         "would be sent" if document["checked"] else "acknowledged": document["steps"],
-        "known already": document["rows_known"],
+        "known already": "not asked" if document["checked"] else document["rows_known"],
         "left out": document["rows_left_out"],
         "dropped for a missing cell": document["rows_dropped"],
     }
-    title = "Checked" if document["checked"] else f"Imported as {document['name']}"
+    where = f"for policy {', '.join(document['policies'])} of {document['address']}"
+    title = f"Imported as {document['name']} {where}"
+    if document["checked"]:
+        title = f"Checked {where}" if document["address"] else "Checked; no collector answered"
     table(title, ("rows", "count"), counts.items())
     if document["checked"]:
         _understood(document["understood"])
@@ -97,14 +100,19 @@ def _understood(found: Document) -> None:
             of = f" of {policy}" if policy else ""
             print(f"{name}{of}, by {spaces['by']}: {json.dumps(spaces[name])}")
     names = {"steps": "steps of an episode", "rewards": "rewards", "returns": "returns"}
-    names |= {"propensities": "propensities", "times": "times (us)"}
-    rows = [(label, *_range(found[name])) for name, label in names.items()]
+    names |= {"propensities": "propensities", "times": "times (UTC)"}
+    shown = {"times": lambda micros: moment(round(micros))}
+    rows = [
+        (label, *_range(found[name], shown.get(name, "{:.6g}".format)))
+        for name, label in names.items()
+    ]
     table("Understood", ("", "count", "lowest", "mean", "highest"), rows)
 
 
-def _range(seen: Document) -> tuple[object, ...]:
-    shown = ("-" if seen[name] is None else f"{seen[name]:.6g}" for name in ("low", "mean", "high"))
-    return seen["count"], *shown
+def _range(seen: Document, shown: Callable[[float], str]) -> tuple[object, ...]:
+    known = seen["count"] > 0
+    values = (seen[name] if known else None for name in ("low", "mean", "high"))
+    return seen["count"], *("-" if value is None else shown(value) for value in values)
 
 
 def trained(document: Document) -> None:

@@ -21,7 +21,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -102,7 +102,11 @@ def run_import(
         lists = [(name, space.to_json()) for name, space in every if space is not None]
         names = _names(units, options, {"categories": categories, "names": lists})
         account = Account(options.bad_shown)
-        run = _Run(units, options, spaces, categories, names, account, on_progress)
+        if spec is not None:
+            account.report.address = options.address
+            account.report.policies = [str(spec.policy(name).policy_id) for name in spaces]
+        with _naming(account.report):
+            run = _Run(units, options, spaces, categories, names, account, on_progress)
         if check or spec is None:
             run.check()
         else:
@@ -125,6 +129,19 @@ def _closing(transport: Transport) -> Any:
         yield
     finally:
         transport.close()
+
+
+@contextlib.contextmanager
+def _naming(report: ImportReport) -> Iterator[None]:
+    """Name collector and policies in an error: it may be another collector than was meant."""
+    try:
+        yield
+    except ImportFailed as error:
+        if not report.address:
+            raise
+        raise ImportFailed(
+            f"{error} (policy {', '.join(report.policies)} of {report.address})"
+        ) from error
 
 
 def _spec(transport: Transport, *, patient: bool) -> CollectorSpec | None:
@@ -264,7 +281,10 @@ class _Run:
             self._tell()
 
     def send(self, sender: RequestSender, max_bulk: int) -> None:
-        """Send everything; for a source that is damaged, the rows before the damage."""
+        """Send everything; for a source that is damaged, the rows before the damage.
+
+        An interrupt ends it after the request that is under way, with the count in a note.
+        """
         lanes: dict[str | None, _Lane] = {}
         try:
             try:
@@ -275,10 +295,19 @@ class _Run:
                             lanes[policy] = _Lane(sender, max_bulk, self._names, suffix)
                         lanes[policy].send(episodes)
                     self._tell()
+            except KeyboardInterrupt:
+                lanes.clear()
+                sender.abandon()
+                raise
             finally:
                 for lane in lanes.values():
                     lane.finish()
                 sender.wait()
+        except KeyboardInterrupt as interrupt:
+            report = self._account.report
+            rows = f"{report.steps + report.rows_known:,} rows are acknowledged"
+            interrupt.add_note(f"{rows}; the same command continues")
+            raise
         finally:
             sender.close()
 

@@ -8,6 +8,7 @@ is prepared while the previous one is being sent.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -193,9 +194,20 @@ class RequestSender:
     def wait(self) -> None:
         """Wait for the answer to the latest request, and add it to the report."""
         if self._sent is not None:
-            request, future = self._sent
+            request, future = sent = self._sent
             self._sent = None
-            self._take(request, future.result())
+            try:
+                reply = future.result()
+            except KeyboardInterrupt:
+                self._sent = sent  # `abandon` still counts its answer
+                raise
+            self._take(request, reply)
+
+    def abandon(self) -> None:
+        """Let no request be sent again; count the answer to the one that is under way."""
+        self._transport.closing.set()
+        with contextlib.suppress(CollectorUnavailable, ImportFailed, Refusal):
+            self.wait()
 
     def close(self) -> None:
         self._transport.closing.set()

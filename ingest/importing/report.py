@@ -60,10 +60,13 @@ class ImportReport:
     first faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as they
     were read: spaces, lengths of episodes, rewards and returns, propensities, times in
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
-    would send.
+    would send. `address` is the collector's, empty if none answered; `policies` are those that the
+    rows may have.
     """
 
     name: str = ""
+    address: str = ""
+    policies: list[str] = field(default_factory=list)
     checked: bool = False
     rows: int = 0
     episodes: int = 0

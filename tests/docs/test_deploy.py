@@ -20,6 +20,7 @@ import trustme
 import urllib3
 
 from headrace.cli.learning import CANNOT_TELL_EXIT
+from headrace.cli.options import INTERRUPTED
 from headrace.cli.serving import NOT_SERVED
 from ingest.access.key_files import create_token
 from ingest.server.listening import TAKEN, TROUBLE, WRONG
@@ -181,7 +182,7 @@ def test_the_page_tells_each_exit_status() -> None:
     """The unit goes by them."""
     page = (ROOT / "docs/exit_statuses.md").read_text()
     told = re.findall(r"^\| (\d+) \| ", page.partition("Of `import`")[0], flags=re.MULTILINE)
-    ours = (0, TROUBLE, WRONG, TAKEN, CANNOT_TELL_EXIT, NOT_SERVED, 99)
+    ours = (0, TROUBLE, WRONG, TAKEN, CANNOT_TELL_EXIT, NOT_SERVED, 99, INTERRUPTED)
     assert told == [str(status) for status in ours]
 
 

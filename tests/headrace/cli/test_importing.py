@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headrace.cli.options import INTERRUPTED
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.spaces.descriptors import Box, Discrete
@@ -39,6 +44,8 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
         first = headrace(*words)
         assert first.returncode == 0, first.stderr
         assert "log.csv row 7: " in first.stdout
+        assert f" for policy default of {collector.address}\n" in first.stdout
+        assert "give --name NAME for one that grows" in first.stdout
         again = answer(headrace(*words, "--json"))
         assert collector.stop() == 0
     assert (again["rows"], again["steps"], again["rows_known"]) == (40, 0, 39)
@@ -94,6 +101,31 @@ def test_a_check_sends_nothing_and_shows_what_it_understood(file: Path, tmp_path
         dropped = headrace(*words, "--missing", "drop", "--json")
         assert (dropped.returncode, answer(dropped)["rows_dropped"]) == (0, 1)
         assert collector.get("/readyz")[1]["steps"] == 0
+
+
+def test_a_check_shows_times_as_dates_and_asks_for_no_rows(file: Path) -> None:
+    """A wrong unit is seen at once: its dates are of another year, or none at all."""
+    lines = file.read_text().splitlines()
+    rows = [f"{line},{1_793_491_200 + at}" for at, line in enumerate(lines[1:])]
+    file.write_text("\n".join([f"{lines[0]},at", *rows]) + "\n")
+    words = ("import", file, *WORDS, "--time", "at", "--check", "--address", "http://127.0.0.1:9")
+    right = headrace(*words, "--time-unit", "s").stdout
+    assert "2026-11-01 00:00:00" in right
+    assert re.search(r"known already .* not asked", right)
+    assert "1970-01-01 00:29:53" in headrace(*words).stdout
+
+
+def test_an_interrupt_is_said(file: Path) -> None:
+    """Ctrl-C ends a command with one line and 130."""
+    words = [sys.executable, "-m", "headrace", "import", str(file), *WORDS]
+    with subprocess.Popen(
+        [*words, "--address", "http://127.0.0.1:9"], stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        assert waiting.stderr is not None
+        assert "trying for" in waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.stderr.read() == "headrace: interrupted\n"
+    assert waiting.returncode == INTERRUPTED
 
 
 def test_several_policies_have_columns_of_their_own(tmp_path: Path) -> None:

@@ -125,6 +125,46 @@ def test_a_second_run_adds_nothing_but_another_file_or_meaning_does(
     assert len(stored(collector)) == 40
 
 
+@pytest.mark.parametrize("episode", [None, "e"])
+def test_a_file_that_grows_or_changes_its_format_adds_new_rows_under_its_name(
+    collector: CollectorProcess, tmp_path: Path, episode: str | None
+) -> None:
+    """With `name` the rows are known; without it they are another import's, and stored again."""
+    rows = [row | {"e": f"{at // 2:03d}"} for at, row in enumerate(rows_of(60))]
+    options = ImportOptions(
+        source="", address=collector.address, name="shop", episode=episode, **BANDIT
+    )
+    runs = [("log.csv", 40), ("log.csv", 60), ("log.parquet", 60)]
+    reports = [
+        run_import(dataclasses.replace(options, source=write(tmp_path / name, rows[:count])))
+        for name, count in runs
+    ]
+    assert [report.steps for report in reports] == [40, 20, 0]
+    bare = dataclasses.replace(options, source=tmp_path / "log.parquet", name=None)
+    assert run_import(bare).steps == 60
+
+
+def test_an_interrupted_import_tells_what_is_acknowledged(
+    collector: CollectorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same import knows exactly these rows, and adds the rest."""
+    monkeypatch.setattr("ingest.importing.posting.ROWS", 10)
+    monkeypatch.setattr("ingest.importing.sources.BLOCK_ROWS", 20)
+
+    def interrupt(what: str, done: int, total: int | None) -> None:
+        if done >= 40:
+            raise KeyboardInterrupt
+
+    table = pa.Table.from_pylist(rows_of(60))
+    options = ImportOptions(source=table, address=collector.address, **BANDIT)
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        run_import(options, on_progress=interrupt)
+    again = run_import(options)
+    assert (again.steps, again.rows_known) == (20, 40)
+    (note,) = interrupted.value.__notes__
+    assert note == "40 rows are acknowledged; the same command continues"
+
+
 def test_rows_of_an_episode_may_lie_anywhere_and_are_ordered_by_time(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
@@ -561,7 +601,7 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
     options = ImportOptions(source=path, address=collector.address, **BANDIT)
     with pytest.raises(ImportFailed, match="expects 2 numbers, got the columns x, y, r"):
         run_import(dataclasses.replace(options, observation=("x", "y", "r")))
-    with pytest.raises(ImportFailed, match="r has 3 categories, the policy expects at most 2"):
+    with pytest.raises(ImportFailed, match=r"expects at most 2 \(policy default of http:"):
         run_import(dataclasses.replace(options, action="r:categories"))
     table = pa.table({"x": [0.0], "y": [0.0], "r": [0.0], "p": [0.5]})
     with pytest.raises(ImportFailed, match="categories: expected a file for the codes"):
