@@ -39,7 +39,7 @@ Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 """(title, column names, rows)."""
 
 LABELS = {
-    "unsupported_actions": "actions that were never logged",
+    "unsupported_actions": "actions in no judged step",
     "unsupported_near": "actions that were never logged nearby",
     "mean_weight": "mean importance weight",
     "largest_weight": "share of the largest weight",
@@ -148,7 +148,8 @@ def judgements(logs: Sequence[Document]) -> list[Table]:
             interval = f"{low} .. {high}"
             value = (_number(one["difference"]), interval, bound, one["n"], one["verdict"])
             rows.append((log["label"], one["bar"], *value))
-    columns = ("log", "against", "difference", "interval", "bound", "episodes", "verdict")
+    unit = "units" if any(log.get("cluster") for log in logs) else "episodes"
+    columns = ("log", "against", "difference", "interval", "bound", unit, "verdict")
     decisive = ("Decisive differences: value per episode, weights minus bar", columns, rows)
     checks = [
         (

@@ -226,6 +226,7 @@ def _load(store: WeightFolder, weights: str | int | None) -> _Loaded:
         weights = live.version
     found: Candidate | Manifest
     if isinstance(weights, int):
+        store.require_version(weights, "judge")
         manifest, arrays = store.load(weights)
         found, lineage, digest = manifest, store.lineage(weights), manifest.candidate
     else:
@@ -324,7 +325,7 @@ class _Gathered:
 
     def _data(self, block: JudgedBlock, units: npt.NDArray[np.int64] | None) -> Judged:
         space = self._policy.spec.action
-        start = space.start if isinstance(space, Discrete) else 0
+        start, names = (space.start, space.names) if isinstance(space, Discrete) else (0, ())
         taken = None
         if isinstance(space, Discrete):
             taken = block.steps["actions"].astype(np.int64) - start
@@ -335,6 +336,7 @@ class _Gathered:
             flat=block.flat,
             taken=taken,
             start=start,
+            names=names or (),
             discrete=self._policy.spec.layout.is_discrete,
             units=units,
             pass_prob=block.pass_prob,

@@ -110,8 +110,12 @@ class Support:
     section 3) through the first rows, as many as fit into `SAMPLE_CELLS`.
     """
 
-    def __init__(self, actions: int, policies: int, *, start: int = 0) -> None:
-        self._actions, self._start = actions, start
+    def __init__(
+        self, actions: int, policies: int, *, start: int = 0, names: Sequence[str] = ()
+    ) -> None:
+        self._actions = actions
+        self._names = [repr(name) for name in names]
+        self._names = self._names or [f"action {start + number}" for number in range(actions)]
         self._logged = np.zeros(actions, np.int64)
         self._mass = np.zeros((policies, actions))
         self._waiting: list[tuple[FloatArray, IntArray, Sequence[FloatArray]]] = []
@@ -142,7 +146,8 @@ class Support:
         mass = np.where(self._logged > 0, 0.0, self._mass[policy] / max(1, self._rows))
         lost = float(np.where(self._seen, 0.0, self._near[policy]).sum() / max(1, self._rows))
         places = int(self._seen.any(axis=1).sum())
-        return [_action_support(mass, self._start), _context_support(lost, places)]
+        support = _action_support(mass, self._names, self._rows)
+        return [support, _context_support(lost, places)]
 
     def _plant(self) -> None:
         rows = np.concatenate([flat for flat, _, _ in self._waiting])
@@ -162,20 +167,21 @@ class Support:
                 near[:, action] += np.bincount(place, mass, len(near))
 
 
-def _action_support(mass: FloatArray, start: int) -> Diagnostic:
-    """The check of the candidate's probability of actions that were never logged.
+def _action_support(mass: FloatArray, names: Sequence[str], rows: int) -> Diagnostic:
+    """The check of the candidate's probability of actions that no judged step has.
 
-    `mass` (A,) is that probability, 0 for logged actions. Nothing is known of the reward of an
-    action that was never logged, whatever the effective sample size.
+    `mass` (A,) is that probability, 0 for logged actions, `rows` the number of judged steps.
+    Nothing is known of the reward of an action that none of them has, whatever the effective sample
+    size.
     """
     lost = float(mass.sum())
-    sentence = "every action that the candidate takes was logged"
+    sentence = "every action that the candidate takes is in the judged steps"
     if lost > 0:
         worst = np.argsort(-mass, kind="stable")[:3]
-        names = [f"action {a + start} ({mass[a]:.1%} of steps)" for a in worst if mass[a] > 0]
-        more = int((mass > 0).sum()) - len(names)
-        listed = ", ".join(names) + (f" and {more} more" if more else "")
-        sentence = f"never logged, but taken by the candidate: {listed}"
+        taken = [f"{names[a]} ({mass[a]:.1%} of steps)" for a in worst if mass[a] > 0]
+        more = int((mass > 0).sum()) - len(taken)
+        listed = ", ".join(taken) + (f" and {more} more" if more else "")
+        sentence = f"taken by the candidate, but not in the {rows:,} judged steps: {listed}"
         if lost > MOST_UNSUPPORTED:
             sentence += "; log these actions, or use a canary"
     return at_most(

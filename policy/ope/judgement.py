@@ -65,6 +65,7 @@ class Judged:
     flat: npt.NDArray[np.floating[Any]]  # (S, D) observations
     taken: IntArray | None = None  # (S,) logged actions counted from 0; None: not Discrete
     start: int = 0  # the number of the first action
+    names: tuple[str, ...] = ()  # of the actions, if they have names
     discrete: bool = True  # propensities are probabilities, not densities
     units: IntArray | None = None  # (n,) the unit of each episode, counted from 0
     pass_prob: FloatArray | None = None  # (n,) the probability that an episode was logged; None: 1
@@ -285,7 +286,8 @@ class Evidence:
 
     def _see(self, data: Judged, taken: IntArray, probs: Sequence[FloatArray]) -> None:
         if self._support is None:
-            self._support = Support(probs[0].shape[1], len(probs), start=data.start)
+            actions = probs[0].shape[1]
+            self._support = Support(actions, len(probs), start=data.start, names=data.names)
         self._support.add(data.flat, taken, probs)
 
     # results

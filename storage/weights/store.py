@@ -237,6 +237,18 @@ class WeightFolder:
         """All version numbers whose content is here, ascending."""
         return self._versions.numbers()
 
+    def require_version(self, version: int, use: str) -> None:
+        """Raise WeightsNotFound, with the versions there are, unless one is here; for what use."""
+        there = self.versions()
+        if version not in there:
+            known = (
+                f"one of the versions {', '.join(map(str, there[-10:]))}" if there else "a version"
+            )
+            raise WeightsNotFound(
+                f"{self.policy_id}: expected {known} to {use}, got {version}"
+                f"{'' if there else ', and there is none yet'}"
+            )
+
     def manifest(self, version: int) -> Manifest:
         """The manifest of one version. Raises WeightsNotFound, WeightsDamaged."""
         return self._versions.manifest(version)
@@ -499,11 +511,7 @@ class WeightFolder:
             self._record_rollback(live.canary_version, by, done, why, published=False)
             return ended
         target = self._before(live.version) if to is None else to
-        if target not in (there := self.versions()):
-            known = ", ".join(map(str, there[-10:]))
-            raise WeightsNotFound(
-                f"{self.policy_id}: expected one of the versions {known} to go back to, got {to}"
-            )
+        self.require_version(target, "go back to")
         manifest, _ = self.read(target)
         while True:
             done = f"rolled back from version {live.version} to the content of {target}"

@@ -108,6 +108,15 @@ def test_evaluate_judges_by_several_logs(
         assert told in text
     assert " steps not held out" in text, "what was trained on is not judged"
     assert "http" not in text
+    by_tag = headrace("evaluate", "--root", log, trained["candidate"][:12], "--cluster", "tag:none")
+    decisive = by_tag.stdout.partition("What decides")[2]
+    assert " units " in decisive.partition("Checks")[0], by_tag.stderr
+
+
+def test_evaluate_names_the_versions_there_are(log: Path) -> None:
+    """As `rollback` does: a number that is none of them, and one where there is none."""
+    refusal = headrace("evaluate", "9", "--root", log)
+    assert refused(refusal, "default: expected a version to judge, got 9, and there is none yet")
 
 
 def test_the_gate_refuses_what_is_not_proven(

@@ -16,11 +16,11 @@ from policy.ope.diagnostics import (
 )
 
 
-def supported(flat, taken, probs, start=0):
+def supported(flat, taken, probs, start=0, names=()):
     """(actions, near the observation), the same from one block as from several."""
     found = []
     for pieces in (1, 7):
-        support = Support(probs.shape[1], 1, start=start)
+        support = Support(probs.shape[1], 1, start=start, names=names)
         for rows in np.array_split(np.arange(len(taken)), pieces):
             support.add(flat[rows], taken[rows], [probs[rows]])
         found.append(support.checks(0))
@@ -36,6 +36,11 @@ def test_an_action_without_rows_is_named():
     assert not found.passed
     assert found.value == pytest.approx(0.6)
     assert "action 7 (60.0% of steps)" in found.sentence
+    names = ("bed", "lamp", "sofa", "rug")
+    named, _ = supported(
+        np.zeros((200, 0)), taken, np.tile([0.1, 0.2, 0.6, 0.1], (200, 1)), 0, names
+    )
+    assert "not in the 200 judged steps: 'sofa' (60.0% of steps)" in named.sentence
     trace = np.tile([0.1, 0.8, 0.005, 0.095], (200, 1))
     assert supported(np.zeros((200, 0)), taken, trace)[0].passed
 

@@ -174,6 +174,8 @@ def test_a_rollback_is_a_new_version_with_old_content(store: WeightFolder) -> No
         store.rollback()
     assert value_of(store, store.rollback(to=3).version) == 3.0
     assert store.versions() == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(WeightsNotFound, match=r"versions 1, .* 6 to judge, got 9"):
+        store.require_version(9, "judge")
     with pytest.raises(WeightsNotFound, match=r"versions 1, .* 6 to go back to, got 9"):
         store.rollback(to=9)
 
