@@ -47,7 +47,8 @@ from storage.verify.audit import (
 )
 from storage.verify.second_reader import SecondReader
 
-LEDGER_SECONDS = 60.0
+LEDGER_SECONDS = 10.0
+"""Seconds without a byte after which a collector cannot be asked, as one that is stopped."""
 LOOKS = 3
 _FILES = (DATABASE, f"{DATABASE}-wal", "high-water")
 

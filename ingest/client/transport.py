@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import NewConnectionError, ProtocolError
+from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
 from urllib3.util import Url, parse_url
 
 from ingest.protocol import messages as wire
@@ -589,6 +589,8 @@ def _told(url: Url, error: BaseException, *, known: bool) -> str:
 
     `known`: whether the server has answered before, so that its scheme cannot be the cause.
     """
+    if _has_cause(error, (ReadTimeoutError, TimeoutError)):
+        return "no answer came in time"
     cause = _causes(error)[-1]
     library = f"{type(cause).__name__}: {cause}"
     plain = _in_plain_words(url, error, cause, known=known)

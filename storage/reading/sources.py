@@ -319,6 +319,6 @@ def refuse_mixture(streams: Mapping[str, set[str]]) -> None:
     if len(streams) > 1:
         listed = "; ".join(f"{key}: {', '.join(sorted(v))}" for key, v in sorted(streams.items()))
         raise MixedSchemas(
-            f"expected shards of one schema, found {len(streams)} ({listed}): pass policy_id= or "
-            "schema_id= (--policy-id, --schema-id)"
+            f"expected shards of one schema, found {len(streams)} ({listed}): pass schema_id= "
+            "(--schema-id), or policy_id= (--policy-id) if each is of another policy"
         )

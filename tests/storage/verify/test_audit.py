@@ -734,6 +734,21 @@ def test_whoever_has_the_lock_is_named_if_it_can_be_asked(root: Path) -> None:
     journal.close()
 
 
+def test_a_stopped_collector_that_answers_nothing_is_named(
+    running: CollectorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP: after a while without a byte, in plain words."""
+    monkeypatch.setattr("ingest.verification.LEDGER_SECONDS", 0.2)
+    running.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(JournalLocked) as stopped:
+            journal_account(running.root)
+    finally:
+        running.process.send_signal(signal.SIGCONT)
+    assert f"process {running.process.pid} has the journal" in str(stopped.value)
+    assert str(stopped.value).endswith(f"{running.address}: no answer came in time")
+
+
 def test_a_dead_collectors_address_is_not_asked(root: Path) -> None:
     """Another process at that address gets no connection and no token, also during an audit."""
     with CollectorProcess(root) as collector:
