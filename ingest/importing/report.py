@@ -38,7 +38,8 @@ class Seen:
     def add(self, values: Array) -> None:
         if len(values):
             low, high = float(values.min()), float(values.max())
-            self.count, self.total = self.count + len(values), self.total + float(values.sum())
+            self.count += len(values)
+            self.total += float(values.sum(dtype=np.float64))
             self.low = low if self.low is None else min(self.low, low)
             self.high = high if self.high is None else max(self.high, high)
 

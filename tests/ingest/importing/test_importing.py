@@ -23,7 +23,7 @@ import pytest
 from ingest.importing.importing import import_table, run_import
 from ingest.importing.inference import infer_spaces
 from ingest.importing.options import ImportOptions
-from ingest.importing.report import ImportReport
+from ingest.importing.report import ImportReport, Seen
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -142,6 +142,13 @@ def test_a_file_that_grows_or_changes_its_format_adds_new_rows_under_its_name(
     assert [report.steps for report in reports] == [40, 20, 0]
     bare = dataclasses.replace(options, source=tmp_path / "log.parquet", name=None)
     assert run_import(bare).steps == 60
+
+
+def test_the_mean_of_many_times_lies_between_them() -> None:
+    """The sum of a few thousand microseconds since 1970 exceeds int64."""
+    seen, now = Seen(), 1_793_491_200_000_000
+    seen.add(np.full(10_000, now))
+    assert seen.to_dict() == {"count": 10_000, "low": now, "mean": now, "high": now}
 
 
 def test_an_interrupted_import_tells_what_is_acknowledged(
