@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import re
 import shutil
 import subprocess
+import symtable
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
@@ -113,6 +115,39 @@ def test_a_page_that_needs_no_collector_runs(page: str, home: Path) -> None:
     promised = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert promised
     assert promised == printed[-len(promised) :]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_block_has_the_names_that_it_uses(document: Path) -> None:
+    """It imports them and assigns them, or the text right above it names what it continues with."""
+    text, end = document.read_text(), 0
+    for block in BLOCK.finditer(text):
+        if block[1] in ("python", "py"):
+            above = set(re.findall(r"`(\w+)`", text[end : block.start()]))
+            assert undefined(block[2]) <= above, block[2]
+        end = block.end()
+
+
+def undefined(code: str) -> set[str]:
+    """The names that a program uses and neither imports nor assigns."""
+    program = symtable.symtable(code, "block", "exec")
+    tables = [program]
+    for table in tables:
+        tables += table.get_children()
+    own = {
+        one.get_name() for one in program.get_symbols() if one.is_assigned() or one.is_imported()
+    }
+    used = {
+        one.get_name()
+        for table in tables
+        for one in table.get_symbols()
+        if one.is_referenced() and (one.is_global() or table is program)
+    }
+    return used - own - set(dir(builtins)) - {"__name__"}
+
+
+def test_a_missing_import_is_found() -> None:
+    assert undefined("def f(a):\n    b = a\n    return np.zeros(b), f, len, c\n") == {"np", "c"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

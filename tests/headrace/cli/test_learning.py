@@ -109,7 +109,7 @@ def test_evaluate_judges_by_several_logs(
     assert " steps not held out" in text, "what was trained on is not judged"
     assert "http" not in text
     by_tag = headrace("evaluate", "--root", log, trained["candidate"][:12], "--cluster", "tag:none")
-    decisive = by_tag.stdout.partition("What decides")[2]
+    decisive = by_tag.stdout.partition("Decisive differences")[2]
     assert " units " in decisive.partition("Checks")[0], by_tag.stderr
 
 
