@@ -23,7 +23,9 @@ class ClientStats:
         acknowledged: on the collector's disk.
         duplicates: acknowledged ones that the collector had already.
         resent: sent again, because there was no answer or the collector asked for it.
-        refused: by error code: refused by the collector, or not valid for the policy.
+        refused: queued events by error code that the collector refused, or that did not fit the
+            policy when its declaration became known. A value that a call itself refuses is never
+            queued, and is not counted.
         dropped_episodes: episodes that were not or not completely logged, with `on_full="drop"`.
         dropped_steps: steps of these episodes that were not logged.
         dropped_rewards: dropped rewards for named steps of other episodes.
@@ -59,11 +61,6 @@ class ClientStats:
     retries: int = 0
     errors: int = 0
     weights_refused: int = 0
-
-    @property
-    def pending(self) -> int:
-        """The older name of `waiting`."""
-        return self.waiting
 
     def prometheus(self) -> str:
         """The counts in Prometheus's text format, as `headrace_client_...`."""

@@ -82,7 +82,7 @@ def log_episodes(address: str, secret: str) -> int:
                 client.log_returns(episode, float(arm == 2))
             client.end_episode(episode)
         client.flush()
-        require(client.stats.pending == 0, "nothing to wait after a flush")
+        require(client.stats.waiting == 0, "nothing to wait after a flush")
     return sum(LENGTHS)
 
 

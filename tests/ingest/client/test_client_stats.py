@@ -33,7 +33,22 @@ def test_the_text_is_what_prometheus_reads() -> None:
     assert found["headrace_client_events_acknowledged_total", None] == 7
     assert found["headrace_client_events_refused_total", "invalid"] == 2
     assert len(found) == 15
-    assert stats.pending == stats.waiting
+
+
+def test_refusals_are_of_queued_events_only() -> None:
+    """A value that a call refuses is not counted; one that the collector refuses is."""
+    with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
+        client.connect()
+        with pytest.raises(ValueError, match="expected finite float32"):
+            client.log_step([0.5], 1, 1.0)
+        assert client.stats.refused == {}
+        client.log_step(OBS, 1, 1.0, episode_id="a")
+        client.flush()
+        with PolicyClient(collector.address) as other:
+            other.log_step(OBS, 1, 1.0, episode_id="a")
+            with pytest.raises(Refusal):
+                other.flush()
+            assert other.stats.refused
 
 
 def test_an_outage_is_two_log_lines(caplog: pytest.LogCaptureFixture) -> None:

@@ -155,7 +155,7 @@ def test_agents_of_two_policies_join_late_and_leave_early(river: River, mode: st
         with pytest.raises(ValueError, match=f"Episode {e} has already completed"):
             client.log_returns(e, {"agent0": 1.0})
         client.flush()
-        assert client.stats.pending == 0  # nothing is kept once it is on disk
+        assert client.stats.waiting == 0  # nothing is kept once it is on disk
         status, state = river.collector.get(f"/v1/episodes/{e}")
         assert (status, state["state"]) == (200, "truncated")
         assert {a: s["state"] for a, s in state["agents"].items()} == {

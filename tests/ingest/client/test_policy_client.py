@@ -461,7 +461,7 @@ def test_nothing_is_lost_or_doubled_when_connections_reset_at_random(
         assert record.rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
         assert [event.seq for event in record.events] == list(range(1, len(record.events) + 1))
     assert client.stats.refused == {}
-    assert client.stats.pending == 0
+    assert client.stats.waiting == 0
 
 
 def test_a_closing_collector_is_waited_for(collector: ScriptedCollector) -> None:
@@ -661,7 +661,7 @@ def test_a_wrong_token_is_raised_and_nothing_dropped(collector: ScriptedCollecto
             client.flush(60)
         collector.chance = lambda: lambda serve: serve()
         gate = threading.Event()
-        while client.stats.pending:
+        while client.stats.waiting:
             gate.wait(0.02)
     assert len(collector.episodes[name].events) == 1
     assert {headers["authorization"] for _, headers, _ in collector.requests} == {"Bearer secret"}
@@ -873,7 +873,7 @@ def test_without_a_published_version_get_action_says_so(
     assert caught.value.code == "no_version"
     collector.version = 1
     assert client.get_action(name, OBS) == 2
-    assert client.stats.pending == 0
+    assert client.stats.waiting == 0
 
 
 def test_a_get_action_to_be_repeated_is_repeated(

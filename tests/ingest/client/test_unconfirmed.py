@@ -58,9 +58,9 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
     ):
         name = client.start_episode()
         client.get_action(name, [0.0] * 4)
-        assert client.stats.pending in (1, 2)  # the decision; the start, if it was not sent before
+        assert client.stats.waiting in (1, 2)  # the decision; the start, if it was not sent before
         client.flush(60)
-        assert client.stats.pending == 0
+        assert client.stats.waiting == 0
         assert client.stats.acknowledged == 2
         collector.kill()
         collector.restart()
@@ -87,7 +87,7 @@ def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path)
         collector.restart()
         client.end_episode(name)
         client.flush(60)
-        assert client.stats.pending == 0
+        assert client.stats.waiting == 0
         collector.settle(3)
         assert collector.stop() == 0
     rewards = [row["rewards"] for row in shard_rows(tmp_path)]
