@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 import headrace
 from headrace.__main__ import _command_line
-from ingest.access.tokens import ANY
+from ingest.access.tokens import ANY, LEDGER
 from ingest.protocol.errors import STATUS
 from ingest.server.route_table import ROUTES
 
@@ -99,7 +99,8 @@ def _routes() -> Iterator[str]:
     """Every route of the collector, with what it takes and answers."""
     yield "| route | does | takes | answers | scopes |\n|---|---|---|---|---|"
     for one in ROUTES:
-        scopes = "any" if one.needed == ANY else " or ".join(sorted(one.needed)) or "none"
+        scopes = "any" if one.needed == ANY else " or ".join(sorted(one.needed & ANY)) or "none"
+        scopes += ", or no tokens" if LEDGER in one.needed else ""
         taken, given = (
             "" if kind is None else f"`{getattr(kind, '__name__', kind)}`"
             for kind in (one.body, one.reply)

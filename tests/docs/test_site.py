@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 import headrace
+from ingest.access.tokens import SCOPES
 from ingest.protocol.errors import STATUS
 from ingest.server.route_table import ROUTES
 from tests.headrace.command import headrace as command
@@ -143,6 +144,9 @@ def test_every_route_and_code_has_its_place(site: Path) -> None:
     page = (site / "wire_protocol.html").read_text()
     for route in ROUTES:
         assert f"<code>{route.method} {route.path}</code>" in page
+    scopes = re.findall(r"<td>([^<]*)</td>\n</tr>", page)
+    words = {word for cell in scopes[: len(ROUTES)] for word in re.split(r" or |, ", cell)}
+    assert words <= {*SCOPES, "any", "none", "or no tokens"}
     for code in STATUS:
         assert f"<code>{code}</code>" in page
 
