@@ -43,7 +43,7 @@ client = PolicyClient(
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     yield
-    client.close()  # not reached if the server is ended by a signal
+    client.close()  # not reached if the process is ended by SIGKILL
 
 
 app = FastAPI(lifespan=lifespan)
