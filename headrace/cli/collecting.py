@@ -143,11 +143,16 @@ def collect(
 
 
 def _declare_first(root: Path, declared: PolicyDeclaration | None, **settings: Any) -> None:
-    """Declare the policy of a collector's options, and print the changes."""
+    """Declare the policy of a collector's options, and print the changes.
+
+    Raises ServeError if a collector runs on this root: what it declares is in use.
+    """
     from ingest.server.declare import declare, only_declaration
     from ingest.server.listening import starting
+    from storage.journal.sqlite_journal import require_free
 
     with starting():
+        require_free(root / "journal")
         new = only_declaration(root) if declared is None else declared
         for change in declare(root, new, **settings):
             print(change, file=sys.stderr)

@@ -72,6 +72,7 @@ __all__ = [
     "ShardRecord",
     "SqliteJournal",
     "new_collector_id",
+    "require_free",
 ]
 
 PAGE = 64  # rows per query, so that read transactions stay short
@@ -504,6 +505,18 @@ class SqliteJournal:
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
         self._high_water.close()
+
+
+def require_free(directory: Path) -> None:
+    """Raise JournalLocked if a collector has the journal in `directory`, which may not exist."""
+    lock = FileLock(directory / "lock")
+    try:
+        free = lock.acquire(blocking=False, shared=True)
+    except FileNotFoundError:
+        return
+    lock.release()
+    if not free:
+        raise _locked(directory, lock)
 
 
 def _locked(directory: Path, lock: FileLock) -> JournalLocked:

@@ -203,6 +203,12 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
     with Collect(tmp_path, *SPACES) as collect:
         second = headrace("collect", "--root", tmp_path, "--port", "0")
         assert refused(second, f"process {collect.process.pid}", status=3)
+        for command in ("collect", "up"):
+            other = ("--observation", "box:5", "--action", "discrete:2", "--redeclare")
+            third = headrace(command, "--root", tmp_path, "--port", "0", *other)
+            assert refused(third, f"process {collect.process.pid}", status=3)
+        (declared,) = load_declarations(tmp_path).values()
+        assert declared.observation == parse_space("box:4")
 
 
 @pytest.mark.parametrize("command", ["collect", "up"])
