@@ -86,7 +86,7 @@ bench: setup  ## one table of ratios, each against a named baseline
 docs: setup  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-release: setup  ## wheel, sdist and SBOM of this commit, each tried, and its tag
+release: test  ## all tests, then wheel, sdist and SBOM of this commit, each tried, and its tag
 	$(BIN)/python -m pytest -q tests/project/test_wheel.py tests/project/test_versions.py
 	$(BIN)/python release.py --tag
 

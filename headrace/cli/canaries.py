@@ -23,7 +23,7 @@ Age = Annotated[
     float | None,
     typer.Option(
         help="Age in seconds at which an episode is counted, the same in each comparison; default: "
-        "twice the sum of the policy's episode timeout and reward window."
+        "twice the policy's episode timeout, and its reward window."
     ),
 ]
 

@@ -107,8 +107,9 @@ def import_source(
     with console.progress() as on_progress:
         report = run_import(options, check=check, on_progress=on_progress)
     _show(report, options, as_json=as_json)
-    # rows that --check would leave out are invalid input
-    raise typer.Exit(2 if check and report.rows_left_out else 0)
+    # rows that --check would leave out are invalid input, and so is a source without a usable row
+    left_out = report.rows_left_out
+    raise typer.Exit(2 if left_out and (check or left_out == report.rows) else 0)
 
 
 def _show(report: ImportReport, options: ImportOptions, *, as_json: bool) -> None:

@@ -366,10 +366,6 @@ def publish(
     from policy.jobs.gate import publish as run
 
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
-    if canary is not None:
-        if url is not None or manifest is not None:
-            raise ValueError("--canary: expected neither --url nor --manifest")
-        return canaries.start(root, policy_id, chosen, canary, wait, wait_for, as_json=as_json)
     settings = Gate(
         min_ess=min_ess,
         confidence=confidence,
@@ -379,6 +375,13 @@ def publish(
         cluster=cluster,
         **period(since, until),
     )
+    if canary is not None:
+        if url is not None or manifest is not None:
+            raise ValueError("--canary: expected neither --url nor --manifest")
+        if settings != Gate():
+            text = "--canary: expected no option of the gate: `canary` judges its own episodes, by "
+            raise ValueError(text + "the reward_range of the policy's file")
+        return canaries.start(root, policy_id, chosen, canary, wait, wait_for, as_json=as_json)
     if url is not None and manifest is not None:
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
     frozen = None if manifest is None else load_frozen(manifest)

@@ -139,10 +139,14 @@ def resume(
             pin = elsewhere.served(policy_id).pinned
             elsewhere.resume(policy_id)
     if as_json:
-        return console.line({"policy_id": policy_id, "ended": pin})
+        console.line({"policy_id": policy_id, "ended": pin})
+        return
     if pin is None:
-        return print(f"{policy_id} was not pinned.")
-    return print(f"{policy_id} may be published again. {pin['by']} had pinned it: {pin['why']}.")
+        print(f"{policy_id} was not pinned.")
+        return
+    print(f"{policy_id} is not pinned any more. {pin['by']} had pinned it: {pin['why']}.")
+    if url is None and (live := WeightStore(root, policy_id).live()) and live.hold is not None:
+        print(f"Its canary goes on: {live.hold.why}; `headrace promote` or `rollback` ends that.")
 
 
 def versions(

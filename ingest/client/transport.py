@@ -388,6 +388,8 @@ class Transport:
                 maybe_applied=status not in _NOT_APPLIED,
                 retry_after=refusal.retry_after or _retry_after(found),
             )
+        if refusal.message.startswith("HTTP "):  # not of a collector
+            refusal.message = f"{self.address}: {refusal.message}"
         raise refusal
 
     def _exchange(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -32,6 +33,9 @@ log = logging.getLogger("headrace.collector")
 
 T = TypeVar("T")
 Notify = Callable[..., Any]
+
+FULL_SECONDS = 60.0
+"""How long the disk counts as full after a write without space, if none succeeds."""
 
 
 class Transaction(msgspec.Struct, frozen=True):
@@ -209,9 +213,14 @@ class LoopJournal:
         self.epoch = 0
         self.rebuilding: Refusal | None = None
         self.rebuilds = 0
-        self.full = False  # whether the disk had no space when the journal last wrote
+        self._full_at = -math.inf  # when the disk had no space for the latest write
         self.failure: Exception | None = None
         self.failed = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk had no space for the latest write, less than a minute ago."""
+        return self._loop.time() - self._full_at < FULL_SECONDS
 
     @property
     def is_usable(self) -> bool:
@@ -304,14 +313,14 @@ class LoopJournal:
             self.fail(error)
 
     def _on_durable(self, row: int) -> None:
-        self.durable_row, self.full = row, False
+        self.durable_row, self._full_at = row, -math.inf
         waiting = self._waiting
         while waiting and waiting[0][0] <= row:
             waiting.popleft()[1](None)
 
     def _on_full(self, error: Exception) -> None:
         log.error("journal: %s; refusing events until there is space", error)
-        self.full = True
+        self._full_at = self._loop.time()
         self._lose(disk_full())
         self.rebuild(disk_full(), after=self._retry_seconds)
 

@@ -223,10 +223,11 @@ def check_rewarded_step(
 
 def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
     """The refusal of a reward that is too late; it names the setting."""
+    named = f", reward {event.reward_id!r}" if event.reward_id else ""
     text = (
-        f"Episode {label_of(event)}: the reward window of step {t} has closed ({why}): expected "
-        "a reward before the next action or the end, or within the policy's reward_window of the "
-        "step's action"
+        f"Episode {label_of(event)}{named}: the reward window of step {t} has closed ({why}): "
+        "expected a reward before the next action or the end, or within the policy's reward_window "
+        "of the step's action"
     )
     return Refusal("window_closed", text, "step", event.episode_id)
 

@@ -576,7 +576,7 @@ def parse_space(text: str) -> Space:
             return Dict(tuple((name, _parse_inner(inner)) for name, inner in given))
         if kind == "box" and parts and parts[0]:
             return _parse_box(parts)
-        if kind == "discrete" and rest and rest[0] not in "-0123456789":
+        if kind == "discrete" and rest.lstrip()[:1] not in "-0123456789":
             return _parse_names(rest)
         if kind == "discrete" and 1 <= len(parts) <= 2:
             return Discrete(int(parts[0]), int(parts[1]) if parts[1:] else 0)
@@ -614,7 +614,7 @@ def _parse_inner(given: Json) -> Space:
 
 def _parse_names(text: str) -> Discrete:
     names, end = json.JSONDecoder().raw_decode(text)
-    if text[end:] not in ("", f":{OTHER}"):
+    if not isinstance(names, list) or text[end:] not in ("", f":{OTHER}"):
         raise SpaceError(
             f'expected discrete:["NAME",...] or discrete:["NAME",...]:other, got {text:.200}'
         )

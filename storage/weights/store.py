@@ -733,7 +733,13 @@ class WeightFolder:
                         f"; version {version} has the content of version {copied}, and what came "
                         "after that was rolled back"
                     )
-            raise WeightsNotFound(f"{self.policy_id}: {text}; `--to` names another one")
+            others = [one for one in there if one != version]
+            way = (
+                "`--to` names another one"
+                if others
+                else "`headrace publish` makes another one live"
+            )
+            raise WeightsNotFound(f"{self.policy_id}: {text}; {way}")
         return nearest
 
     def _number(

@@ -52,7 +52,11 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         ended = answer(headrace("rollback", "--why", "fewer clicks", *at_root))
         assert (ended["version"], ended["served"]["state"]) == (1, "served")
         answer(headrace("resume", *at_root))
+        judged = headrace("publish", digest, "--canary", "0.5", "--min-ess", "5", *at_root)
+        assert refused(judged, "--canary: expected no option of the gate", "reward_range")
         answer(headrace("publish", digest, "--canary", "0.5", *at_root))
+        answer(headrace("pause", *at_root))
+        assert "not pinned any more" in headrace("resume", "--root", tmp_path).stdout
         promoted = answer(headrace("promote", "--no-gate", *at_root))
         assert (promoted["version"], promoted["served"]["state"]) == (2, "served")
         assert collector.stop() == 0
@@ -67,6 +71,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         1,
     ]
     assert sum(f"  {digest[:12]}  promote: " in line for line in lines) == 2
+    assert lines.count("  without a gate") == 1
     ended_at = lines.index("  rolled back the canary, version 2")
     assert lines[ended_at - 1].endswith(f"  {digest[:12]}  rollback: the canary ended")
     assert lines[ended_at + 1] == "  fewer clicks", "the reason outlives the pin"

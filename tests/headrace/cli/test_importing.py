@@ -47,6 +47,9 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
         assert f" for policy default of {collector.address}\n" in first.stdout
         assert "give --name NAME for one that grows" in first.stdout
         again = answer(headrace(*words, "--json"))
+        file.write_text("\n".join([lines[0], lines[7]]) + "\n")
+        none = headrace(*words)
+        assert none.returncode == 2, "no row can be used"
         assert collector.stop() == 0
     assert (again["rows"], again["steps"], again["rows_known"]) == (40, 0, 39)
     assert again["rows_left_out"] == 1

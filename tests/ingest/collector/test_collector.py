@@ -148,7 +148,7 @@ def test_a_full_disk_refuses_rolls_back_and_resumes() -> None:
             journal.gate.set()
             answers = await asyncio.gather(*waits, return_exceptions=True)
             assert [getattr(answer, "status", None) for answer in answers] == [507, 507]
-            assert collector.journal.full
+            assert collector.journal.full  # the status page says so
             with pytest.raises(Refusal, match="disk is full"):
                 collector.accept(batch(instance, "later", 3))
             while collector.journal.rebuilding is not None:

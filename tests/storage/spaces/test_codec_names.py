@@ -129,6 +129,7 @@ def test_short_forms(text: str, space: Any) -> None:
             """names as JSON, quoted for the shell: 'discrete:.* got discrete:."a"$""",
         ),
         ("discrete:[a,b]", "names as JSON, quoted for the shell: '.*, got discrete:.a,b.$"),
+        ('discrete:{"x":1}', 'expected discrete:."NAME"'),
         ("discrete:a,b", "names as JSON, quoted for the shell: '.*, got discrete:a,b$"),
         ("{country:[DE],age:box:1}", "spaces as JSON, quoted for the shell: '{.*, got {country:"),
         ('{"a": {"b": "box:1"}}', "a short form or a list of names"),

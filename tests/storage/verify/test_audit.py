@@ -745,7 +745,7 @@ def test_a_stopped_collector_that_answers_nothing_is_named(
             journal_account(running.root)
     finally:
         running.process.send_signal(signal.SIGCONT)
-    assert f"process {running.process.pid} has the journal" in str(stopped.value)
+    assert f"process {running.process.pid} holds the journal" in str(stopped.value)
     assert str(stopped.value).endswith(f"{running.address}: no answer came in time")
 
 
