@@ -68,8 +68,11 @@ def start(
     document = start_canary(root, policy_id, candidate, share_of(share))
     version = document["canary"]
     told = {"canary": version, "share": document["share"], "by": "command line"}
-    audited("canary_started", policy=policy_id, version=document["version"], **told)
     acts = f"version {version} acts in {document['share']:.3g} of the episodes"
+    if document["started"]:
+        audited("canary_started", policy=policy_id, version=document["version"], **told)
+    else:
+        acts += ", as before"
     note = f", and {acts}; {size_of(document)}"
     where = Where(root, policy_id, None, None, None)
     report_served(document, where, wait, seconds, note=note, as_json=as_json)

@@ -54,7 +54,10 @@ if TYPE_CHECKING:
 
 RewardRange = Annotated[
     tuple[float, float] | None,
-    typer.Option(help="Least and most that a step can earn; default: the policy's declaration."),
+    typer.Option(
+        metavar="<low high>",
+        help="Least and most that a step can earn, such as 0 1; default: the policy's declaration.",
+    ),
 ]
 EvaluationShare = Annotated[
     float | None,

@@ -339,8 +339,8 @@ def _declared(root: Path | str, policy_id: str) -> PolicyDeclaration:
 def start_canary(root: Path | str, policy_id: str, candidate: str, share: float) -> Document:
     """Let a candidate (a digest) act in a `share` (0 to 1) of the episodes.
 
-    Returns a dict. Its `needed` is the estimated number of episodes, of both arms, that can show a
-    difference of `effect`: a tenth of the mean return of the `recent` latest episodes. They are
+    Returns a dict. `started` is false if it acted in this share already; `needed` is the estimated
+    number of episodes, of both arms, that can show a difference of `effect`: a tenth of the mean return of the `recent` latest episodes. They are
     the live version's, or all versions' if it has fewer than 30; with fewer than 30 of all, both
     are None. Raises ValueError if the policy is not declared, and the errors of
     `WeightStore.start_canary`.
@@ -350,7 +350,8 @@ def start_canary(root: Path | str, policy_id: str, candidate: str, share: float)
     before = store.live()
     needed = _needed(root, declaration, before, share) if before is not None else {}
     live = store.start_canary(digest, share)
-    if before is None or live.generation != before.generation:  # else it was on already
+    started = before is None or live.generation != before.generation
+    if started:
         acts = f"version {live.canary_version} acts in {live.canary_share:.3g} of the episodes"
         document = {"policy_id": policy_id, "kind": "canary start", "candidate": digest}
         try:
@@ -360,6 +361,7 @@ def start_canary(root: Path | str, policy_id: str, candidate: str, share: float)
     return {
         "policy_id": policy_id,
         "candidate": digest,
+        "started": started,
         "canary": live.canary_version,
         "share": live.canary_share,
         "version": live.version,

@@ -30,6 +30,9 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert started["served"]["state"] == "served"
         listed = headrace("versions", "--root", tmp_path).stdout
         assert "canary in 0.1 of the episodes" in listed
+        again = headrace("publish", digest, "--canary", "10%", "--root", tmp_path)
+        assert "acts in 0.1 of the episodes, as before" in again.stdout
+        assert "canary_started" not in again.stderr
         answer(headrace("resume", *at_root))
         assert refused(headrace("publish", digest, "--no-gate", *at_root), "a canary", status=1)
         asked = process("canary", *at_root)
