@@ -340,10 +340,11 @@ def start_canary(root: Path | str, policy_id: str, candidate: str, share: float)
     """Let a candidate (a digest) act in a `share` (0 to 1) of the episodes.
 
     Returns a dict. `started` is false if it acted in this share already; `needed` is the estimated
-    number of episodes, of both arms, that can show a difference of `effect`: a tenth of the mean return of the `recent` latest episodes. They are
-    the live version's, or all versions' if it has fewer than 30; with fewer than 30 of all, both
-    are None. Raises ValueError if the policy is not declared, and the errors of
-    `WeightStore.start_canary`.
+    number of episodes, of both arms, that can show a difference of `effect`: a tenth of the mean
+    return of the `recent` latest episodes. They are the live version's, or all versions' if it has
+    fewer than 30; with fewer than 30 of all, both are None.
+
+    Raises ValueError if the policy is not declared, and the errors of `WeightStore.start_canary`.
     """
     store, declaration = WeightStore(root, policy_id), _declared(root, policy_id)
     digest = store.candidate(candidate).digest
