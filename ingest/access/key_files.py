@@ -31,12 +31,12 @@ from storage.system.files import (
 SECRET_BYTES = 32
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[Token]
     version: int = 1
 
 
-_decode = msgspec.json.Decoder(_Document).decode
+_decode = msgspec.json.Decoder(_KeyFile).decode
 
 
 def keys_folder(root: Path) -> Path:
@@ -136,7 +136,7 @@ def revoke_token(root: Path, which: str, *, wall: Callable[[], float] = time.tim
 
 
 def _save(root: Path, tokens: list[Token]) -> None:
-    data = msgspec.json.format(msgspec.json.encode(_Document(tokens)), indent=2)
+    data = msgspec.json.format(msgspec.json.encode(_KeyFile(tokens)), indent=2)
     replace_file(root / "keys" / "tokens.json", data + b"\n", private=True)
 
 

@@ -48,7 +48,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(eq=False)
-class _Question:
+class _PendingAction:
     """One observation, and the future for its action."""
 
     request: GetAction
@@ -86,7 +86,7 @@ class AsyncPolicyClient(PolicyClient):
 
     def _reset(self) -> None:
         """Start without requests in flight, also in a forked child, which has no threads."""
-        self._questions: list[_Question] = []
+        self._questions: list[_PendingAction] = []
         self._requests = 0  # on their way
         self._threads = ThreadPoolExecutor(REQUESTS, "headrace-actions")
 
@@ -243,7 +243,7 @@ class AsyncPolicyClient(PolicyClient):
                 policy_id=episode.policy.policy_id,
                 schema_id=episode.policy.schema_id,
             )
-            mine.append(_Question(request, loop.create_future(), monotonic() + self._timeout))
+            mine.append(_PendingAction(request, loop.create_future(), monotonic() + self._timeout))
         if not self._questions:
             loop.call_soon(self._send)
         self._questions += mine
@@ -288,7 +288,9 @@ class AsyncPolicyClient(PolicyClient):
             self._sender.learn_anew()
         return reply
 
-    def _answered(self, batch: Sequence[_Question], sent: asyncio.Future[ActionsReply]) -> None:
+    def _answered(
+        self, batch: Sequence[_PendingAction], sent: asyncio.Future[ActionsReply]
+    ) -> None:
         self._requests -= 1
         error = ClientError("the client is closed") if sent.cancelled() else sent.exception()
         for index, question in enumerate(batch):

@@ -126,7 +126,7 @@ class ExternalEnv:
     def _in_process(self) -> EpisodesHere:
         """Create the receiver of the calls when there is no collector."""
         observation, action = map(descriptor, (self.observation_space, self.action_space))
-        return _SingleAgent(self._exchange, ClientPolicy(DEFAULT_POLICY, observation, action))
+        return _SingleAgentCalls(self._exchange, ClientPolicy(DEFAULT_POLICY, observation, action))
 
     def _connect(self, address: str) -> PolicyClient:
         """Create the client for the address of a collector."""
@@ -339,7 +339,7 @@ class ExternalBaseEnv:
         self.env.stop()
 
 
-class _SingleAgent:
+class _SingleAgentCalls:
     """The five calls of one agent, which it checks and passes to an exchange."""
 
     def __init__(self, exchange: Exchange, policy: ClientPolicy) -> None:

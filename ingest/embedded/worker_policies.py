@@ -52,14 +52,14 @@ class _WorkerPolicy(Publishable, Protocol):
     ) -> None: ...
 
 
-class _Settings(Protocol):
+class _FragmentSettings(Protocol):
     rollout_fragment_length: int
     batch_mode: str
 
 
 class _Worker(Protocol):
     policies: Mapping[str, _WorkerPolicy]
-    settings: _Settings
+    settings: _FragmentSettings
 
 
 class _Trail:

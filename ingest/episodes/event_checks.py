@@ -30,7 +30,7 @@ Values: TypeAlias = tuple[PolicyRules, bytes, bytes]
 ON_POLICY, LOGGED, REPLAYED = range(len(SOURCES))
 
 
-class _Group(msgspec.Struct, frozen=True):
+class _PolicyActions(msgspec.Struct, frozen=True):
     """Action events of one policy within a batch."""
 
     rules: PolicyRules
@@ -63,7 +63,7 @@ def check_values(
     names the place. These include events of policies that redact, and of episodes that turn out to
     have other rules.
     """
-    groups: dict[int, _Group] = {}
+    groups: dict[int, _PolicyActions] = {}
     starting: dict[Name, wire.Start] = {}
     for index, event in enumerate(batch.events):
         if isinstance(event, wire.Start):
@@ -75,7 +75,9 @@ def check_values(
             if len(event.obs) == rules.observation.itemsize and (
                 len(event.action) == rules.action.itemsize
             ):
-                groups.setdefault(id(rules), _Group(rules)).add(index, event.obs, event.action)
+                groups.setdefault(id(rules), _PolicyActions(rules)).add(
+                    index, event.obs, event.action
+                )
     found: dict[int, Values] = {}
     for group in groups.values():
         found.update(group.checked())

@@ -79,7 +79,7 @@ def _repeated(value: bytes, steps: int) -> bytes:
 
 def parts_of(event: Imported, received: int) -> Iterator[tuple[ImportedEpisode, list[Part]]]:
     """Yield each episode and its steps as parts without an ending, numbered from 0."""
-    columns = _Columns(event, received)
+    columns = _EventColumns(event, received)
     begin = 0
     for episode in event.episodes:
         end = begin + episode.steps
@@ -92,7 +92,7 @@ def parts_of(event: Imported, received: int) -> Iterator[tuple[ImportedEpisode, 
         begin = end
 
 
-class _Columns:
+class _EventColumns:
     """The columns of an event, and the offsets of each step's values."""
 
     def __init__(self, event: Imported, received: int) -> None:

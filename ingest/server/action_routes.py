@@ -75,7 +75,7 @@ class _Request:
         self.answers[index].error = named.to_json()
 
 
-class _Group(msgspec.Struct, frozen=True):
+class _ForwardKey(msgspec.Struct, frozen=True):
     """The key of calls that one forward pass can answer together."""
 
     policy_id: str
@@ -182,7 +182,7 @@ class Acting:
 
     def _answer(self, waiting: list[_Request]) -> None:
         """Answer each request; an error in one does not affect the others."""
-        groups: dict[_Group, list[_Question]] = {}
+        groups: dict[_ForwardKey, list[_Question]] = {}
         for request in waiting:
             with _alone(request):
                 self._ask(request, groups)
@@ -199,7 +199,7 @@ class Acting:
                     self._mark(request.answers, row)
                 request.done.set_result(row)
 
-    def _ask(self, request: _Request, groups: dict[_Group, list[_Question]]) -> None:
+    def _ask(self, request: _Request, groups: dict[_ForwardKey, list[_Question]]) -> None:
         """Add a request's calls to groups, except for those that are answered at once."""
         named: set[Name] = set()
         for index, call in enumerate(request.calls):
@@ -223,7 +223,7 @@ class Acting:
             known = request.record and self._repeat(request, call, obs, request.answers[index])
             if not known:
                 canary = self._live.in_canary(policy_id, arm)
-                group = _Group(policy_id, rules.schema_id, call.explore, canary)
+                group = _ForwardKey(policy_id, rules.schema_id, call.explore, canary)
                 groups.setdefault(group, []).append(_Question(request, index, obs))
 
     def _episode(self, call: wire.GetAction) -> OpenEpisode:
@@ -248,7 +248,9 @@ class Acting:
             text = f"Episode {label_of(call)}: {text}"
             raise Refusal("invalid", text, place, call.episode_id) from error
 
-    def _choose(self, group: _Group, questions: list[_Question]) -> list[tuple[_Question, Choice]]:
+    def _choose(
+        self, group: _ForwardKey, questions: list[_Question]
+    ) -> list[tuple[_Question, Choice]]:
         """The choices for questions; those without one have been refused or failed."""
         answers: Sequence[Choice | Refusal]
         try:

@@ -86,14 +86,14 @@ class ServeOptions:
     listener: socket.socket | None = None
 
 
-class _Follower(Protocol):
+class _ServerTask(Protocol):
     """A task that runs as long as the server."""
 
     async def follow(self) -> None:
         """Run until cancelled."""
 
 
-async def keep_following(one: _Follower, again: float = FOLLOW_AGAIN_SECONDS) -> None:
+async def keep_following(one: _ServerTask, again: float = FOLLOW_AGAIN_SECONDS) -> None:
     """Run a follower until cancelled; log an unexpected error, and start it again.
 
     Otherwise revoked tokens would be accepted, and nobody would notice.
@@ -140,7 +140,7 @@ class Server:
         budget = Budget(limits.max_bodies)
         room = room_for_connections(limits.max_connections)
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
-        self._following: list[_Follower] = [self.access, self._watch]
+        self._following: list[_ServerTask] = [self.access, self._watch]
         trainers = self._watch_trainers(options.root)
         if tap is None:  # a trainer's process manages its own memory
             self._following.append(MemoryWatch(self.collector, budget))

@@ -91,7 +91,7 @@ class CQLConfig:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Transitions:
     """A batch as tensors; N rows."""
 
     observed: Tensor  # (N, D)
@@ -100,8 +100,8 @@ class _Rows:
     rewards: Tensor  # (N,)
     over: Tensor  # (N,) bool: the target is the reward alone
 
-    def take(self, index: Tensor) -> _Rows:
-        return _Rows(
+    def take(self, index: Tensor) -> _Transitions:
+        return _Transitions(
             self.observed[index],
             self.following[index],
             self.actions[index],
@@ -164,7 +164,7 @@ class CQL:
             on_progress("training", done, total)
         return metrics
 
-    def _step(self, rows: _Rows, target: torch.nn.Module) -> dict[str, float]:
+    def _step(self, rows: _Transitions, target: torch.nn.Module) -> dict[str, float]:
         module = self.policy.module
         values = module.dist_inputs(rows.observed)
         taken = values.gather(1, rows.actions[:, None])[:, 0]
@@ -188,14 +188,14 @@ class CQL:
             "mean_value": float(taken.detach().mean()),
         }
 
-    def _rows(self, batch: SampleBatch) -> _Rows:
+    def _rows(self, batch: SampleBatch) -> _Transitions:
         policy, space = self.policy, self.policy.spec.action
         if not isinstance(space, Discrete):
             raise TypeError(f"expected a Discrete action space, got {space}")
         device = policy.device
         over = np.asarray(batch[TERMINATEDS] | ~batch[HAS_NEXT_OBS], np.bool_)
         taken = np.asarray(batch["actions"], np.int64) - space.start
-        return _Rows(
+        return _Transitions(
             policy.observe(policy.flat_observations(batch)),
             policy.observe(policy.flat_observations(batch, NEXT_OBS)),
             torch.from_numpy(taken).to(device),

@@ -123,7 +123,7 @@ def counts_after(declaration: PolicyDeclaration, age: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _ArmSteps:
     """Columns (S,) of steps, sorted by episode, agent and t."""
 
     episode: IntArray  # numbered from 0
@@ -154,7 +154,7 @@ def _batches(
         yield from reader
 
 
-def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _Rows:
+def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _ArmSteps:
     """The rows of one arm as numbers, about 60 bytes per step."""
     episodes, agents = _Numbers(), _Numbers()
     found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
@@ -176,7 +176,7 @@ def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _Ro
         )
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
     order = np.lexsort((columns[2], columns[1], columns[0]))
-    return _Rows(*(column[order] for column in columns))
+    return _ArmSteps(*(column[order] for column in columns))
 
 
 def _names(batch: SampleBatch) -> npt.NDArray[np.str_]:
@@ -204,7 +204,7 @@ def _firsts(*keys: IntArray) -> IntArray:
 
 
 def _aged(
-    rows: _Rows,
+    rows: _ArmSteps,
     declaration: PolicyDeclaration,
     newest: int,
     age: float,

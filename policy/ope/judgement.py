@@ -188,7 +188,7 @@ class Evidence:
         self._scores: EarlierScores | None = None
         self._support: Support | None = None
         self._returns = column()
-        self._steps = _Steps()
+        self._steps = _StepSummary()
         self._one_step = self._discrete = True
         self._scored = True  # whether all blocks were scored by a reward model
 
@@ -432,7 +432,7 @@ class _Bar:
             robust = one_step_values(data.rewards, weights, others, scores)
             self._robust.add(by * robust, data.units)
 
-    def differences(self, steps: _Steps, plan: _Plan) -> Differences:
+    def differences(self, steps: _StepSummary, plan: _Plan) -> Differences:
         """The differences over all episodes, with limits.
 
         An episode logged with probability p counts 1 / p times (Horvitz & Thompson 1952). The
@@ -473,7 +473,7 @@ class _Bar:
         return Differences("ips", values, values, -most, values, most)
 
 
-class _Steps:
+class _StepSummary:
     """Results common to all bars: counts, and the ranges of rewards, lengths and propensities."""
 
     def __init__(self) -> None:

@@ -275,7 +275,7 @@ def verify(
 
 
 @dataclass
-class _Stream:
+class _AuditedStream:
     covered: RangeSet = field(default_factory=RangeSet)  # by intact shards
     claimed: RangeSet = field(default_factory=RangeSet)  # by names, including damaged shards
     names: dict[str, tuple[str, int]] = field(default_factory=dict)  # file -> (digest, rows)
@@ -300,7 +300,7 @@ class _Audit:
         self.account = account
         self.findings = list(trained.findings)
         self.notes = list(trained.notes)
-        self.streams: dict[str, _Stream] = {}
+        self.streams: dict[str, _AuditedStream] = {}
         self.damaged: list[Path] = []
         self.in_journal = 0
         self.in_quarantine = 0
@@ -318,7 +318,7 @@ class _Audit:
         if name is not None and self._is_newer(path.parent.name, name):
             self._look_at_newer(path, name)
             return
-        stream = self.streams.setdefault(path.parent.name, _Stream())
+        stream = self.streams.setdefault(path.parent.name, _AuditedStream())
         if path.name.startswith("."):
             self.notes.append(f"{self._place(path)}: left half-written, of no meaning")
         elif name is None:
@@ -373,7 +373,7 @@ class _Audit:
         account = self.account
         return account is not None and account.live and account.is_behind(stream, name.first)
 
-    def _take(self, path: Path, name: ShardName, stream: _Stream) -> int:
+    def _take(self, path: Path, name: ShardName, stream: _AuditedStream) -> int:
         """Count an intact shard, and return its rows."""
         digest, metadata = check_shard(path, name)
         inside = RangeSet(metadata.ranges)
@@ -399,7 +399,7 @@ class _Audit:
             self._compare(record)
         planned = {(plan.stream, plan.first, plan.last) for plan in self.account.plans}
         for stream in self.account.next_ordinals:
-            for file in self.streams.get(stream, _Stream()).names:
+            for file in self.streams.get(stream, _AuditedStream()).names:
                 name = ShardName.parse(file)
                 range_ = (stream, name.first, name.last) if name else None
                 if (stream, file) not in recorded and range_ not in planned:
@@ -409,7 +409,7 @@ class _Audit:
 
     def _compare(self, record: ShardRecord) -> None:
         path = self._path(record.stream, record.name)
-        found = self.streams.get(record.stream, _Stream()).names.get(record.name)
+        found = self.streams.get(record.stream, _AuditedStream()).names.get(record.name)
         if found is None:
             aside = self.root / "quarantine" / record.stream / record.name
             if aside.is_file():
@@ -440,7 +440,7 @@ class _Audit:
         """Check that ordinals run from 0 without gaps, except for plans without a file."""
         ends = dict(self.account.next_ordinals) if self.account else {}
         for name in sorted({*self.streams, *ends}):
-            claimed = self.streams.get(name, _Stream()).claimed
+            claimed = self.streams.get(name, _AuditedStream()).claimed
             end = ends.get(name, (claimed.last if claimed.last is not None else -1) + 1)
             beyond = claimed.difference(RangeSet([(0, end - 1)] if end else []))
             if beyond:
@@ -468,7 +468,7 @@ class _Audit:
             self._find("journal", "journal", text)
         self.in_journal = self.account.waiting_steps + self.account.open_steps
         for plan, steps in self.account.plans.items():
-            covered = self.streams.get(plan.stream, _Stream()).covered
+            covered = self.streams.get(plan.stream, _AuditedStream()).covered
             if not covered.contains_range(plan.first, plan.last):
                 self.in_journal += steps
         found = self._rows(known=True) + self.in_journal + self.in_quarantine
@@ -533,7 +533,7 @@ class _Audit:
         ours = self._collectors()
         for where, version, lineage in self.lineages:
             for stream, ordinals in lineage.items():
-                absent = ordinals.difference(self.streams.get(stream, _Stream()).covered)
+                absent = ordinals.difference(self.streams.get(stream, _AuditedStream()).covered)
                 waiting = RangeSet()
                 if self.account is not None:
                     waiting = absent.intersection(self.account.in_journal(stream))

@@ -23,7 +23,7 @@ __all__ = ["HighestFence", "HighestNumbers"]
 log = logging.getLogger("headrace.weights")
 
 
-class _Kept:
+class _NumberFile:
     """One of these files. Writers hold the lock of the policy's store."""
 
     kind = ""
@@ -58,7 +58,7 @@ class _Kept:
         self._warned = text
 
 
-class HighestNumbers(_Kept):
+class HighestNumbers(_NumberFile):
     """The highest version and generation of one policy."""
 
     kind = "numbers"
@@ -86,7 +86,7 @@ class HighestNumbers(_Kept):
             self._write(higher.to_json())
 
 
-class HighestFence(_Kept):
+class HighestFence(_NumberFile):
     """The highest lease number (`storage.weights.lease`) of the policy whose folder is given."""
 
     kind = "fence"
