@@ -1,9 +1,9 @@
-"""A client on a system without what only Linux and macOS have.
+"""A client on a system that lacks the modules that only Linux and macOS have.
 
-    python foreign_system.py ADDRESS TOKEN STORE_ROOT DIGEST
+python foreign_system.py ADDRESS TOKEN STORE_ROOT DIGEST
 
-Modules and attributes that Windows lacks are taken away before anything of ours is imported; what
-others need of them (numpy, requests, ...) is loaded by then: their ways there are their own.
+Modules and attributes that Windows lacks are removed before Headrace is imported. Third-party
+packages that need them (numpy, requests, ...) are imported first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a service's module looks like to the servers that host it: WSGI, ASGI and Celery tasks.
+"""A service module for the servers that host it: WSGI, ASGI and Celery tasks.
 
-`COLLECTOR` is the collector's address. With `BUSY` the client has logged, and its thread runs, when
-a server forks what it preloaded.
+`COLLECTOR` is the collector's address. With `BUSY`, the client has logged and its thread runs
+before a preloading server forks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if "BUSY" in os.environ:
 
 
 def decide(name: str) -> str:
-    """Log a decision; the process that made it."""
+    """Log a decision; return the id of the process."""
     client.log_step(OBSERVATION, 1, 1.0, episode_id=name)
     return str(os.getpid())
 
@@ -44,7 +44,7 @@ async def asgi(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 def queue_app() -> Any:
-    """A Celery application whose broker is a folder."""
+    """A Celery application with a folder as its broker."""
     import celery  # noqa: PLC0415 - only its workers have it
 
     folder = os.environ["BROKER"]

@@ -1,4 +1,4 @@
-"""The size of a request is learned once, not with every batch."""
+"""The request size is learned once, not again for every batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OBS = [0.5, -1.0]
 
 
 def test_a_refusal_halves_and_success_grows() -> None:
-    """Down at once, up slowly, never beyond what the collector says."""
+    """A refusal halves the size at once; success raises it slowly, up to the collector's limit."""
     size = BatchSize(1_000_000)
     size.refused(900_000)
     assert size.nbytes == 450_000
@@ -37,7 +37,7 @@ def test_a_refusal_halves_and_success_grows() -> None:
 
 
 def test_what_a_proxy_refuses_is_not_tried_again() -> None:
-    """A limit that the collector does not know costs a few refusals, not one for every batch."""
+    """A proxy's limit, unknown to the collector, costs a few refusals, not one for every batch."""
     limit, refused = 40_000, 0
     with ScriptedCollector() as collector:
 
@@ -68,7 +68,9 @@ def test_what_a_proxy_refuses_is_not_tried_again() -> None:
 
 
 def test_random_pixels_pass_at_the_default_settings(tmp_path: Path) -> None:
-    """No body of images is taken for one of many lists, and each is of the size aimed at."""
+    """Random pixels are not mistaken for a body of many lists, and each body has the intended
+    size.
+    """
     frames = np.random.default_rng(7).integers(0, 256, (16, 84, 84, 4), np.uint8)
     declare(tmp_path, observation="box:84x84x4:uint8:0:255")
     with CollectorProcess(tmp_path) as collector:

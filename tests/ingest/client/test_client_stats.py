@@ -1,4 +1,4 @@
-"""What a client says that it did."""
+"""Counters and log lines of a client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBS = [0.5, -1.0]
 
 
 def test_the_text_is_what_prometheus_reads() -> None:
-    """Every count has a line with its kind, refusals one for each code."""
+    """Every counter has a line with its type; refusals have one for each code."""
     stats = ClientStats(waiting=3, acknowledged=7, refused={"invalid": 2}, oldest_waiting=1.5)
     found = {
         (sample.name, sample.labels.get("code")): sample.value
@@ -36,7 +36,7 @@ def test_the_text_is_what_prometheus_reads() -> None:
 
 
 def test_refusals_are_of_queued_events_only() -> None:
-    """A value that a call refuses is not counted; one that the collector refuses is."""
+    """A value that the call refuses is not counted; one that the collector refuses is."""
     with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
         client.connect()
         with pytest.raises(ValueError, match="expected finite float32"):
@@ -52,8 +52,9 @@ def test_refusals_are_of_queued_events_only() -> None:
 
 
 def test_an_outage_is_two_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """One at its first failure, one at its end, however often was tried, which says how many events
-    waited; what was sent again and how old the oldest event is are counted."""
+    """An outage logs one line at its first failure and one at its end, however many attempts
+    failed. The last line says how many events waited; resent events and the age of the oldest are
+    counted."""
     with (
         caplog.at_level(logging.WARNING, "headrace.client"),
         ScriptedCollector() as collector,
@@ -74,7 +75,7 @@ def test_an_outage_is_two_log_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Recording(metrics.NoOpMeterProvider):
-    """A provider that keeps the callbacks of what observes."""
+    """A meter provider that keeps the callbacks of its observable instruments."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, Any] = {}
@@ -100,7 +101,7 @@ class Recording(metrics.NoOpMeterProvider):
 
 
 def test_opentelemetry_observes_the_same_counts() -> None:
-    """By whatever provider the service has; refusals by their code."""
+    """The counts go to whichever provider the service has set; refusals are labelled by code."""
     provider = Recording()
     assert export(delivery._clients, provider)
     assert len(provider.callbacks) == len(METRICS) + 1
@@ -116,7 +117,7 @@ def test_opentelemetry_observes_the_same_counts() -> None:
 
 
 def test_a_service_without_opentelemetry_goes_on() -> None:
-    """The client looks for it once, when it is imported."""
+    """The client looks for OpenTelemetry once, at import."""
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         f"from {export.__module__} import export\n"

@@ -1,4 +1,4 @@
-"""What a client does before it knows what its policy declares, and where it may know it from."""
+"""A client before it has its policy's declaration, and the sources of that declaration."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ OBS = [0.5, -1.0]
 
 
 def hold_spec(collector: ScriptedCollector) -> Gate:
-    """Keep what the collector declares from its clients until the gate is opened."""
+    """Withhold the collector's declarations from its clients until the gate is opened."""
     gate = Gate()
     collector.chance = lambda: gate
     return gate
 
 
 def test_values_are_copied_until_it_is_known_what_is_declared() -> None:
-    """The caller's arrays, lists and mappings may change right after the call."""
+    """The caller may change its arrays, lists and mappings right after the call."""
     with ScriptedCollector() as collector, PolicyClient(collector.address, max_wait=0.0) as client:
         gate = hold_spec(collector)
         name = client.start_episode()
@@ -59,7 +59,9 @@ def test_values_are_copied_until_it_is_known_what_is_declared() -> None:
 
 @pytest.mark.parametrize("bad", [[np.nan, 0.0], [0.0], {"a": [0.0, 0.0]}, [99.0, 0.0]])
 def test_what_does_not_fit_ends_its_episode_at_its_last_good_step(bad: Any) -> None:
-    """It is counted, told to on_error, to the episode's next call and to flush; others go on."""
+    """The error is counted and reported to on_error, to the episode's next call and to flush. Other
+    episodes go on.
+    """
     told: list[Refusal] = []
     with (
         ScriptedCollector() as collector,
@@ -89,8 +91,8 @@ def test_what_does_not_fit_ends_its_episode_at_its_last_good_step(bad: Any) -> N
 
 @pytest.mark.parametrize("error", [RuntimeError("requires grad"), KeyError("x"), OSError(5)])
 def test_a_value_that_raises_its_own_error_does_not_fit(error: Exception) -> None:
-    """A tensor that requires grad, say: its episode is broken at once, the others go on; once it is
-    known what is declared the call raises, and leaves the episode as it was."""
+    """A tensor that requires grad breaks its episode at once; other episodes go on. Once the
+    declaration is known, the call raises and leaves the episode as it was."""
 
     class Odd:
         def __array__(self, *_: Any, **__: Any) -> None:
@@ -132,7 +134,9 @@ def test_a_value_that_raises_its_own_error_does_not_fit(error: Exception) -> Non
 
 
 def test_a_policy_that_is_not_there_is_told_when_that_is_known() -> None:
-    """In the call once the collector has answered; before, the episode's events are refused."""
+    """The call raises if the collector has answered; otherwise the episode's events are refused
+    later.
+    """
     with ScriptedCollector() as collector, PolicyClient(collector.address, max_wait=0.0) as client:
         gate = hold_spec(collector)
         name = client.start_episode(policy_id="ads")
@@ -145,7 +149,7 @@ def test_a_policy_that_is_not_there_is_told_when_that_is_known() -> None:
 
 
 def test_drafts_are_bounded_in_bytes_with_the_queue() -> None:
-    """What waits for the declaration fills the one queue."""
+    """Events that wait for the declaration count towards the limit of the queue."""
     with ScriptedCollector() as collector:
         gate = hold_spec(collector)
         options = {"max_wait": 0.0, "max_pending_bytes": 10_000, "on_full": "drop"}
@@ -161,7 +165,7 @@ def test_drafts_are_bounded_in_bytes_with_the_queue() -> None:
 
 
 def test_with_a_policy_file_calls_validate_at_once(tmp_path: Path) -> None:
-    """Nobody needs to be there; a file that is none says so when the client is made."""
+    """No collector is needed; an invalid file raises when the client is created."""
     path = save_declaration(tmp_path, PolicyDeclaration(observation=OBSERVATION, action=ACTION))
     with ScriptedCollector() as collector:
         collector.chance = lambda: cut_before
@@ -179,7 +183,7 @@ def test_with_a_policy_file_calls_validate_at_once(tmp_path: Path) -> None:
 
 
 def test_a_policy_file_that_cannot_be_read_is_named_by_its_argument(tmp_path: Path) -> None:
-    """So are a bound of another type and an address with a blank."""
+    """The same holds for bounds of a wrong type and an address with a blank."""
     for path in (tmp_path, tmp_path / "nope.json"):
         with pytest.raises(DeclarationError, match=f"policy_file: expected a file.*{path}"):
             PolicyClient("http://h", policy_file=path)
@@ -193,7 +197,7 @@ def test_a_policy_file_that_cannot_be_read_is_named_by_its_argument(tmp_path: Pa
 def test_a_policy_file_that_differs_from_the_collector_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The collector's declaration holds from then on."""
+    """The collector's declaration applies from then on."""
     other = PolicyDeclaration(observation=parse_space("box:7"), action=ACTION)
     path = save_declaration(tmp_path, other)
     with (
@@ -206,7 +210,9 @@ def test_a_policy_file_that_differs_from_the_collector_is_named(
 
 
 def test_the_cache_serves_the_next_process(tmp_path: Path) -> None:
-    """Written after the first answer, checked when it is read, of one address each."""
+    """The cache is written after the first answer and checked when read; each address has its
+    own.
+    """
     with ScriptedCollector() as collector:
         with PolicyClient(collector.address, cache_dir=tmp_path / "cache") as first:
             first.connect()
@@ -228,7 +234,7 @@ def test_the_cache_serves_the_next_process(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A log line says so."""
+    """A warning is logged, and the client goes on."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     with (
@@ -242,7 +248,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(
 
 
 def test_what_cannot_be_copied_raises_in_the_call() -> None:
-    """A generator, say: nobody could send it later."""
+    """A generator could not be sent later."""
     with ScriptedCollector() as collector, PolicyClient(collector.address, max_wait=0.0) as client:
         gate = hold_spec(collector)
         name = client.start_episode()

@@ -1,7 +1,7 @@
-"""A collector whose policies were declared anew, and clients that know what was declared before.
+"""A collector with new declarations, and clients that know the earlier ones.
 
-Of two pairs of spaces with the same bytes: names in another order, and other numbers. What a client
-means is stored, or refused; never something else.
+Both pairs of spaces encode to equal bytes: names in another order, and other numbers. A client's
+value is stored as it was meant, or refused, never reinterpreted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ NOW: dict[str, tuple[Any, Any]] = {"names": ("DE", "a"), "bytes": ([1.0] * 4, [2
 
 
 def log_all(client: PolicyClient, prefix: str, *policies: str) -> list[str]:
-    """Two episodes of each policy, and one with an agent of each; which were logged."""
+    """Log two episodes of each policy, and one with an agent of each; return those that were
+    logged.
+    """
     names = []
     for policy in policies:
         obs, action = MEANT[policy]
@@ -66,7 +68,7 @@ def log_all(client: PolicyClient, prefix: str, *policies: str) -> list[str]:
 
 
 def stored(root: Path, policies: Iterable[PolicyDeclaration]) -> dict[str, set[str]]:
-    """What the shards of some declarations say: episode -> its steps by name, as texts."""
+    """Read the shards of the given declarations: episode -> its steps by name, as text."""
     found: dict[str, set[str]] = {}
     for policy in policies:
         save_declaration(root, policy)
@@ -83,9 +85,10 @@ def stored(root: Path, policies: Iterable[PolicyDeclaration]) -> dict[str, set[s
 def test_what_was_encoded_by_an_earlier_declaration_is_that_or_nothing(
     tmp_path: Path, is_known: bool
 ) -> None:
-    """A running client, one with a cache, with policy files, and a spool have logged before the
-    collector is back with other declarations. Under the same root it knows the earlier ones: every
-    value is stored as it was meant. Under another root every episode is refused, with the reason.
+    """A running client, one with a cache, one with policy files and a spool log before the
+    collector returns with other declarations. Under the same root it knows the earlier ones, and
+    stores every value as it was meant. Under another root it refuses every episode, with the
+    reason.
     """
     root = tmp_path / "root"
     files = [save_declaration(root, policy) for policy in BEFORE.values()]
@@ -117,7 +120,7 @@ def test_what_was_encoded_by_an_earlier_declaration_is_that_or_nothing(
         errors: list[Refusal] = []
         later = PolicyClient(address, on_error=errors.append, **spool)
         for client in [*clients, stack.enter_context(later)]:
-            if is_known or client is later:  # what earlier processes logged is none of its callers'
+            if is_known or client is later:  # not reported to this process
                 client.flush(30)
             else:
                 with pytest.raises(Refusal, match=r"in schema \w+, got \w+: the client used"):
@@ -144,7 +147,7 @@ def test_what_was_encoded_by_an_earlier_declaration_is_that_or_nothing(
 def test_a_client_that_notices_nothing_learns_of_it_by_the_first_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its first episode is of the declaration that it knew; those behind are of today's."""
+    """Its first episode uses the declaration that it knew; later ones use the current one."""
     save_declaration(tmp_path, BEFORE["names"])
     with CollectorProcess(tmp_path) as collector, PolicyClient(collector.address) as client:
         client.log_step("DE", "a", 1.0, episode_id="before")
@@ -165,7 +168,7 @@ def test_a_client_that_notices_nothing_learns_of_it_by_the_first_answer(
 
 
 def check_by_json(collector: CollectorProcess, before: str, today: str) -> None:
-    """An event that names another schema than its episode has is refused, and nothing else."""
+    """Only an event that names another schema than its episode is refused."""
 
     def post(path: str, **body: Any) -> tuple[int, str | None]:
         status, answer = collector.post(path, body)

@@ -1,4 +1,4 @@
-"""The thread that sends goes on after any error: none of its own ends delivery, or loses events."""
+"""The sending thread survives any error: no error of its own stops delivery or loses events."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def collector() -> Iterator[ScriptedCollector]:
 
 
 class Broken:
-    """A planted bug behind each answer: it raises for batches with events of the episode `bad`
-    (None: for any request), as long as errors are left."""
+    """A planted bug in the handling of answers: it raises for batches with events of the episode
+    `bad` (None: for any request), as long as errors are left."""
 
     def __init__(self, client: PolicyClient, errors: list[BaseException], bad: str | None) -> None:
         self.errors, self.bad = errors, bad
@@ -42,8 +42,8 @@ class Broken:
 def test_an_unexpected_error_passes(
     collector: ScriptedCollector, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """Whatever it is, and also when every request ends in it: it is counted, logged once, and all
-    events are sent again when it is over. None is refused."""
+    """The error is counted, logged once, and all events are sent again when it is over, even if it
+    hits every request. None is refused."""
     with caplog.at_level(logging.WARNING), PolicyClient(collector.address) as client:
         broken = Broken(client, [error] * 12, None)
         for number in range(3):
@@ -63,7 +63,7 @@ def test_an_unexpected_error_passes(
 def test_an_event_that_causes_an_error_does_not_block_the_others(
     collector: ScriptedCollector, others: int
 ) -> None:
-    """Its episode's events are counted as refused, and told; the others arrive."""
+    """The events of its episode are counted as refused and reported; the others arrive."""
     told: list[Refusal] = []
     with PolicyClient(collector.address, on_error=told.append) as client:
         client.connect()
@@ -90,7 +90,7 @@ def test_an_event_that_causes_an_error_does_not_block_the_others(
 def test_a_value_that_cannot_be_encoded_later_breaks_its_episode_alone(
     collector: ScriptedCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values are encoded by the sending thread while the declaration is not known."""
+    """The sending thread encodes values while the declaration is not known."""
     encode = Draft.encode
 
     def planted(draft: Draft, where: str) -> bytes:
@@ -114,7 +114,7 @@ def test_a_value_that_cannot_be_encoded_later_breaks_its_episode_alone(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_was_ended_starts_again(collector: ScriptedCollector) -> None:
-    """By a callback that raises SystemExit, say: what was in flight is sent by the next one."""
+    """A callback that raises SystemExit ends the thread; its successor sends what was in flight."""
     with PolicyClient(collector.address) as client:
         client.connect()
         thread = client._sender._thread
@@ -130,8 +130,8 @@ def test_a_thread_that_was_ended_starts_again(collector: ScriptedCollector) -> N
 def test_a_flush_by_id_raises_what_was_refused_of_that_episode_alone(
     collector: ScriptedCollector,
 ) -> None:
-    """Whoever flushes first: handlers that share a client are told of their own events, once. One
-    that ends by its time-out tells nothing, and takes nothing from the next."""
+    """Handlers that share a client each get the refusals of their own events once, in any order of
+    flushing. A flush that times out reports nothing, and leaves the refusals for the next one."""
     collector.judge = lambda event: "invalid" if event.episode_id.startswith("bad") else None
     with PolicyClient(collector.address) as client:
         client.connect()

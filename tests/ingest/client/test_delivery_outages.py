@@ -19,7 +19,7 @@ from tests.ingest.scripted_collector import Gate, ScriptedCollector
 
 OBS = [0.0, 0.5, 1.0, -0.5]
 SHORT = [0.5, -1.0]
-PATIENT = 120.0  # seconds: a call that waited for an answer would wait so long
+PATIENT = 120.0  # seconds: a call that waited for an answer would take this long
 AGENTS = {"left": "default", "right": "default"}
 
 
@@ -47,7 +47,7 @@ def thawed(collector: CollectorProcess) -> Iterator[None]:
 
 
 def log_everything(client: PolicyClient) -> list[str]:
-    """Every logging call, of one agent and of several, with and without an id of one's own."""
+    """Make every logging call, for one agent and for several, with and without a given id."""
     names = [client.start_episode(), client.start_episode(f"own-{time.time_ns()}")]
     for name in names:
         client.log_action(name, OBS, 1, action_prob=0.5)
@@ -68,8 +68,8 @@ def log_everything(client: PolicyClient) -> list[str]:
 def test_no_logging_call_waits_for_a_collector_that_is_down(
     collector: CollectorProcess, down: Callable[[CollectorProcess], str]
 ) -> None:
-    """A call that asked the collector would wait for the client's time-out: all of them together
-    take less than that. What was logged then is delivered when it is back."""
+    """All calls together take less than one time-out of the client, so none waited for the
+    collector. Their events are delivered once it is back."""
     client = PolicyClient(down(collector), timeout=PATIENT)
     begin = time.monotonic()
     log_everything(client)
@@ -89,7 +89,7 @@ def test_no_logging_call_waits_for_a_collector_that_is_down(
 def test_a_frozen_collector_gets_everything_once_when_it_goes_on(
     collector: CollectorProcess,
 ) -> None:
-    """What was logged while it stood still, before it ever answered, is stored once."""
+    """Events logged while it was frozen, before its first answer, are stored once."""
     before = collector.get("/readyz")[1]["steps"]
     frozen(collector)
     with PolicyClient(collector.address, timeout=PATIENT) as client:
@@ -102,7 +102,7 @@ def test_a_frozen_collector_gets_everything_once_when_it_goes_on(
 
 
 def test_a_full_queue_holds_no_call_longer_than_max_wait() -> None:
-    """Not for the client's time-out, which only "block" waits for."""
+    """Only `"block"` waits for the client's time-out."""
     client = PolicyClient("http://127.0.0.1:9", max_pending=3, timeout=PATIENT)
     begin, name = time.monotonic(), client.start_episode()
     client.log_action(name, SHORT, 1)
@@ -118,8 +118,8 @@ def test_a_full_queue_holds_no_call_longer_than_max_wait() -> None:
 def test_get_action_waits_for_the_declaration_and_for_what_was_logged(
     collector: CollectorProcess,
 ) -> None:
-    """Remote actions need the collector: they wait until it has answered, within the time-out.
-    What was logged before a refused one travels with it or before it, and none of it is lost."""
+    """Remote actions wait, within the time-out, until the collector has answered. Events logged
+    before a refused action travel with it or before it, and none is lost."""
     with PolicyClient(collector.address, "remote", max_wait=0.0) as client:
         name = client.start_episode()
         client.log_action(name, OBS, 1)
@@ -134,7 +134,7 @@ def test_get_action_waits_for_the_declaration_and_for_what_was_logged(
 
 
 def hold(collector: ScriptedCollector, client: PolicyClient) -> Gate:
-    """Keep the sender waiting for an answer."""
+    """Make the sender wait for an answer."""
     client.connect()
     client.log_step(SHORT, 1, 1.0)
     client.flush()
@@ -146,7 +146,7 @@ def hold(collector: ScriptedCollector, client: PolicyClient) -> Gate:
 
 
 def test_a_full_queue_refuses_new_episodes_and_keeps_a_share_for_open_ones() -> None:
-    """Every call on a refused episode is counted and does nothing; open ones go on."""
+    """Every call on a refused episode is counted and has no effect; open episodes go on."""
     with (
         ScriptedCollector() as collector,
         PolicyClient(collector.address, on_full="drop", max_pending=8, max_wait=0.0) as client,
@@ -177,7 +177,9 @@ def test_a_full_queue_refuses_new_episodes_and_keeps_a_share_for_open_ones() -> 
 
 
 def test_what_was_dropped_is_told_when_nothing_follows() -> None:
-    """Once the collector answers again, and by a flush: with no event, if none waits."""
+    """The count is sent once the collector answers again, and by a flush, even if no event
+    waits.
+    """
     with (
         ScriptedCollector() as collector,
         PolicyClient(collector.address, on_full="drop", max_pending=4, max_wait=0.0) as client,
@@ -204,7 +206,7 @@ def test_what_was_dropped_is_told_when_nothing_follows() -> None:
 
 
 def test_an_open_episode_that_does_not_fit_is_cut_at_its_last_step() -> None:
-    """It ends as broken, with the reason client_dropped; an older collector is not sent that."""
+    """It ends as broken with the reason client_dropped, which is not sent to an older collector."""
     for fields in (wire.FIELDS, None):
         with ScriptedCollector() as collector:
             collector.fields = fields
@@ -230,7 +232,7 @@ def test_an_open_episode_that_does_not_fit_is_cut_at_its_last_step() -> None:
 
 @pytest.mark.usefixtures("thawed")
 def test_several_agents_are_dropped_together(collector: CollectorProcess) -> None:
-    """A new episode is refused with its first call; one that is open is cut for all agents."""
+    """A new episode is refused at its first call; an open one is cut for all agents."""
     options: dict[str, Any] = {"on_full": "drop", "max_pending": 9}
     with PolicyClient(collector.address, **options) as client:
         client.connect()
@@ -256,7 +258,9 @@ def test_several_agents_are_dropped_together(collector: CollectorProcess) -> Non
 
 
 def test_the_collector_breaks_a_cut_episode_and_counts_what_was_dropped(tmp_path: Path) -> None:
-    """It is stored as broken with the steps before; totals that come again count once."""
+    """The episode is stored as broken with its earlier steps; totals that are sent again count
+    once.
+    """
     declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
         options: dict[str, Any] = {"on_full": "drop", "max_pending": 6}

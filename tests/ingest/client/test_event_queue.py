@@ -1,4 +1,4 @@
-"""The outbox: what goes in comes out once, in each episode's order, whatever happens between."""
+"""The outbox: each event leaves it once, in its episode's order, through any interleaving."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def put(box: Outbox, event: Event) -> int:
 
 
 class OutboxMachine(RuleBasedStateMachine):
-    """Law: each episode's events are judged once each and in order, by one instance each, through
-    any interleaving of batches, pulls, returns and forgotten instances."""
+    """Each episode's events are acknowledged or refused once each and in order, under one instance
+    each, through any interleaving of batches, pulls, returns and forgotten instances."""
 
     names = Bundle("names")
 
@@ -61,7 +61,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(name=names, size=st.integers(0, 40))
     def log(self, name: str, size: int) -> None:
-        if self.pulled is None or name not in self.pulled.ids:  # an episode is used serially
+        if self.pulled is None or name not in self.pulled.ids:  # one episode is used by one thread
             put(self.box, LogReturns(episode_id=name, seq=self.logged[name], reward=float(size)))
             self.logged[name] += 1
 
@@ -92,7 +92,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.flight)
     @rule()
     def forget(self) -> None:
-        """A batch with starts was refused: its instance is not known any more."""
+        """A batch with starts was refused: its instance is no longer known."""
         ids = {event.episode_id for event in self.flight if isinstance(event, Start)}
         again = [event for event in self.flight if event.episode_id in ids]
         done = [event for event in self.flight if event.episode_id not in ids]
@@ -143,7 +143,7 @@ class OutboxMachine(RuleBasedStateMachine):
         assert self.box.pending == total
         if total == 0:
             assert self.box._bytes == 0
-            if not self.box._queue:  # holes of pulled events go with the next batch
+            if not self.box._queue:  # gaps left by pulled events go with the next batch
                 assert self.box.drained(0.0, lambda: False)
         else:
             assert not self.box.drained(0.0, lambda: False)
@@ -158,7 +158,7 @@ def step(name: str, seq: int = 1) -> LogAction:
 
 
 def test_a_short_episode_is_not_torn_between_two_batches() -> None:
-    """A batch is one journal row: of an episode that fits, all of it or nothing."""
+    """A batch is one journal row: an episode that fits goes into it whole or not at all."""
     box = outbox(batch=8)
     for number in range(6):
         name = str(number)
@@ -174,8 +174,8 @@ def test_a_short_episode_is_not_torn_between_two_batches() -> None:
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 60))
 def test_whole_runs_cuts_before_a_start_or_where_it_must(lengths: list[int], size: int) -> None:
-    """Law: the cut is at most `size`, never empty, and tears no episode of up to 8 events whose
-    start is not the first of the batch."""
+    """The cut is at most `size` and never empty. It splits no episode of up to 8 events unless that
+    episode's start is the first event of the batch."""
     queue: list[Event | None] = []
     for number, length in enumerate(lengths):
         queue.append(Start(episode_id=str(number)))
@@ -191,7 +191,7 @@ def test_whole_runs_cuts_before_a_start_or_where_it_must(lengths: list[int], siz
 
 
 def test_whole_runs_keeps_the_rewards_of_a_step_with_it() -> None:
-    """A step that is sealed before its reward arrives stays without it."""
+    """A step that is sealed before its reward arrives would never get it."""
     queue: list[Event | None] = [Start(episode_id="e")]
     for seq in range(1, 40, 2):
         queue += [step("e", seq), LogReturns(episode_id="e", seq=seq + 1, reward=1.0)]
@@ -199,7 +199,7 @@ def test_whole_runs_keeps_the_rewards_of_a_step_with_it() -> None:
 
 
 def test_a_reward_joins_only_a_step_whose_content_is_not_fixed() -> None:
-    """Once a step has left the queue its bytes may have been sent."""
+    """The bytes of a step may have been sent once it has left the queue."""
     box = outbox()
     event = step("e")
     index = put(box, event)
@@ -210,7 +210,7 @@ def test_a_reward_joins_only_a_step_whose_content_is_not_fixed() -> None:
 
 
 def test_a_batch_is_bounded_in_bytes() -> None:
-    """But never empty: an event over the bound goes alone, for the collector to judge."""
+    """An event over the bound goes alone, and the collector decides about it."""
     box = outbox(batch=100)
     box.size.bound(3 * weight(step("e")))
     for seq in range(1, 8):
@@ -225,7 +225,7 @@ def test_a_batch_is_bounded_in_bytes() -> None:
 
 
 def test_a_full_outbox_refuses_a_piece_as_a_whole() -> None:
-    """Nothing of it is queued."""
+    """None of its events is queued."""
     box = outbox(max_events=4)
     put(box, step("a"))
     put(box, step("a", 2))
@@ -236,7 +236,7 @@ def test_a_full_outbox_refuses_a_piece_as_a_whole() -> None:
 
 
 def test_a_blocked_caller_goes_on_when_there_is_room() -> None:
-    """Woken by the acknowledgement, not by the end of its patience."""
+    """An acknowledgement wakes the caller before its time-out."""
     box = outbox(max_events=1, on_full="block", timeout=30.0)
     put(box, step("a"))
     blocked = threading.Thread(target=put, args=(box, step("a", 2)))
@@ -250,7 +250,7 @@ def test_a_blocked_caller_goes_on_when_there_is_room() -> None:
 
 
 def test_a_pull_waits_no_longer_than_asked() -> None:
-    """Its episode's events are in flight and stay there."""
+    """After the time-out, the episode's events are still in flight."""
     box = outbox()
     put(box, step("a"))
     box.take()
@@ -260,7 +260,7 @@ def test_a_pull_waits_no_longer_than_asked() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
-    """Whether the sender waits already or comes later: the batch leaves, whatever the linger."""
+    """The batch leaves at once, whatever the linger, with the sender waiting or not."""
     box = outbox(linger=3600.0)
     box.instance = "i"
     taken: list[Any] = []
@@ -268,7 +268,7 @@ def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
     if late:
         sender.start()
         while not box._lingering and sender.is_alive():
-            if box._wake_at == 1 and not box._queue:  # it waits for a first event
+            if box._wake_at == 1 and not box._queue:  # waits for a first event
                 put(box, step("a"))
     else:
         put(box, step("a"))
@@ -281,7 +281,9 @@ def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
 
 
 def test_what_was_sent_takes_no_reward_although_others_of_its_batch_come_back() -> None:
-    """Indices inside a flight shift when a part of it is sent again; what left stays as it was."""
+    """Positions in a flight shift when a part of it is sent again; events that were sent stay
+    final.
+    """
     box = outbox()
     busy, fine = step("busy"), step("fine")
     put(box, busy)
@@ -294,7 +296,7 @@ def test_what_was_sent_takes_no_reward_although_others_of_its_batch_come_back() 
 
 
 def test_a_flush_waits_for_what_a_later_pull_carries() -> None:
-    """Events that were queued before the flush are not judged while a get_action has them."""
+    """A flush waits for events queued before it, even if a later get_action carries them."""
     box = outbox()
     put(box, step("a"))
     pulled = box.pull({"a"}, 0, time.monotonic() + 60.0)

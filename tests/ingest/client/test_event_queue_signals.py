@@ -1,6 +1,6 @@
-"""Calls of a signal handler, or a finalizer, in the middle of a call.
+"""Calls from a signal handler or a finalizer that interrupts another call.
 
-None waits for a lock that its own thread holds, and no event is lost.
+None waits for a lock held by its own thread, and no event is lost.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def collector() -> Iterator[ScriptedCollector]:
 
 
 class Interruption:
-    """Sends this process a signal where Python may run its handler, for the `point`-th time that a
-    call is at such a place with the queue's lock held; `came` says whether there was one.
+    """Sends this process a signal at the `point`-th place, with the queue's lock held, at which
+    Python may run its handler. `came` says whether it was sent.
 
-    The places: behind a call, at a function's entry, at a loop's jump back."""
+    Such places are the return from a call, the entry of a function and the backward jump of a loop.
+    """
 
     def __init__(self, client: PolicyClient, point: int, handler: Callable[[], None]) -> None:
         self.came = False
@@ -73,7 +74,7 @@ class Interruption:
 
 
 def log(client: PolicyClient, name: str) -> None:
-    """Every kind of call: two steps with a reward of 3 each, and a one-step episode beside them."""
+    """Make every kind of call: two steps with a reward of 3 each, and a one-step episode."""
     client.start_episode(name)
     for _ in range(2):
         client.log_action(name, OBS, 1)
@@ -88,7 +89,7 @@ def log(client: PolicyClient, name: str) -> None:
 def test_a_signal_handler_may_log_and_flush_at_any_point_of_a_call(
     collector: ScriptedCollector, tmp_path: Path, on_full: Any, flushes: bool
 ) -> None:
-    """Whatever line of a section it interrupts: both calls' events arrive, once, as logged."""
+    """The events of both calls arrive once, as logged, whichever line is interrupted."""
     folder = tmp_path if on_full == "spool" else None
     with PolicyClient(collector.address, on_full=on_full, spool_dir=folder, timeout=20) as client:
         client.connect()
@@ -115,7 +116,7 @@ def test_a_signal_handler_may_log_and_flush_at_any_point_of_a_call(
 def test_a_signal_handler_may_close_the_client_at_any_point_of_a_call(
     collector: ScriptedCollector,
 ) -> None:
-    """Then the call says so, or its event has arrived."""
+    """The interrupted call raises, or its event arrives."""
     for point in count(1):
         client = PolicyClient(collector.address, timeout=20)
         client.connect()
@@ -142,8 +143,8 @@ def test_a_signal_handler_may_close_the_client_at_any_point_of_a_call(
 def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
     collector: ScriptedCollector,
 ) -> None:
-    """Its events arrive. `flush` says that it would wait for itself; `close` has the thread deliver
-    what waits, and end."""
+    """Its events arrive. `flush` raises, as it would wait for itself; `close` lets the thread
+    deliver the queue and end."""
     called: list[str] = []
 
     def collected(client: PolicyClient) -> None:
@@ -162,7 +163,7 @@ def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
     client.flush(60)
     inner = client._outbox._cut
 
-    def cut() -> Any:  # as the garbage collector may run it there, with the lock held
+    def cut() -> Any:  # the garbage collector may run it there, with the lock held
         if not called:
             collected(client)
         return inner()
@@ -179,13 +180,13 @@ def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
         "out",
     }
     assert "another thread" in called[0]
-    assert len(called) == 2  # it was connected
+    assert len(called) == 2  # the connection was made
     with pytest.raises(ClientError, match="closed"):
         client.start_episode()
 
 
 def test_on_error_may_close_the_client_and_must_not_flush(collector: ScriptedCollector) -> None:
-    """It runs in the thread that sends: the others' events are delivered all the same."""
+    """`on_error` runs in the sending thread; the other events are delivered all the same."""
     told: list[Exception] = []
 
     def on_error(refusal: Refusal) -> None:
@@ -203,7 +204,7 @@ def test_on_error_may_close_the_client_and_must_not_flush(collector: ScriptedCol
     for name in ("bad", *(f"fine-{n}" for n in range(5))):
         try:
             client.log_step(OBS, 1, 3.0, episode_id=name)
-        except ClientError:  # closed meanwhile
+        except ClientError:  # closed in the meantime
             gone.set()
             break
     thread.join(60)

@@ -1,4 +1,4 @@
-"""Local mode: the client acts with published weights, and what it acted is what is stored.
+"""Local mode: the client acts with published weights, and stores what it did.
 
 Also of `ingest.client.local_actions`.
 """
@@ -59,7 +59,7 @@ def wait_for(client: PolicyClient, version: int) -> None:
 
 
 def test_without_a_version_get_action_says_so(collector: CollectorProcess) -> None:
-    """The episode is as it was, and goes on once a version is published."""
+    """The episode is unchanged, and goes on once a version is published."""
     with PolicyClient(collector.address) as client:
         episode = client.start_episode()
         with pytest.raises(Refusal, match="no published version"):
@@ -70,7 +70,7 @@ def test_without_a_version_get_action_says_so(collector: CollectorProcess) -> No
 
 
 def test_steps_store_what_acted(collector: CollectorProcess) -> None:
-    """Version, log-probability and distribution inputs are those of the weights that chose."""
+    """Version, log-probability and distribution inputs are those of the weights that acted."""
     for seed in (1, 2):
         publish(collector.root, seed)
     with PolicyClient(collector.address) as client:
@@ -107,7 +107,9 @@ def test_steps_store_what_acted(collector: CollectorProcess) -> None:
 def test_local_and_remote_steps_store_the_rules_propensity(
     tmp_path: Path, action: str, rule: ActionRule
 ) -> None:
-    """One by one and several in a call: what the rule says of the action, unknown for a mean."""
+    """One call for one episode or several stores the rule's probability of the action; the mean of
+    a distribution has none.
+    """
     declare(tmp_path, action=action)
     spec = PolicySpec(SPEC.observation, parse_space(action), action_rule=rule)
     publish(tmp_path, 5, spec)
@@ -138,7 +140,7 @@ def test_local_and_remote_steps_store_the_rules_propensity(
 
 
 def test_a_new_version_arrives_by_itself(collector: CollectorProcess) -> None:
-    """The long poll brings each version; a rollback's new number counts as newer.
+    """The long poll brings each version; the new number of a rollback counts as newer.
 
     Row: local inference thread
     """
@@ -158,7 +160,7 @@ def test_a_new_version_arrives_by_itself(collector: CollectorProcess) -> None:
 
 
 def test_without_an_interval_only_the_caller_refreshes(collector: CollectorProcess) -> None:
-    """update_interval=None: new weights come with update_policy_weights and not before.
+    """With update_interval=None, new weights arrive only by update_policy_weights.
 
     Row: update_interval
     """
@@ -174,7 +176,7 @@ def test_without_an_interval_only_the_caller_refreshes(collector: CollectorProce
 
 
 def test_a_version_of_other_spaces_does_not_act_in_an_episode(collector: CollectorProcess) -> None:
-    """Its numbers would be read as other choices than it was trained for."""
+    """The numbers of its actions would mean other choices than in training."""
     publish(collector.root, 1)
     with PolicyClient(collector.address, update_interval=None, long_poll=False) as client:
         episode = client.start_episode()
@@ -199,7 +201,7 @@ def test_a_version_of_other_spaces_does_not_act_in_an_episode(collector: Collect
 
 
 def test_an_interval_of_zero_asks_before_every_action(collector: CollectorProcess) -> None:
-    """update_interval=0: the next action is that of what was published before it.
+    """With update_interval=0, the next action uses the weights published before it.
 
     Row: update_interval
     """
@@ -216,7 +218,7 @@ def test_an_interval_of_zero_asks_before_every_action(collector: CollectorProces
 
 @pytest.mark.parametrize("long_poll", [True, False])
 def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_poll: bool) -> None:
-    """The old ones act while the collector stands still; newer ones come once it answers.
+    """The old weights act while the collector is frozen; newer ones arrive once it answers.
 
     Row: update_interval
     """
@@ -226,7 +228,7 @@ def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_pol
         episode = client.start_episode()
         client.get_action(episode, OBS)
         policy = client._actor.policy("default")
-        policy._reset_lock()  # as in a forked child, which has no thread that asks
+        policy._reset_lock()  # like a forked child, which has no thread for the long poll
         os.kill(collector.serving_pid(), signal.SIGSTOP)
         try:
             for _ in range(3):
@@ -241,8 +243,10 @@ def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_pol
 
 
 def test_a_first_fetch_that_fails_is_not_repeated_by_those_who_waited_for_it() -> None:
-    """Threads that act at once without weights wait for one `timeout`, not for one each."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+    """Threads that act at once without weights wait for one `timeout` together, not for one
+    each.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         transport = Transport(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.25)
         policy = LocalPolicy(transport, "default", 10.0, long_poll=False)
         ready = threading.Barrier(8)
@@ -266,7 +270,7 @@ def test_a_first_fetch_that_fails_is_not_repeated_by_those_who_waited_for_it() -
 
 
 def test_a_list_of_episodes_gets_a_dict_of_actions(collector: CollectorProcess) -> None:
-    """Ids and a mapping of observations make a mapping of actions.
+    """Ids and a mapping of observations give a mapping of actions.
 
     Row: get_action(episode_id, obs)
     """
@@ -280,7 +284,7 @@ def test_a_list_of_episodes_gets_a_dict_of_actions(collector: CollectorProcess) 
 
 
 def test_a_list_is_decided_as_a_whole_or_not_at_all(collector: CollectorProcess) -> None:
-    """A bad observation of one records nothing of the others; an id named twice acts once."""
+    """One bad observation records nothing for any episode; an id named twice acts once."""
     publish(collector.root, 1)
     with PolicyClient(collector.address) as client:
         first, second = client.start_episode(), client.start_episode()
@@ -296,7 +300,7 @@ def test_a_list_is_decided_as_a_whole_or_not_at_all(collector: CollectorProcess)
 def test_damaged_and_older_weights_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last good weights stay: a flipped byte, a lower generation, and no message at all.
+    """The last good weights stay after a flipped byte, a lower generation or an unreadable message.
 
     Row: local inference thread
     """
@@ -316,7 +320,7 @@ def test_damaged_and_older_weights_are_refused(
     take(2, 5)
     take(1, 6, change=True)
     assert (policy.version, policy.refused) == (2, 1)
-    assert policy._etag == '"5"'  # the damaged ones are asked for again
+    assert policy._etag == '"5"'  # equal weights, as after a restart
     take(2, 5)  # the same again, as after a collector's restart, is no older one
     assert policy.refused_older == 0
     take(1, 4)
@@ -329,7 +333,7 @@ def test_damaged_and_older_weights_are_refused(
     assert (policy.version, policy.refused) == (2, 2)
     take(1, 6)
     assert policy.version == 1
-    stats = {"n": 1, "mean": {}, "s": [0.0] * 4}  # a TypeError for whoever reads its mean
+    stats = {"n": 1, "mean": {}, "s": [0.0] * 4}  # a TypeError for any reader of its mean
     manifest, weights = store.read(2)
     odd = {**manifest.to_json(), "spec": {**SPEC.to_json(), "observation_filter": "MeanStdFilter"}}
     odd["filter_state"] = {"kind": "MeanStdFilter", "clip": None, "stats": stats}
@@ -339,7 +343,9 @@ def test_damaged_and_older_weights_are_refused(
 
 
 def test_a_held_version_stops_its_clients_until_a_newer_one(tmp_path: Path) -> None:
-    """With steps_per_version a version acts about so many steps, and its parts do not wait."""
+    """With steps_per_version a version acts for about that many steps, and its parts do not
+    wait.
+    """
     quota = 40
     declare(tmp_path, steps_per_version=quota, seal_seconds=3600.0, part_seconds=3600.0)
     publish(tmp_path, 1)
@@ -347,7 +353,7 @@ def test_a_held_version_stops_its_clients_until_a_newer_one(tmp_path: Path) -> N
         stop = threading.Event()
 
         def publisher() -> None:
-            """Publishes the next version once the shards hold the share of all before it."""
+            """Publishes the next version once the shards hold the share of all earlier ones."""
             version = 1
             while not stop.wait(0.02):
                 if len(shard_rows(tmp_path)) >= quota * version:

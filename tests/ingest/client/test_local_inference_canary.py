@@ -1,4 +1,4 @@
-"""A canary acts in its share of the episodes, in local and in remote mode, and rows say so."""
+"""A canary acts in its share of the episodes, in local and remote mode, and the rows record it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def play(client: PolicyClient, steps: int = 2) -> str:
 
 
 def wait_served(process: CollectorProcess, store: WeightStore, policy_id: str = "default") -> None:
-    """A question about weights is answered after a look at the files."""
+    """Wait for an answer about weights, which comes after a look at the files."""
     live = store.live()
     assert live is not None
     while True:
@@ -43,7 +43,9 @@ def wait_served(process: CollectorProcess, store: WeightStore, policy_id: str = 
 
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_a_share_of_the_episodes_is_acted_by_the_canary(tmp_path: Path, mode: str) -> None:
-    """By the hash of the id, from an episode's start; after a promotion all are the canary's."""
+    """The hash of the id decides at an episode's start; after a promotion the canary's weights act
+    everywhere.
+    """
     declare(tmp_path)
     publish(tmp_path, 1)
     store = WeightStore(tmp_path, "default")
@@ -54,13 +56,13 @@ def test_a_share_of_the_episodes_is_acted_by_the_canary(tmp_path: Path, mode: st
             live = store.start_canary(candidate(store, 2), SHARE)
             wait_served(process, store)
             names = [play(client) for _ in range(40)]
-            client.get_action(early, OBS)  # began before: it stays with what is live
+            client.get_action(early, OBS)  # began before the canary: keeps the live version
             client.end_episode(early)
-            cut = client.start_episode("canary-4")  # of the canary
+            cut = client.start_episode("canary-4")  # the canary's share
             client.get_action(cut, OBS)
             store.rollback()
             wait_served(process, store)
-            client.get_action(cut, OBS)  # a canary that was rolled back acts no more
+            client.get_action(cut, OBS)  # a canary that was rolled back no longer acts
             client.end_episode(cut)
             store.resume()
             after = play(client)
@@ -81,7 +83,9 @@ def test_a_share_of_the_episodes_is_acted_by_the_canary(tmp_path: Path, mode: st
 
 
 def test_a_canary_that_cannot_act_stops_nobody(tmp_path: Path) -> None:
-    """Damaged before a collector starts: what is live is served, and its standing says why."""
+    """A canary is damaged before a collector starts: the live version is served, and the canary's
+    state gives the reason.
+    """
     declare(tmp_path)
     publish(tmp_path, 1)
     store = WeightStore(tmp_path, "default")

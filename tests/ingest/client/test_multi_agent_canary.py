@@ -1,4 +1,4 @@
-"""A canary where several agents act in an episode: served, recorded and compared by episode."""
+"""A canary in episodes of several agents: served, recorded and compared by episode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SOON = {"episode_timeout": 1.0, "part_seconds": 0.05, "seal_seconds": 0.05}
 
 
 def start_canaries(root: Path, process: CollectorProcess) -> dict[str, int]:
-    """One of each policy, all but the same weights as what is live: their generations."""
+    """Start a canary of each policy, all but one with the weights of the live version; return their
+    generations.
+    """
     found = {}
     for name, share in SHARES.items():
         store = WeightStore(root, name)
@@ -35,7 +37,7 @@ def start_canaries(root: Path, process: CollectorProcess) -> dict[str, int]:
 
 
 def play(client: PolicyClient, episode: str, *turns: tuple[str, ...]) -> None:
-    """Each turn those agents act and earn 1."""
+    """At each turn the given agents act and earn 1."""
     for turn in turns:
         client.get_action(episode, see(**dict.fromkeys(turn, 1.0)))
         client.log_returns(episode, dict.fromkeys(turn, 1.0))
@@ -43,8 +45,9 @@ def play(client: PolicyClient, episode: str, *turns: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_all_agents_of_an_episode_are_of_its_arm(tmp_path: Path, mode: str) -> None:
-    """One that joins later too, and also where the episode began before the canary; the two
-    policies' canaries are chosen apart. An episode is one number, however many walk in it."""
+    """This includes agents that join later, and episodes that began before the canary. The canaries
+    of two policies are drawn independently. An episode counts once, whatever its number of agents.
+    """
     declare_two(tmp_path, **SOON)
     publish_two(tmp_path)
     everyone = ("walker1", "walker2", "flyer1")
@@ -53,7 +56,7 @@ def test_all_agents_of_an_episode_are_of_its_arm(tmp_path: Path, mode: str) -> N
         with PolicyClient(process.address, inference_mode=mode, **options) as client:
             early = client.start_episode()
             play(client, early, everyone)
-            client.flush()  # the collector gives a start its arm when the start arrives
+            client.flush()  # the collector assigns the arm when the start arrives
             generations = start_canaries(tmp_path, process)
             play(client, early, (*everyone, "walker3"))
             client.end_episode(early)

@@ -24,7 +24,7 @@ from storage.spaces.gymnasium_spaces import from_gym
 from tests.collector_process import CollectorProcess
 from tests.ingest.petting_zoo import Nim, play_parallel, play_turns
 
-SEED, STEPS = 17, 25  # three kinds of agents; five begin, twelve join, eight leave
+SEED, STEPS = 17, 25  # three kinds of agents; five are there at the start, twelve join, eight leave
 
 
 def spec_of(env: Any, agent: str) -> PolicySpec:
@@ -55,8 +55,8 @@ def publish(root: Path, name: str, spec: PolicySpec, weights: Any) -> int:
 def test_agents_that_come_and_go_are_trained_by_kind_and_act_with_the_new_version(
     tmp_path: Path,
 ) -> None:
-    """Three kinds of agents, each with spaces and a policy of its own. One kind is trained: clients
-    act with its new versions; the others' weights and versions stay as they are, to the bit."""
+    """Three kinds of agents each have their own spaces and policy. One kind is trained: clients act
+    with its new versions, while the others' weights and versions stay bit-identical."""
     env = generated_agents_parallel_v0.parallel_env()
     env.reset(seed=SEED)
     specs = {kind: spec_of(env, f"{kind}_0") for kind in ("type0", "type1", "type2")}
@@ -102,8 +102,8 @@ def test_agents_that_come_and_go_are_trained_by_kind_and_act_with_the_new_versio
 
 
 def test_a_turn_based_game_reaches_the_trainer_live() -> None:
-    """Law: a turn is a step of the environment, in which one agent acts; whole games come out of
-    the collector in the trainer's process as joint batches, and what is published acts next."""
+    """A turn is a step of the environment in which one agent acts. Whole games leave the collector
+    in the trainer's process as joint batches, and clients act with the versions published next."""
     env = Nim()
     specs = {kind_of(agent): spec_of(env, agent) for agent in env.possible_agents}
     with (
@@ -150,8 +150,8 @@ def test_a_turn_based_game_reaches_the_trainer_live() -> None:
 
 
 def test_one_policy_is_followed_under_flow_control_beside_a_frozen_one(tmp_path: Path) -> None:
-    """Law: `follow` trains a policy on its agents' steps while they play against a frozen one; its
-    clients are held for each version, and the frozen policy's version acts all along."""
+    """`follow` trains a policy on its agents' steps while they play against a frozen one. Clients
+    wait for each version, and the frozen policy's version acts throughout."""
     env, updates = Nim(), 3
     specs = {kind_of(agent): spec_of(env, agent) for agent in env.possible_agents}
     quick = {"part_seconds": 0.2, "seal_seconds": 0.2}

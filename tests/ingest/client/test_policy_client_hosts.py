@@ -1,4 +1,4 @@
-"""PolicyClient in what hosts it: servers of workers, task queues, pools, notebooks, endings."""
+"""PolicyClient in its hosts: server workers, task queues, pools and notebooks, and at exit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def free_port() -> str:
 
 
 def call(port: str, name: str) -> str:
-    """The process that answered, once there is one."""
+    """Return the process that answered, once there is one."""
     pause = threading.Event()
     for _ in range(1000):
         try:
@@ -67,7 +67,7 @@ def call(port: str, name: str) -> str:
 
 
 def stored(collector: CollectorProcess) -> Counter[str]:
-    """How often each episode is in the shards."""
+    """Count each episode's occurrences in the shards."""
     assert collector.stop() == 0
     return Counter(row["eps_id"] for row in shard_rows(collector.root))
 
@@ -86,8 +86,9 @@ def stored(collector: CollectorProcess) -> Counter[str]:
 def test_workers_of_a_server_log_each_request_once(
     collector: CollectorProcess, words: str, preloads: bool
 ) -> None:
-    """Forked after the client's thread ran, or started anew. A stop while the collector stands
-    still delivers what waits in the workers, and what the parent logged before it forked."""
+    """Workers are forked after the client's thread ran, or started afresh. A stop while the
+    collector is frozen delivers what waits in the workers, and what the parent logged before it
+    forked."""
     port, names = free_port(), [f"decision-{number}" for number in range(60)]
     told = {"BUSY": "1"} if preloads else {}
     server = start(collector, words.replace("PORT", port).split(), **told)
@@ -100,7 +101,7 @@ def test_workers_of_a_server_log_each_request_once(
     wake.start()
     status = ended(server)
     wake.join()
-    assert status in (0, -signal.SIGTERM)  # uvicorn passes the signal on that stopped it
+    assert status in (0, -signal.SIGTERM)  # uvicorn raises the signal that stopped it again
     found = stored(collector)
     before = [name for name in found if "preload" in name]
     assert found == Counter([*names, *before])
@@ -111,8 +112,8 @@ def test_workers_of_a_server_log_each_request_once(
 def test_a_task_queues_pool_delivers_before_it_ends(
     collector: CollectorProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Celery's forked workers end by os._exit, without atexit or finalizers; a collector that
-    stands still for longer than they linger loses nothing by it."""
+    """Celery's forked workers end by os._exit, without atexit or finalizers. A collector that is
+    frozen for longer than they linger loses nothing."""
     for folder in ("queue", "control", "results"):
         (tmp_path / folder).mkdir()
     monkeypatch.setenv("BROKER", str(tmp_path))
@@ -144,7 +145,7 @@ def test_a_task_queues_pool_delivers_before_it_ends(
 def run(
     collector: CollectorProcess, body: str, *words: str, status: int = 0, stdin: bool = False
 ) -> str:
-    """Run a user's program or, with `stdin`, type it; what it said on stderr."""
+    """Run a user's program, or type it in on `stdin`; return its stderr."""
     head = "import os, sys\nfrom headrace import PolicyClient\nOBS = [0.0] * 4\n"
     head += f"client = PolicyClient({collector.address!r})\n"
     code = head + textwrap.dedent(body)
@@ -191,7 +192,7 @@ if __name__ == "__main__":
 def test_processes_however_they_start_log_each_decision_once(
     collector: CollectorProcess, tmp_path: Path, method: str
 ) -> None:
-    """Each has a client of its own, and delivers at its end."""
+    """Each has its own client and delivers its events at exit."""
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -209,8 +210,8 @@ def test_a_client_that_is_passed_to_a_process_says_what_to_do(collector: Collect
 
 
 def test_a_notebook_logs_from_its_running_loop(collector: CollectorProcess) -> None:
-    """Cells run on a loop that stands still meanwhile (the REPL of asyncio has the same model as
-    ipykernel). A cell that is run again leaves the earlier client to deliver what it has."""
+    """Cells run on a loop that is blocked while they run (asyncio's REPL has the same model as
+    ipykernel). A cell that is run again leaves the earlier client to deliver its queue."""
     body = """
     import asyncio
     def cell(number):
@@ -256,7 +257,7 @@ threading.Thread(target=go, daemon=True).start()""",
 def test_an_interpreter_that_ends_in_the_middle_delivers_what_was_logged(
     collector: CollectorProcess, name: str
 ) -> None:
-    """Whatever ends it, short of os._exit and a signal that Python does not see."""
+    """This holds for every exit but os._exit and a signal that Python does not handle."""
     body, status = ENDINGS[name]
     run(collector, LOG + body, status=status)
     assert stored(collector) == Counter([f"d{number}" for number in range(500)])
@@ -265,7 +266,7 @@ def test_an_interpreter_that_ends_in_the_middle_delivers_what_was_logged(
 def test_what_is_logged_after_the_client_has_ended_is_not_lost_in_silence(
     collector: CollectorProcess,
 ) -> None:
-    """An exit handler that was registered before the import runs after the client's own."""
+    """An exit handler registered before the import runs after the client's own."""
     late = "for i in range(3): client.log_step(OBS, 1, 1.0, episode_id=f'late-{i}')\n"
     program = "import atexit\ndef late():\n" + textwrap.indent(late + "{}", "    ")
     program += "\natexit.register(late)\nfrom headrace import PolicyClient\nOBS = [0.0] * 4\n"
@@ -281,9 +282,9 @@ def test_what_is_logged_after_the_client_has_ended_is_not_lost_in_silence(
 
 
 def test_a_thread_that_cannot_start_is_tried_again(collector: CollectorProcess) -> None:
-    """A machine that has no thread left for a moment is an error of that call, not the end."""
+    """A machine that is briefly out of threads fails that call only."""
     client = PolicyClient(collector.address)
-    usual = threading.stack_size(2**46)  # more than there is address space
+    usual = threading.stack_size(2**46)  # exceeds the address space
     try:
         with pytest.raises(ClientError, match="the sending thread cannot be started"):
             client.start_episode()

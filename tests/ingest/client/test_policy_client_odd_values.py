@@ -1,4 +1,4 @@
-"""What the collector would refuse is refused in the call, which leaves the episode as it was.
+"""Values that the collector would refuse raise in the call, and the episode is unchanged.
 
 Also of `ingest.client.events`.
 """
@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, Call]] = [
 
 
 def test_a_value_that_no_collector_takes_raises_in_the_call() -> None:
-    """It names the argument, what was expected and what came, in at most a few lines."""
+    """The error names the argument, the expected and the given value, in a few lines at most."""
     with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
         client.connect()
         episode = client.start_episode()

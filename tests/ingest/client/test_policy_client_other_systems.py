@@ -1,4 +1,4 @@
-"""A client on Windows and macOS: it needs nothing that only Linux has."""
+"""A client on Windows and macOS needs nothing that only Linux has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_client_works_where_nothing_of_posix_is(tmp_path: Path) -> None:
-    """It imports, publishes, logs and acts in both modes; what keeps a root says what it needs."""
+    """It imports, publishes, logs and acts in both modes; functions that keep a root name what they
+    need.
+    """
     declare(tmp_path)
     token = create_token(tmp_path, "service", SCOPES)[1]
     mine = tmp_path / "mine"
@@ -49,7 +51,9 @@ def test_a_client_works_where_nothing_of_posix_is(tmp_path: Path) -> None:
     "line", ["import fcntl", "import os; os.register_at_fork", "import signal; signal.SIGKILL"]
 )
 def test_what_is_taken_away_is_gone(line: str) -> None:
-    """The instrument works: a module that takes one of them for granted does not load."""
+    """The simulation is effective: a module that needs a removed module or attribute does not
+    load.
+    """
     found = run("-c", f"import foreign_system\nforeign_system.take_away()\n{line}")
     assert found.returncode == 1
     assert "fcntl" in found.stderr or "has no attribute" in found.stderr

@@ -37,8 +37,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProce
 
 
 def test_whole_episodes_are_kept_by_the_hash_of_their_ids(tmp_path: Path) -> None:
-    """Those that are chosen are stored with their share; the ids of the others say so, and their
-    rewards, from any client or none of ours, are counted and do nothing."""
+    """Chosen episodes are stored with their share. The ids of the others show that they were left
+    out; their rewards, from any client or from a plain HTTP caller, are counted and have no effect.
+    """
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         with (
@@ -48,7 +49,7 @@ def test_whole_episodes_are_kept_by_the_hash_of_their_ids(tmp_path: Path) -> Non
             found = {}
             for name in NAMES:
                 found[name] = client.start_episode(name, pass_prob=0.5)
-                client.log_action(name, OBS, 1)  # by the id that the caller gave
+                client.log_action(name, OBS, 1)  # by the caller's id
                 client.log_returns(found[name], 1.0)
                 client.log_returns(found[name], 1.0, step=0, reward_id="click")
                 client.end_episode(name)
@@ -76,7 +77,7 @@ def test_whole_episodes_are_kept_by_the_hash_of_their_ids(tmp_path: Path) -> Non
 
 
 def test_a_made_up_id_says_whether_it_is_logged(running: CollectorProcess) -> None:
-    """About the share that was asked for; a whole decision in one call, too."""
+    """About the requested share is logged, also with a whole decision in one call."""
     with PolicyClient(running.address, sample_rate=0.25) as client:
         names = [client.log_step(OBS, 1, 1.0) for _ in range(400)]
         kept = [name for name in names if not name.startswith(UNSAMPLED)]
@@ -91,7 +92,7 @@ def test_a_made_up_id_says_whether_it_is_logged(running: CollectorProcess) -> No
 
 
 def test_ids_and_rewards_of_what_is_left_out_are_checked(running: CollectorProcess) -> None:
-    """A long id is refused by its length, not by its hash; a bad reward as for any episode."""
+    """A long id is refused by its length, whatever its hash; a bad reward, as for any episode."""
     with PolicyClient(running.address, sample_rate=0.5) as client:
         for n in range(8):
             with pytest.raises(ValueError, match="at most 246 characters with a sample_rate"):
@@ -113,8 +114,8 @@ def test_ids_and_rewards_of_what_is_left_out_are_checked(running: CollectorProce
 def test_an_episode_that_is_left_out_is_acted_in_all_the_same(
     running: CollectorProcess, mode: str
 ) -> None:
-    """By the client's own copy of the policy: nothing of it reaches the collector. Decisions of the
-    others have their share."""
+    """The client's own copy of the policy acts, and nothing of the episode reaches the collector.
+    Decisions in logged episodes are stored with their share."""
     with PolicyClient(running.address, mode, sample_rate=0.5) as client:
         ids = [f"{mode}-{n}" for n in range(8)]
         names = [client.start_episode(name) for name in ids]

@@ -1,4 +1,4 @@
-"""Publishing from elsewhere: `Publisher`, and commands with `--url`, on a real collector.
+"""Publishing from another machine: `Publisher`, and commands with `--url`, on a real collector.
 
 Also of `ingest.client.admin_session`.
 """
@@ -35,7 +35,7 @@ SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
 
 @dataclass
 class House:
-    """A collector with its store, and a trainer's own root elsewhere."""
+    """A collector with its store, and the root of a trainer on another machine."""
 
     process: CollectorProcess
     served: WeightStore
@@ -70,7 +70,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 def test_a_candidate_is_published_elsewhere_with_all_that_is_known_of_it(house: House) -> None:
-    """Its weights, spec, metrics and lineage arrive under the number that comes next."""
+    """Its weights, spec, metrics and lineage arrive under the next number."""
     with house.publisher() as publisher:
         before = publisher.versions()
         now = publisher.publish_candidate(house.trained, house.candidate(1))
@@ -86,7 +86,7 @@ def test_a_candidate_is_published_elsewhere_with_all_that_is_known_of_it(house: 
 
 
 def test_publishers_at_the_same_time_get_a_number_each(house: House) -> None:
-    """Whoever was slower proposes the next one: nothing is lost, nothing is published twice."""
+    """The slower one proposes the next number: nothing is lost, nothing is published twice."""
     digests = [house.candidate(seed) for seed in range(10, 14)]
     before, found = house.served.versions(), list[int]()
 
@@ -106,7 +106,9 @@ def test_publishers_at_the_same_time_get_a_number_each(house: House) -> None:
 
 
 def test_a_rollback_needs_no_number(house: House) -> None:
-    """It goes back to what was live before, once; for one that is not there, a 404 names others."""
+    """It goes back to the version that was live before, once; a 404 for a missing version lists
+    others.
+    """
     with house.publisher() as publisher:
         for seed in (20, 21):
             publisher.publish_candidate(house.trained, house.candidate(seed))
@@ -118,7 +120,7 @@ def test_a_rollback_needs_no_number(house: House) -> None:
 
 
 def test_what_cannot_be_used_is_refused_once(house: House) -> None:
-    """A 422 is not tried again under another number."""
+    """A 422 is not retried under another number."""
     with house.publisher() as publisher:
         before = publisher.versions()
         message = wire.Publish(version=1, sha256="0" * 64, weights=b"x", spec=SPEC.to_json())
@@ -130,7 +132,7 @@ def test_what_cannot_be_used_is_refused_once(house: House) -> None:
 
 
 def test_a_given_session_is_used_for_everything() -> None:
-    """Its headers travel along; closing the publisher leaves it to its owner."""
+    """Its headers are sent; closing the publisher leaves the session open for its owner."""
     with ScriptedCollector() as collector, requests.Session() as session:
         session.headers["x-team"] = "ads"
         with Publisher(collector.address, session=session, token="t") as publisher:
@@ -144,7 +146,7 @@ def test_a_given_session_is_used_for_everything() -> None:
 def test_nothing_of_the_environment_comes_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy would be sent the token, and a .netrc would replace it."""
+    """A proxy would receive the token, and a .netrc would replace it."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -156,7 +158,7 @@ def test_nothing_of_the_environment_comes_between(
 
 
 def test_a_publisher_trusts_the_authority_that_it_is_given(tmp_path: Path) -> None:
-    """`ca` alone: another authority's certificate is refused, and nothing is sent."""
+    """Only `ca` is trusted: another authority's certificate is refused, and nothing is sent."""
     mine, others = certify(tmp_path / "mine"), certify(tmp_path / "others")
     declare(tmp_path)
     token = create_token(tmp_path, "trainer", ["weights:publish"])[1]
@@ -173,7 +175,7 @@ def test_a_publisher_trusts_the_authority_that_it_is_given(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("text", [None, "no certificate"])
 def test_an_authority_that_is_none_is_named(tmp_path: Path, text: str | None) -> None:
-    """Before anything is sent, with the file."""
+    """The error names the file before anything is sent."""
     path = tmp_path / "ca.pem"
     if text is not None:
         path.write_text(text)
@@ -188,7 +190,7 @@ def answer(done: Result) -> dict[str, Any]:
 
 
 def test_the_commands_do_the_same(house: House) -> None:
-    """publish, versions and rollback with --url; a token that may not hears it, with status 2."""
+    """publish, versions and rollback with --url; a token without the scope ends with status 2."""
     url, root = ("--url", house.process.address), ("--root", house.trained.directory.parents[1])
     digest = house.candidate(30)
     done = answer(house.run("publish", digest, "--no-gate", *root, *url, "--json"))
@@ -208,7 +210,7 @@ def test_the_commands_do_the_same(house: House) -> None:
 
 
 def test_what_is_done_under_a_root_leaves_an_audit_line(tmp_path: Path, house: House) -> None:
-    """On stderr, in the collector's form, and said to come from the command line."""
+    """It goes to stderr in the collector's format, with the command line as its source."""
     declare(tmp_path)
     store = WeightStore(tmp_path, "default")
     for seed in (1, 2):

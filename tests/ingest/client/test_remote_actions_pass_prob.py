@@ -1,4 +1,4 @@
-"""`pass_prob` of every kind of step, and fields that only a collector that knows them is sent."""
+"""`pass_prob` of every kind of step; newer fields are only sent to collectors that list them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def posted(scripted: ScriptedCollector) -> list[dict[str, Any]]:
 
 
 def test_every_kind_of_step_keeps_its_pass_prob(tmp_path: Path) -> None:
-    """Logged, decided here and decided there: what the start said, and 1 where it said nothing."""
+    """Logged and decided locally or remotely: the value given at the start, or 1 without one."""
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with CollectorProcess(tmp_path) as collector:
@@ -56,7 +56,7 @@ def test_every_kind_of_step_keeps_its_pass_prob(tmp_path: Path) -> None:
 
 
 def test_each_agent_of_an_episode_has_its_pass_prob(tmp_path: Path) -> None:
-    """Tracks carry what their episode was started with."""
+    """Tracks carry the value given at the start of their episode."""
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with CollectorProcess(tmp_path) as collector:
@@ -70,7 +70,7 @@ def test_each_agent_of_an_episode_has_its_pass_prob(tmp_path: Path) -> None:
 
 
 def test_a_decision_that_a_killed_collector_lost_keeps_its_pass_prob(tmp_path: Path) -> None:
-    """What the client tells again is the whole decision."""
+    """The client repeats the whole decision."""
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with (
@@ -91,7 +91,7 @@ def test_a_decision_that_a_killed_collector_lost_keeps_its_pass_prob(tmp_path: P
 
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.5, float("nan"), True, "0.5"])
 def test_a_pass_prob_that_is_no_probability_is_refused(tmp_path: Path, value: Any) -> None:
-    """By the client in the call, and by the collector with the field's name."""
+    """The client refuses it in the call, the collector by the field's name."""
     with ScriptedCollector() as scripted, PolicyClient(scripted.address) as client:
         with pytest.raises(ValueError, match=r"pass_prob: expected a number in \(0, 1\]"):
             client.start_episode(pass_prob=value)
@@ -100,7 +100,7 @@ def test_a_pass_prob_that_is_no_probability_is_refused(tmp_path: Path, value: An
 
 
 def test_the_collector_refuses_a_decision_with_a_wrong_pass_prob(tmp_path: Path) -> None:
-    """By the field's name, as of a logged action."""
+    """The error names the field, as for a logged action."""
     declare(tmp_path)
     decision = {"type": "decision", "obs": OBS, "action": 1, "action_logp": -1.0}
     with CollectorProcess(tmp_path) as collector:
@@ -118,8 +118,8 @@ def test_the_collector_refuses_a_decision_with_a_wrong_pass_prob(tmp_path: Path)
 def test_a_collector_that_does_not_list_a_field_is_not_sent_it(
     mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older one refuses what it does not know: the field is left out, and that is said once.
-    What the protocol had from the beginning goes on being sent."""
+    """An older collector refuses unknown fields: the field is left out, with one warning. Fields of
+    the first protocol version are always sent."""
     with ScriptedCollector() as scripted, PolicyClient(scripted.address, mode) as client:
         scripted.fields = None
         name = client.start_episode(pass_prob=0.5)
@@ -147,8 +147,8 @@ def test_a_collector_that_lists_a_field_is_sent_it() -> None:
 
 
 def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
-    """Each of them is a field of a message, whose default is what was meant before; `reward_range`
-    is the policy's."""
+    """Each is a field of a message, and its default means what held before it existed;
+    `reward_range` belongs to the policy."""
     save_declaration(
         tmp_path,
         PolicyDeclaration(
@@ -170,7 +170,7 @@ def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
         wire.Batch: "batch",
         wire.ActionBatch: "actions",
     }
-    for field in set(spec["fields"]) - {"weights.canary"}:  # which no client sends
+    for field in set(spec["fields"]) - {"weights.canary"}:  # not sent by any client
         message, _, name = field.partition(".")
         (found,) = [
             one

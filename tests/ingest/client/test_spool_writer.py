@@ -1,4 +1,4 @@
-"""A disk that hangs, or is full, under a client that spools: calls wait for nobody."""
+"""A disk that hangs or is full under a spooling client: no call waits for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class HangingDisk:
-    """Writes below a folder wait while `answers` is clear, and then fail with `error`, if any."""
+    """Writes below a folder wait while `answers` is clear, then fail with `error`, if any."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,8 +67,8 @@ def test_calls_return_while_no_write_does(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is logged on a disk that hangs waits in memory, is counted, and is delivered in order
-    once the disk answers. The log has a line for each."""
+    """Events logged while the disk hangs wait in memory, are counted, and are delivered in order
+    once the disk answers. The log has a line for each change."""
     monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING), spooling(collector.address, tmp_path) as client:
         client.connect()
@@ -100,8 +100,8 @@ def test_calls_return_while_no_write_does(
 
 
 def test_an_asyncio_loop_waits_for_the_disk_too(tmp_path: Path) -> None:
-    """For 10 ms by default, where it waits for nothing else; else each call would return before its
-    event is on disk."""
+    """Up to 10 ms by default, although no call waits otherwise; else each call would return before
+    its event is on disk."""
     spool = {"on_full": "spool", "spool_dir": tmp_path, "timeout": 0.01}
     for options, bound in ((spool, 0.01), ({**spool, "max_wait": 0.0}, 0.0), ({}, 0.0)):
         client = AsyncPolicyClient(NOBODY, **options)
@@ -118,7 +118,7 @@ def test_what_is_in_memory_is_sent_while_the_disk_hangs(
     disk: HangingDisk,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody who is sent an answer waits for its note on disk, nor does `close`."""
+    """Neither the handling of an answer nor `close` waits for its note on disk."""
     client = spooling(collector.address, tmp_path, linger=0.0)
     client.log_step(SHORT, 1, 0.0)
     client.flush(60)
@@ -148,7 +148,7 @@ def until(client: PolicyClient, holds: Callable[[], bool]) -> None:
 
 
 def hang(client: PolicyClient, disk: HangingDisk) -> None:
-    """From here on a write does not return; all that was logged before is written."""
+    """From here on a write does not return; everything logged before is on disk."""
     until(client, lambda: not client.stats.unwritten)
     disk.answers.clear()
     client.log_step(SHORT, 1, 1.0, episode_id="late")
@@ -161,7 +161,7 @@ def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
     disk: HangingDisk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The queue is sent although a batch has room for more, which cannot be read back."""
+    """The queue is sent although a batch has room for more events, which cannot be read back."""
     monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
     with spooling(collector.address, tmp_path, linger=0.0, max_pending=6) as client:
         client.connect()
@@ -190,8 +190,8 @@ def test_others_do_not_wait_for_an_episode_that_is_to_go_on_in_a_new_one(
     disk: HangingDisk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That must be written down first: until the disk answers, its events are put off, however many
-    there are."""
+    """The new episode must be on disk first: until then its events are put off, whatever their
+    number."""
     monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
     with spooling(collector.address, tmp_path, linger=0.0, batch=4) as client:
         client.connect()
@@ -223,7 +223,7 @@ def test_others_do_not_wait_for_an_episode_that_is_to_go_on_in_a_new_one(
 def test_memory_is_bounded_while_the_disk_hangs(
     tmp_path: Path, disk: HangingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `max_pending` events, beyond which calls raise; all that did not is written."""
+    """Beyond `max_pending` events calls raise; every event whose call did not raise is written."""
     monkeypatch.setattr("ingest.client.spool_writer.FEWEST", 1)
     client = spooling(NOBODY, tmp_path, max_pending=30, max_wait=0.0, timeout=0.01)
     disk.answers.clear()
@@ -242,8 +242,8 @@ def test_memory_is_bounded_while_the_disk_hangs(
 def test_late_events_outlast_a_full_disk(
     collector: ScriptedCollector, tmp_path: Path, disk: HangingDisk
 ) -> None:
-    """A call that has returned has promised its event: it is tried again, in its place, while calls
-    that come raise what the disk says."""
+    """A call that has returned has promised its event: it is retried in its place, while new calls
+    raise the disk's error."""
     client = spooling(collector.address, tmp_path)
     client.connect()
     name = client.start_episode()
@@ -270,7 +270,7 @@ def test_late_events_outlast_a_full_disk(
 def test_a_file_that_cannot_be_removed_stops_nothing(
     collector: ScriptedCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does anything else that goes wrong while judged events are noted."""
+    """Nor does any other error while events are marked as delivered."""
     with spooling(collector.address, tmp_path) as client:
         assert client._outbox.spool is not None
         client._outbox.spool._piece_bytes = 1

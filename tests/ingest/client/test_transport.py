@@ -1,4 +1,4 @@
-"""One HTTP conversation: what an outcome means, and how long to wait before the next try."""
+"""One HTTP request: the meaning of its outcome, and the wait before the next attempt."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def transport(collector: ScriptedCollector, request: pytest.FixtureRequest) -> I
 
 
 def test_a_request_is_answered(collector: ScriptedCollector, transport: Transport) -> None:
-    """The message comes back decoded; the token and the accepted form travel along."""
+    """The message is decoded; the token and the accepted format are sent."""
     answer = transport.attempt(*REGISTER)
     assert answer.decode(wire.Registered).instance == "instance-1"
     ((_, headers, _),) = collector.requests
@@ -73,7 +73,7 @@ def test_a_request_is_answered(collector: ScriptedCollector, transport: Transpor
 def test_a_busy_collector_is_unavailable(
     collector: ScriptedCollector, transport: Transport, status: int
 ) -> None:
-    """Such an answer judges nothing: it may be tried again. The collector's own ones say, too,
+    """The outcome is open, so the request may be repeated. The collector's own answers also state
     that nothing was applied; a gateway's do not."""
     collector.faults.append(answering(status, "busy", Retry_After="2.5"))
     with pytest.raises(CollectorUnavailable, match="scripted busy") as caught:
@@ -86,7 +86,7 @@ def test_a_busy_collector_is_unavailable(
 def test_the_collectors_own_wait_is_more_exact_than_the_header(
     collector: ScriptedCollector, transport: Transport, told: Any, meant: float
 ) -> None:
-    """A header has whole seconds only; what is no number of seconds is passed over."""
+    """The header has whole seconds only; a value that is not a number of seconds is ignored."""
     error = {"code": "busy", "message": "", "retry_after": told}
     body = msgspec.json.encode({"error": error})
     answer = scripted_collector.Answer(429, body, wire.JSON, {"Retry_After": "1"})
@@ -103,7 +103,7 @@ TRY_AGAIN = {"busy", "draining", "disk_full", "too_slow"}
 def test_a_judgement_is_a_refusal(
     collector: ScriptedCollector, transport: Transport, code: str
 ) -> None:
-    """Every other code of the protocol is an answer, `no_version` among them."""
+    """Every other code of the protocol is an answer, including `no_version`."""
     collector.faults.append(answering(STATUS[code], code))
     with pytest.raises(Refusal, match=f"scripted {code}") as caught:
         transport.attempt(*REGISTER)
@@ -114,7 +114,7 @@ def test_a_judgement_is_a_refusal(
 def test_a_cut_connection_may_have_had_its_effect(
     collector: ScriptedCollector, transport: Transport, fault: Any
 ) -> None:
-    """The client cannot tell a lost request from a lost answer."""
+    """A lost request and a lost answer look the same to the client."""
     collector.faults.append(fault)
     with pytest.raises(CollectorUnavailable) as caught:
         transport.attempt(*REGISTER)
@@ -135,7 +135,7 @@ def test_a_refused_connection_had_no_effect(library: str) -> None:
 
 
 def test_a_silent_collector_times_out(collector: ScriptedCollector, transport: Transport) -> None:
-    """The attempt's own time-out holds."""
+    """The time-out of the attempt applies."""
     gate = Gate()
     collector.faults.append(gate)
     with pytest.raises(CollectorUnavailable) as caught:
@@ -145,7 +145,7 @@ def test_a_silent_collector_times_out(collector: ScriptedCollector, transport: T
 
 
 def test_an_answer_that_is_no_message_is_no_answer() -> None:
-    """A portal that says 200 with a page of HTML has acknowledged nothing."""
+    """A captive portal's 200 with an HTML page acknowledges nothing."""
     for answer in (
         Answer(200, {"content-type": "text/html"}, b"<html>"),
         Answer(200, {"content-type": wire.JSON}, b'{"x": 1}'),
@@ -158,7 +158,9 @@ def test_an_answer_that_is_no_message_is_no_answer() -> None:
 def test_a_delivery_repeats_identical_bytes(
     collector: ScriptedCollector, transport: Transport
 ) -> None:
-    """Until it is answered; it remembers whether an attempt may have had its effect."""
+    """It repeats them until it is answered, and remembers whether an attempt may have taken
+    effect.
+    """
     collector.faults.extend([answering(503, "draining"), cut_after])
     delivery = Delivery(transport, *REGISTER, backoff=RetryDelays(0.001))
     with pytest.raises(CollectorUnavailable):
@@ -170,7 +172,7 @@ def test_a_delivery_repeats_identical_bytes(
 
 
 def test_a_delivery_gives_up_in_time(collector: ScriptedCollector, transport: Transport) -> None:
-    """Also when the collector asks for a longer pause than there is time for."""
+    """This holds even if the collector asks for a longer pause than the time left."""
     collector.chance = lambda: answering(429, "busy", Retry_After="50")
     with pytest.raises(CollectorUnavailable, match="busy"):
         Delivery(transport, *REGISTER).run(wire.Registered, 5.0)
@@ -191,7 +193,7 @@ def test_closing_ends_a_wait(collector: ScriptedCollector, transport: Transport)
 
 
 def test_retry_after_may_be_a_date(collector: ScriptedCollector, transport: Transport) -> None:
-    """Seconds or an HTTP date; nonsense is ignored."""
+    """Seconds or an HTTP date; anything else is ignored."""
     for text, low, high in (
         (formatdate(time.time() + 20, usegmt=True), 15.0, 21.0),
         (formatdate(time.time() - 20, usegmt=True), 0.0, 0.0),
@@ -208,7 +210,9 @@ def test_retry_after_may_be_a_date(collector: ScriptedCollector, transport: Tran
 
 @given(st.integers(1, 10_000), st.none() | st.floats(0, 1e9))
 def test_backoff_grows_within_bounds(failures: int, retry_after: float | None) -> None:
-    """Law: half to all of the doubled ceiling; at least Retry-After, of which a minute counts."""
+    """The wait is between half and all of the doubled ceiling, and at least Retry-After, up to a
+    minute.
+    """
     backoff = RetryDelays(first=0.1, longest=8.0)
     delay = backoff.delay(failures, retry_after)
     ceiling = min(8.0, 0.1 * 2.0 ** min(failures - 1, 30))
@@ -217,7 +221,7 @@ def test_backoff_grows_within_bounds(failures: int, retry_after: float | None) -
 
 
 def test_backoff_is_jittered() -> None:
-    """Clients that failed together do not come back together."""
+    """Clients that failed together do not retry together."""
     assert len({RetryDelays().delay(3, 1.0) for _ in range(20)}) > 1
     assert len({RetryDelays().delay(3) for _ in range(20)}) > 1
 
@@ -232,7 +236,7 @@ def test_backoff_is_jittered() -> None:
     ],
 )
 def test_an_address_is_read(given_address: str, meant: str) -> None:
-    """Scheme and trailing slash may be left out or written; a path stays."""
+    """Scheme and trailing slash are optional; a path is kept."""
     assert Transport(given_address).address == meant
 
 
@@ -246,13 +250,13 @@ def test_a_bad_address_is_refused(address: Any) -> None:
 
 
 def test_a_token_is_a_string_or_a_function() -> None:
-    """Said when the client is made, and not by each request."""
+    """A wrong type raises when the client is created, not at each request."""
     with pytest.raises(ValueError, match="token: expected a string or a function, got <class 'int"):
         Transport("http://h", token=5)  # type: ignore[arg-type]  # that is the point
 
 
 def test_whatever_a_session_raises_is_tried_again(collector: ScriptedCollector) -> None:
-    """It is the user's, with adapters of its own: nothing of it ends the thread that sends."""
+    """A user's session may have its own adapters: none of their errors ends the sending thread."""
     errors: list[Exception] = [KeyError("odd"), RuntimeError("adapter"), UnicodeError("label")]
 
     class Odd(requests.Session):
@@ -286,7 +290,7 @@ def one_handshake(context: ssl.SSLContext) -> Iterator[str]:
 
 @pytest.mark.parametrize("fault", ["expired", "not yet valid", "issuer"])
 def test_only_an_unknown_authority_is_asked_for(tmp_path: Path, fault: str) -> None:
-    """Its certificate does not help against one of a known authority that is out of date."""
+    """`ca` does not help against an expired certificate of a known authority."""
     authority, ca = trustme.CA(), tmp_path / "ca.pem"
     (trustme.CA() if fault == "issuer" else authority).cert_pem.write_to_path(ca)
     now, day = datetime.now(UTC), timedelta(days=1)
@@ -306,7 +310,7 @@ def test_only_an_unknown_authority_is_asked_for(tmp_path: Path, fault: str) -> N
 def test_an_address_of_the_other_scheme_is_named(
     collector: ScriptedCollector, tmp_path: Path, library: str
 ) -> None:
-    """https at a port that speaks http, and the other way round; not once somebody has answered."""
+    """This covers https to an http port and the reverse, and only before a first answer."""
     made = certify(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(made.cert, made.key)
@@ -339,7 +343,7 @@ def test_an_address_of_the_other_scheme_is_named(
 
 
 def test_a_path_in_the_address_is_kept(collector: ScriptedCollector) -> None:
-    """A collector behind a proxy's path."""
+    """A collector may be behind a proxy's path."""
     transport = Transport(f"{collector.address}/team/")
     with pytest.raises(Refusal):
         transport.attempt("GET", "/v1/spec")
@@ -349,12 +353,12 @@ def test_a_path_in_the_address_is_kept(collector: ScriptedCollector) -> None:
 
 @given(st.integers(400, 599), st.binary(max_size=60))
 def test_any_error_body_becomes_a_refusal(status: int, body: bytes) -> None:
-    """A proxy's page, cut JSON, nothing: never another exception."""
+    """A proxy's page, truncated JSON or an empty body never raises another exception."""
     assert refusal_of(status, body).code in STATUS
 
 
 def test_a_page_of_another_server_is_not_shown() -> None:
-    """The refusal names the status, and asks about the address."""
+    """The refusal names the status and suggests checking the address."""
     page = b"<!DOCTYPE HTML><html><title>Error response</title></html>"
     assert str(refusal_of(501, page)).endswith(
         "no answer of a Headrace collector: is the address right?"
@@ -363,7 +367,7 @@ def test_a_page_of_another_server_is_not_shown() -> None:
 
 
 def test_an_error_of_a_later_protocol_keeps_its_text() -> None:
-    """An unknown code falls back to one of the same status; fields are taken over."""
+    """An unknown code maps to one with the same status; its fields are kept."""
     body = b'{"error": {"code": "novel", "message": "m", "episode_id": "e", "expected_seq": 4}}'
     refusal = refusal_of(422, body)
     assert (refusal.code, refusal.message) == ("invalid", "novel: m")

@@ -1,4 +1,4 @@
-"""Whatever comes back on a connection: an answer, or CollectorUnavailable."""
+"""Any bytes on a connection give an answer or CollectorUnavailable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Play = Callable[[socket.socket], None]
 
 @contextmanager
 def server(*plays: Play):
-    """A server that plays one of these on each connection; the connections so far."""
+    """A server that plays one of these on each connection; yields the connections so far."""
     listening, accepted = socket.create_server(("127.0.0.1", 0)), []
 
     def serve() -> None:
@@ -44,7 +44,7 @@ def server(*plays: Play):
 
 
 def heard(peer: socket.socket) -> bytes:
-    """One request, whole."""
+    """Read one whole request."""
     read = peer.recv(65536)
     head, _, body = read.partition(b"\r\n\r\n")
     left = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0) - len(body)
@@ -109,7 +109,7 @@ def test_a_connection_is_kept_while_its_answers_are_whole(first: bytes, kept: bo
 
 
 def test_a_body_that_is_refused_unread_is_a_refusal() -> None:
-    """The answer is there although the rest of the request could not be sent."""
+    """The answer is read although the rest of the request could not be sent."""
 
     def refuse(peer: socket.socket) -> None:
         peer.recv(100)
@@ -155,7 +155,7 @@ LINES = st.lists(
 @given(head=HEADS, lines=LINES, rest=st.binary(max_size=20))
 @example(head=b"HTTP/1.1 200 OK\r\n", lines=[], rest=b"x" * 70_000)
 def test_any_bytes_are_an_answer_or_none(head: bytes, lines: list[bytes], rest: bytes) -> None:
-    """No other error leaves an attempt: it would end the thread that sends."""
+    """No other error leaves an attempt: it would end the sending thread."""
     with server(say(head + b"".join(lines) + b"\r\n" + rest)) as (address, _):
         transport = Transport(address, timeout=10.0)
         try:

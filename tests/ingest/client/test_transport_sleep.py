@@ -1,4 +1,4 @@
-"""Connections that died while the machine slept, without a word to either side."""
+"""Connections that died while the machine slept, with no notice to either side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ingest.scripted_collector import ScriptedCollector
 
 
 class Router(Closing):
-    """Carries connections to a collector until it forgets them: then they are open, and mute."""
+    """Forwards connections to a collector until it forgets them: they then stay open and silent."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.removeprefix("http://").rpartition(":")
@@ -71,7 +71,7 @@ def router() -> Iterator[Router]:
 
 @pytest.mark.parametrize("slept", [3600.0, -3600.0])
 def test_a_connection_that_died_in_a_sleep_is_not_used(router: Router, slept: float) -> None:
-    """The first request after it is answered, by a new one; so it is when the clock goes back."""
+    """The first request after a sleep uses a new connection, also when the clock was set back."""
     clock = Clock()
     transport = Transport(router.address, timeout=10.0, clock=clock)
     for _ in range(2):
@@ -85,7 +85,9 @@ def test_a_connection_that_died_in_a_sleep_is_not_used(router: Router, slept: fl
 
 
 def test_one_that_died_in_use_is_given_up_after_the_timeout(router: Router) -> None:
-    """Without a sleep nothing tells: the attempt ends, and the next one has a new connection."""
+    """Without a sleep there is no sign of it: the attempt times out, and the next one has a new
+    connection.
+    """
     transport = Transport(router.address, timeout=10.0, clock=Clock())
     transport.attempt("GET", "/v1/spec")
     router.forget()

@@ -1,7 +1,7 @@
-"""Remote actions whose reply runs ahead of the disk: what is stored is what was acted on.
+"""Remote actions whose reply precedes the commit: the stored action is the one that was used.
 
-The scenario `decisions` of the fault suite, in short, with the broken builds that it has to find;
-and the assembler's side of it.
+A short form of the fault suite's scenario `decisions`, with the broken builds that it must detect,
+and the assembler's part.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.ingest.episodes.test_assembler import Shell, picture
 
 @pytest.fixture
 def very_slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commits that a kill comes before on a busy machine, too."""
+    """A kill precedes commits on a busy machine, too."""
     monkeypatch.setenv(slow_disk.SECONDS, "0.15")
 
 
 @pytest.mark.usefixtures("very_slow_disk")
 def test_kills_between_a_reply_and_the_next_event_change_nothing(tmp_path: Path) -> None:
-    """Every step is stored once, with the action that the client was given."""
+    """Every step is stored once, with the action that the client received."""
     verdict = decisions.run(Trial(seed=3, folder=tmp_path, size=8))
     assert verdict.faults == {}
     assert verdict.counts["decisions_lost_by_kills"] > 0
@@ -42,14 +42,14 @@ def test_kills_between_a_reply_and_the_next_event_change_nothing(tmp_path: Path)
 @pytest.mark.usefixtures("very_slow_disk")
 @pytest.mark.parametrize("name", ["decisions-ignored", "nothing-kept"])
 def test_builds_that_break_the_protocol_are_found_out(tmp_path: Path, name: str) -> None:
-    """One compares no decisions, one takes a reply for an acknowledgement."""
+    """One build compares no decisions, the other takes a reply for an acknowledgement."""
     broken = mutants.find(name)
     verdict = decisions.run(Trial(seed=3, folder=tmp_path, size=8, mutant=broken))
     assert broken.symptoms["decisions"] in verdict.faults
 
 
 def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
-    """After flush a kill costs nothing, although no event followed the last decision."""
+    """A kill after flush loses nothing, although no event followed the last decision."""
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with (
@@ -58,7 +58,7 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
     ):
         name = client.start_episode()
         client.get_action(name, [0.0] * 4)
-        assert client.stats.waiting in (1, 2)  # the decision; the start, if it was not sent before
+        assert client.stats.waiting in (1, 2)  # the decision, and perhaps the start
         client.flush(60)
         assert client.stats.waiting == 0
         assert client.stats.acknowledged == 2
@@ -70,7 +70,7 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("very_slow_disk")
 def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path) -> None:
-    """It has no number: what a reply says of earlier numbers says nothing of it."""
+    """It has no number, so a reply about earlier numbers says nothing about it."""
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with (
@@ -82,7 +82,7 @@ def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path)
         client.flush(60)
         for step in (0, 1):
             client.log_returns(name, 1.0, step=step, reward_id=f"of step {step}")
-            client.get_action(name, [0.0] * 4)  # the reply runs ahead of the disk
+            client.get_action(name, [0.0] * 4)  # the reply precedes the commit
         collector.kill()
         collector.restart()
         client.end_episode(name)
@@ -117,7 +117,9 @@ def name_of(shell: Shell) -> bytes:
 
 
 def test_an_event_that_follows_another_decision_is_refused() -> None:
-    """The collector that decided anew learns of it at the next event, which changes nothing."""
+    """A collector that made another decision learns of the difference at the next event, which has
+    no effect.
+    """
     shell = started()
     shell.send(decision(1, 1))
     acted_on = name_of(shell)
@@ -129,7 +131,7 @@ def test_an_event_that_follows_another_decision_is_refused() -> None:
 
 
 def test_the_decision_that_was_acted_on_takes_the_others_place() -> None:
-    """It wins once, and only over the open step; then it is a retry like any other."""
+    """It replaces only the open step, once; after that it is a retry like any other."""
     shell = started()
     shell.send(decision(1, 2), decision(2, 2, obs=[0.1, 0.2]))
     assert shell.send(decision(2, 0)) == ["conflict"]
@@ -143,7 +145,7 @@ def test_the_decision_that_was_acted_on_takes_the_others_place() -> None:
 
 
 def test_the_same_decision_has_the_same_name_everywhere() -> None:
-    """Neither the episode's number in the journal nor a time is in the name."""
+    """The name contains neither the episode's number in the journal nor a time."""
     first, second = started(), Shell()
     second.send(wire.Start(episode_id="other", start=0, policy_id="default"))
     second.send(wire.Start(episode_id="e", start=1, policy_id="default"))
@@ -156,7 +158,7 @@ def test_the_same_decision_has_the_same_name_everywhere() -> None:
 def test_a_replay_knows_the_decisions_that_won(
     steps: list[tuple[int, bool, bool]],
 ) -> None:
-    """Reading the journal back gives the same state, whichever steps were decided twice."""
+    """Replaying the journal gives the same state, whichever steps were decided twice."""
     shell, seq, acted = started(), 1, []
     for action, twice, cut in steps:
         first = (action + 1) % 3 if twice else action
@@ -176,7 +178,7 @@ def test_a_replay_knows_the_decisions_that_won(
 
 
 def test_all_that_may_be_lost_is_sent_again() -> None:
-    """A collector that misses event 2 may hold another decision as event 1, and not know it."""
+    """A collector that lost event 2 may unknowingly hold another decision as event 1."""
     kept = Kept()
     kept.keep("e", [decision(1, 0, answered=True), decision(2, 1, answered=True)])
     assert kept.take("e", 4) == []
@@ -185,7 +187,7 @@ def test_all_that_may_be_lost_is_sent_again() -> None:
 
 
 def test_a_reward_that_named_the_step_stays_with_the_decision_that_won() -> None:
-    """It was acknowledged, and is a retry from then on."""
+    """It was acknowledged, and counts as a retry from then on."""
     shell = started()
     shell.send(decision(1, 2))
     click = wire.LogReturns(episode_id="e", step=0, reward_id="click", reward=5.0, info={"page": 3})
@@ -198,7 +200,7 @@ def test_a_reward_that_named_the_step_stays_with_the_decision_that_won() -> None
 
 
 def test_a_number_is_kept_once() -> None:
-    """The answer that was given last is the one that was acted on."""
+    """The client acted on the last answer."""
     kept = Kept()
     kept.keep("e", [decision(1, 0, answered=True)])
     kept.keep("e", [decision(1, 1, answered=True)])
@@ -210,9 +212,9 @@ LATE = ("a", "b")
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(-2, 6)), max_size=30))
 def test_what_is_kept_is_what_a_plain_list_would_hold(turns: list[tuple[bool, int]]) -> None:
-    """In whatever order numbers come, and rewards that have none; however many become durable.
+    """Numbers come in any order, some rewards have none, and any number of events becomes durable.
 
-    A reward without a number, below 0 here, goes with a number behind it, or by its own name.
+    A reward without a number (below 0 here) is sent with a numbered event, or under its own name.
     """
     kept, plain = Kept(), list[wire.Event]()
 
