@@ -1,4 +1,4 @@
-"""A journal that is put back to a backup: each acknowledged step is in exactly one place."""
+"""A journal restored from a backup: each acknowledged step is in exactly one place."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from tests.faults.scenario import Trial
 
 
 def test_random_restored_histories_give_no_step_twice(tmp_path: Path) -> None:
-    """Whatever was open, waiting, planned or cut in the backup: nothing is doubled or lost."""
+    """Episodes that were open, waiting, planned or cut in the backup are neither doubled nor
+    lost.
+    """
     verdict = SCENARIO.run(Trial(seed=1, folder=tmp_path, size=120))
     assert verdict.ok, verdict.faults
 
 
 def events(name: str, *, first: int = 0, steps: int = 0, end: bool = False) -> dict[str, Any]:
-    """A request that starts an episode at step 0, takes `steps` from `first` on, and may end it."""
+    """A request that starts an episode at step 0, logs `steps` steps from `first` on, and may end
+    it.
+    """
     step = {"type": "log_action", "episode_id": name, "obs": [0.5] * 4, "action": 1}
     batch: list[dict[str, Any]] = [] if first else [{"type": "start", "episode_id": name}]
     batch += [{**step, "reward": float(t), "seq": t + 1} for t in range(first, first + steps)]
@@ -36,7 +40,7 @@ def events(name: str, *, first: int = 0, steps: int = 0, end: bool = False) -> d
 
 
 def log(collector: CollectorProcess, name: str, **how: Any) -> list[str]:
-    """Send a request; the codes of what was refused."""
+    """Send a request; return the codes of its refusals."""
     status, answer = collector.post("/v1/events", events(name, **how))
     assert status == 200, answer
     return [item["error"]["code"] for item in answer.get("refused", [])]
@@ -56,16 +60,18 @@ def steps(name: str, count: int) -> dict[tuple[str, int], int]:
 
 
 def verified(root: Path) -> VerifyReport:
-    """As `headrace verify`: a collector that runs is asked."""
+    """Verify as `headrace verify` does; a running collector is asked."""
     report = audit.verified(root)
     assert report.ok, report.findings
     return report
 
 
 def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> None:
-    """A real collector, killed; its journal copied; run on, killed, and its journal put back twice.
+    """A real collector is killed and its journal copied; it runs on, is killed again, and gets the
+    copy back, twice.
 
-    `verify` finds every acknowledged step in one place, before the start, after it and at the end.
+    `verify` finds every acknowledged step in one place, before the restart, after it and at the
+    end.
     """
     root, backup = tmp_path / "root", tmp_path / "backup"
     declare(root, seal_seconds=0.4, part_steps=3, episode_timeout=600.0)
@@ -74,7 +80,7 @@ def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> No
         collector.settle(2)
         log(collector, "waits", steps=2, end=True)
         log(collector, "ends", steps=2)
-        log(collector, "long", steps=5)  # a part of 3, and 2 that are open
+        log(collector, "long", steps=5)  # a part of 3, and 2 open steps
         log(collector, "quiet", steps=2)
         log(collector, "ahead", steps=1)
         collector.kill()
@@ -116,7 +122,7 @@ def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> No
 
 
 def test_tracks_of_a_restored_journal_are_known_by_episode_and_agent(tmp_path: Path) -> None:
-    """Two agents of one episode with the same numbers: nothing is doubled, and both are over."""
+    """Two agents of one episode with equal ordinals: nothing is doubled, and both have ended."""
     root, backup = tmp_path / "root", tmp_path / "backup"
     declare(root, seal_seconds=0.2)
 
@@ -154,9 +160,9 @@ def test_tracks_of_a_restored_journal_are_known_by_episode_and_agent(tmp_path: P
 
 
 def test_shards_that_seem_older_than_their_steps_are_found(tmp_path: Path) -> None:
-    """The wall clock is set back before the second of two lives after a backup writes its shards.
+    """After a backup, two lives write shards; the wall clock is set back before the second.
 
-    A file's time is then before the times of the steps in it, which are known by themselves.
+    The file's time is then before that of its steps, which are identified without it.
     """
     root, backup = tmp_path / "root", tmp_path / "backup"
     declare(root, seal_seconds=0.1, episode_timeout=600.0)
@@ -186,7 +192,7 @@ def test_shards_that_seem_older_than_their_steps_are_found(tmp_path: Path) -> No
 
 
 def test_shards_of_an_earlier_journal_are_left_alone(tmp_path: Path) -> None:
-    """What nobody received since the backup is not taken up."""
+    """Only steps received since the backup are taken up."""
     declare(tmp_path, seal_seconds=0.01)
     with CollectorProcess(tmp_path) as collector:
         log(collector, "old", steps=2, end=True)

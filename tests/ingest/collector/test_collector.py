@@ -29,7 +29,7 @@ DEFAULT = PolicyDeclaration(
 
 
 class GatedJournal(MemoryJournal):
-    """Its commits of rows wait for a gate, and may fail behind it. Counts transactions."""
+    """Its commits of rows wait for a gate, and may fail after it. Counts transactions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ async def registered(collector: Collector) -> str:
 
 
 async def closed(event: threading.Event) -> None:
-    """Wait for a thread to come somewhere."""
+    """Wait until a thread reaches the gate."""
     assert await asyncio.to_thread(event.wait, 10.0)
 
 
@@ -90,7 +90,7 @@ def batch(instance: str, name: str, start: int, steps: int = 1) -> wire.Batch:
 
 
 def test_nothing_is_acknowledged_before_its_commit() -> None:
-    """While the sync runs nobody hears an answer; what came meanwhile shares the next one."""
+    """No request is answered during a sync; requests that arrive meanwhile share the next one."""
 
     async def body() -> None:
         journal = GatedJournal()
@@ -133,7 +133,9 @@ def test_a_retry_waits_for_what_it_repeats() -> None:
 
 
 def test_a_full_disk_refuses_rolls_back_and_resumes() -> None:
-    """All that was not durable hears 507; the state is that of the journal; then it goes on."""
+    """All that was not durable is refused with 507; the state is reloaded from the journal, and the
+    collector goes on.
+    """
 
     async def body() -> None:
         journal = GatedJournal()
@@ -166,7 +168,7 @@ def test_a_full_disk_refuses_rolls_back_and_resumes() -> None:
 
 
 def test_a_shard_that_was_under_way_at_a_rebuild_is_recorded_once() -> None:
-    """The rebuilt state hands the same plan to the writer; the earlier report counts no more."""
+    """The rebuilt state gives the writer the same plan; the earlier report no longer counts."""
 
     async def body() -> None:
         journal, writer = GatedJournal(), MemoryWriter(gate=threading.Event())
@@ -193,7 +195,7 @@ def test_a_shard_that_was_under_way_at_a_rebuild_is_recorded_once() -> None:
 
 
 def test_a_failed_sync_stops_everything() -> None:
-    """Waiters and later callers hear CollectorFailed; nothing is acknowledged any more."""
+    """Waiting and later calls raise CollectorFailed; nothing is acknowledged any more."""
 
     async def body() -> None:
         journal = GatedJournal()
@@ -213,7 +215,7 @@ def test_a_failed_sync_stops_everything() -> None:
 
 
 def test_parts_that_wait_for_the_disk_push_back() -> None:
-    """Beyond max_pending bytes events get 429; once shards are written they are taken again."""
+    """Beyond max_pending bytes, events get 429; once shards are written they are accepted again."""
 
     async def body() -> None:
         writer = MemoryWriter(full=True)
@@ -232,7 +234,7 @@ def test_parts_that_wait_for_the_disk_push_back() -> None:
 
 
 def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
-    """Of one-step episodes that is nearly all of their memory."""
+    """For one-step episodes, that overhead is nearly all of their memory."""
 
     async def body() -> None:
         writer, patient = MemoryWriter(full=True), replace(DEFAULT, seal_seconds=600.0)
@@ -250,7 +252,7 @@ def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
 
 
 def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long before max_pending they are planned, whatever the seal times and sizes say."""
+    """They are planned long before max_pending, whatever the seal times and sizes."""
     monkeypatch.setattr("ingest.collector.sealing.MOST_WAITING", 500)
 
     async def body() -> None:
@@ -269,7 +271,7 @@ def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_drain_writes_what_has_ended_and_keeps_what_is_open() -> None:
-    """After it no row is left but those of open episodes; new events hear 503."""
+    """After a drain only rows of open episodes are left; new events get 503."""
 
     async def body() -> None:
         journal, writer = MemoryJournal(), MemoryWriter()
@@ -290,7 +292,7 @@ def test_a_drain_writes_what_has_ended_and_keeps_what_is_open() -> None:
 
 
 def test_a_drain_with_a_broken_writer_leaves_the_plan_for_the_next_start() -> None:
-    """It ends all the same, and the next collector writes the shard."""
+    """The drain ends, and the next collector writes the shard."""
 
     async def body() -> None:
         journal, writer = MemoryJournal(), MemoryWriter(full=True)
@@ -309,7 +311,7 @@ def test_a_drain_with_a_broken_writer_leaves_the_plan_for_the_next_start() -> No
 
 
 def test_a_batch_that_cannot_be_applied_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug within a batch: nothing of it is kept, and the others go on."""
+    """After a bug within a batch, nothing of that batch is kept, and other batches are accepted."""
 
     async def body() -> None:
         async with running(MemoryJournal()) as collector:
@@ -338,7 +340,7 @@ def test_a_batch_that_cannot_be_applied_is_undone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_event_breaks_only_its_own_clients_episode() -> None:
-    """A stranger's bad event, or a bad start of the same name, leaves an episode as it was."""
+    """Another client's bad event, or a bad start of the same id, leaves the episode unchanged."""
 
     async def body() -> None:
         async with running(MemoryJournal()) as collector:
@@ -360,7 +362,7 @@ def test_an_event_breaks_only_its_own_clients_episode() -> None:
 
 
 def test_an_error_in_the_ticker_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collector that can no longer seal says so and stops."""
+    """A collector that can no longer seal logs the error and stops."""
 
     async def body() -> None:
         async with running(MemoryJournal()) as collector:

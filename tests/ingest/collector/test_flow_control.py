@@ -1,4 +1,4 @@
-"""Flow control: how many steps may be closed while a version is live."""
+"""Flow control bounds the steps that may be closed while a version is live."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_version_is_held_at_its_quota_and_told_once() -> None:
 
 
 def test_a_surplus_counts_for_the_next_version() -> None:
-    """Otherwise each version would leave the learner some steps further behind."""
+    """Otherwise each version would leave the learner further behind."""
     live = {"default": 1}
     flow = flow_of(5, live)
     close(flow, 8)
@@ -43,7 +43,9 @@ def test_a_surplus_counts_for_the_next_version() -> None:
 
 
 def test_clients_that_lag_too_far_are_told_to_wait() -> None:
-    """Who acts with a version older than live - max_policy_lag waits; the live one is not held."""
+    """Clients that act with a version older than live - max_policy_lag wait; the live version is
+    not held.
+    """
     declaration = PolicyDeclaration(
         observation=parse_space("box:4"), action=parse_space("discrete:2"), max_policy_lag=2
     )

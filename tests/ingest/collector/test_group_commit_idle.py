@@ -1,4 +1,4 @@
-"""A thread that waits for work holds nothing of the last: parts and rows are megabytes."""
+"""An idle thread keeps no reference to its last task: parts and rows take megabytes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def at_once(action: Callable[..., Any], *arguments: Any) -> None:
 
 
 def watched() -> tuple[Callable[[Any], None], threading.Event]:
-    """What is to be called when a task is done, and what is set once nobody holds the task."""
+    """Return a callback for a finished task, and an event that is set once the callback is
+    freed.
+    """
     gone = threading.Event()
 
     def done(result: Any) -> None:
-        """Nothing more to do."""
+        """Do nothing."""
 
     weakref.finalize(done, gone.set)
     return done, gone

@@ -1,4 +1,4 @@
-"""What becomes of a journal row: each who waits for it gets one answer, whatever the disk does."""
+"""Every waiter for a journal row gets one answer, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def answer(waiting: asyncio.Future[None]) -> Exception | None:
 
 
 def test_after_a_full_disk_rows_go_on_from_what_the_journal_has() -> None:
-    """What was not committed is refused, nothing of its epoch runs, and its numbers are free."""
+    """Uncommitted rows are refused, no callback of their epoch runs, and their numbers are free."""
 
     async def script() -> None:
         taken: list[Recovered] = []
@@ -55,7 +55,7 @@ def test_after_a_full_disk_rows_go_on_from_what_the_journal_has() -> None:
         stale("stale")
         assert (journal.is_usable, journal.rebuilds, ran) == (True, 1, [])
         journal.transact(Transaction(put={"a": b""}), lambda: ran.append("kept"))
-        await journal.ask(lambda found: found.last_row)  # all before it is done
+        await journal.ask(lambda found: found.last_row)  # before all of it is done
         assert ran == ["kept"]
         assert (journal.durable_row, journal.submitted_row) == (0, 0)
         journal.committer.stop()
@@ -64,7 +64,7 @@ def test_after_a_full_disk_rows_go_on_from_what_the_journal_has() -> None:
 
 
 def test_a_failure_answers_all_who_wait_and_all_who_come() -> None:
-    """Also one who waits for a row that is on disk: it is not known what else the disk holds."""
+    """This includes waiters for a row that is on disk: the state of the rest is unknown."""
 
     async def script() -> None:
         journal = opened(Fault(0), [])
@@ -83,7 +83,7 @@ def test_a_failure_answers_all_who_wait_and_all_who_come() -> None:
 
 
 def test_a_callback_runs_once_and_in_the_order_of_the_rows() -> None:
-    """At once for a row that is on disk."""
+    """For a row that is on disk, it runs at once."""
 
     async def script() -> None:
         told: list[tuple[int, Exception | None]] = []

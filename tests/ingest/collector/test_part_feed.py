@@ -1,4 +1,4 @@
-"""Parts that leave by a tap before their shard: durable, and under the ordinals of their shard."""
+"""Parts leave by a tap before their shard: durable, and under their ordinals in that shard."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def history(fault: Fault) -> tuple[Simulation, Bucket]:
 def test_what_was_tapped_is_in_a_shard_under_the_same_ordinals(
     kind: type[Exception], after: bool
 ) -> None:
-    """Whatever commit fails, a tapped part is never lost, renumbered or changed."""
+    """Whichever commit fails, a tapped part is never lost, renumbered or changed."""
     at, struck = 0, True
     while struck:
         at += 1
@@ -70,7 +70,7 @@ def test_what_was_tapped_is_in_a_shard_under_the_same_ordinals(
 
 
 def test_without_a_crash_each_part_is_tapped_once_and_each_shard_told() -> None:
-    """And in the order of its stream's ordinals."""
+    """Parts arrive in the order of their stream's ordinals."""
     simulation, bucket = history(Fault(0))
     for stream in {found[0] for found in bucket.got}:
         ordinals = [found[1] for found in bucket.got if found[0] == stream]
@@ -80,7 +80,7 @@ def test_without_a_crash_each_part_is_tapped_once_and_each_shard_told() -> None:
 
 
 def test_a_part_is_held_back_until_its_row_is_on_disk() -> None:
-    """The tap hears of an end when its acknowledgement may leave, and not before."""
+    """The tap receives a part once its end may be acknowledged, not before."""
 
     async def script() -> None:
         bucket = Bucket()
@@ -99,7 +99,7 @@ def test_a_part_is_held_back_until_its_row_is_on_disk() -> None:
 
 
 def test_a_full_tap_refuses_events_and_nothing_else() -> None:
-    """429 `busy`: nothing was taken, and the same batch is taken once there is room."""
+    """429 `busy`: nothing was taken, and the same batch is taken once there is space."""
 
     async def script() -> None:
         bucket = Bucket(full=True)

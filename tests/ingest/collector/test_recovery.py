@@ -1,4 +1,4 @@
-"""Crashes at every commit: each acknowledged step is in exactly one shard, whatever was lost."""
+"""Crashes at every commit: each acknowledged step is in exactly one shard."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STEPS = {"long": 9, "short": 1, "empty": 0, "slow": 3, "side": 1}
 
 
 async def play(simulation: Simulation) -> None:
-    """Long, short and empty episodes of two streams, cut by size and by time, one abandoned."""
+    """Log long, short and empty episodes of two streams, cut by size and by time, one abandoned."""
     await simulation.begin()
     instance = await simulation.register()
     long, slow = numbered("long", 0, steps=9), numbered("slow", 1, steps=3)
@@ -62,13 +62,13 @@ async def play(simulation: Simulation) -> None:
     await simulation.advance(25.0)
     await simulation.advance(1.5)
     await simulation.send(instance, [*long[7:], slow[3]])
-    while simulation.collector.assembler.episodes:  # a rebuilt state starts its time-outs anew
+    while simulation.collector.assembler.episodes:  # a rebuilt state restarts its time-outs
         await simulation.advance(60.0)
     await simulation.finish()
 
 
 def check(simulation: Simulation, steps: dict[str, int] = STEPS) -> None:
-    """Every law of recovery that the end of a history can show."""
+    """Check every invariant of recovery that is visible at the end of a history."""
     parts = simulation.writer.parts
     by_episode: dict[str, list[Part]] = defaultdict(list)
     for part in sorted(parts, key=lambda part: part.t0):
@@ -110,7 +110,7 @@ def run(script: Callable[[Simulation], Awaitable[None]], simulation: Simulation)
 
 
 def test_a_history_without_a_fault_is_whole() -> None:
-    """The script itself: what the faulty runs are compared with."""
+    """The script without faults, as a reference for the faulty runs."""
     simulation = run(play, Simulation(POLICIES))
     check(simulation)
     assert simulation.restarts == 0
@@ -123,7 +123,9 @@ def test_a_history_without_a_fault_is_whole() -> None:
 def test_a_fault_at_any_commit_loses_and_doubles_nothing(
     kind: type[Exception], after: bool
 ) -> None:
-    """Each commit in turn (a row, a plan, a record) fails, just before or just after it holds."""
+    """Each commit in turn (a row, a plan, a record) fails, just before or just after it takes
+    effect.
+    """
     at, struck, adopted = 0, True, 0
     while struck:
         at += 1
@@ -133,11 +135,11 @@ def test_a_fault_at_any_commit_loses_and_doubles_nothing(
         struck = fault.struck
         adopted += simulation.writer.adopted
     assert at > 15
-    assert adopted > 0 or after  # shards that were written, and whose record was lost
+    assert adopted > 0 or after  # shards were written, and their record was lost
 
 
 def test_two_crashes_in_a_row_are_as_good_as_one() -> None:
-    """A crash within the recovery from a crash."""
+    """The second crash is within the recovery from the first."""
 
     async def script(simulation: Simulation) -> None:
         await simulation.begin()
@@ -157,7 +159,7 @@ def test_two_crashes_in_a_row_are_as_good_as_one() -> None:
 
 
 def test_an_open_episode_survives_a_change_of_its_policy_file() -> None:
-    """It goes on under the spaces that it began with; new episodes have the new ones."""
+    """It keeps the spaces that it began with; new episodes use the new ones."""
     wider = PolicyDeclaration(observation=parse_space("box:3"), action=parse_space("discrete:3"))
 
     async def script(simulation: Simulation) -> None:
@@ -182,7 +184,7 @@ def test_an_open_episode_survives_a_change_of_its_policy_file() -> None:
 
 
 def test_the_first_ordinal_of_an_episode_that_ended_meanwhile_is_kept() -> None:
-    """Part 0 is recorded, the rest ends and the process dies before it is planned."""
+    """Part 0 is recorded, the episode ends and the process dies before the rest is planned."""
 
     async def script(simulation: Simulation) -> None:
         await simulation.begin()
@@ -202,7 +204,7 @@ def test_the_first_ordinal_of_an_episode_that_ended_meanwhile_is_kept() -> None:
 
 
 def test_a_part_cut_by_time_is_made_again() -> None:
-    """Another shard's record between a time cut's plan and its shard must not drop its row."""
+    """A shard recorded between the plan of a time cut and its shard must not drop the cut's row."""
 
     async def script(simulation: Simulation) -> None:
         await simulation.begin()
@@ -228,7 +230,7 @@ def test_a_part_cut_by_time_is_made_again() -> None:
 
 
 def test_a_rebuilt_state_does_not_abandon_its_open_episodes() -> None:
-    """After a full disk late in a collector's life the time-outs begin anew."""
+    """After a full disk late in a collector's life, the time-outs restart."""
 
     async def script(simulation: Simulation) -> None:
         await simulation.begin()
@@ -249,7 +251,9 @@ def test_a_rebuilt_state_does_not_abandon_its_open_episodes() -> None:
 
 
 def test_the_state_of_a_journal_is_bounded_by_its_limits() -> None:
-    """Ended episodes and instances go beyond their counts; nothing is kept per episode."""
+    """Ended episodes and instances beyond their limits are forgotten; no state is kept per
+    episode.
+    """
     limits = Limits(finished=10, instances=3)
 
     async def script(simulation: Simulation) -> None:
@@ -298,7 +302,7 @@ def test_damage_in_the_journal_never_stops_a_start() -> None:
 
 
 class LongerShards(MemoryWriter):
-    """It finds each shard written before, when the journal still had one row more of it."""
+    """Finds each shard as written before the journal lost one of its rows."""
 
     def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
         shard = super().write(stream, canonical_json, parts)
@@ -307,7 +311,7 @@ class LongerShards(MemoryWriter):
 
 
 def test_a_shard_from_before_the_damage_counts(caplog: pytest.LogCaptureFixture) -> None:
-    """What the rows that are left make may be shorter, or longer: no start fails for that."""
+    """A start succeeds whether the remaining rows give a shorter or a longer shard."""
 
     async def script(simulation: Simulation) -> None:
         await simulation.begin()
@@ -326,7 +330,7 @@ OTHER_RULES = PolicyDeclaration(observation=DEFAULT.observation, action=DEFAULT.
 
 
 class InProcessWriter:
-    """The real ShardWriter without its process; it dies at its `at`-th write, after writing."""
+    """The real ShardWriter without its process; it dies after its `at`-th write."""
 
     def __init__(self, directory: Path, at: int) -> None:
         self.directory, self._left = directory, at
@@ -345,7 +349,7 @@ class InProcessWriter:
 
 
 def test_real_files_hold_each_step_once(tmp_path: Path) -> None:
-    """SQLite and Parquet: a writer that dies after its file is in place, and two restarts."""
+    """SQLite and Parquet, a writer that dies after its file is in place, and two restarts."""
 
     async def life(events: list[wire.Event], instance: str | None, at: int) -> str:
         journal = SqliteJournal.open(tmp_path / "journal")

@@ -1,4 +1,4 @@
-"""Long batches in slices: one reply for all of it, whatever becomes of each."""
+"""Long batches in slices: one reply for all slices, whatever happens to each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = 4 * SLICE_BYTES
 
 
 class SmallDisk(MemoryJournal):
-    """Takes `room` more groups of rows; then its disk is full, until there is room again."""
+    """Accepts `room` more groups of rows; then its disk is full until there is space again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class SmallDisk(MemoryJournal):
 
 
 def arrived(instance: str, name: str, start: int, steps: int) -> wire.Batch:
-    """An episode as it comes off the wire."""
+    """An episode as it arrives over the wire."""
     batch = wire.Batch(instance=instance, events=numbered(name, start, steps=steps))
     return wire.decode(wire.encode(batch, wire.MSGPACK), wire.MSGPACK, wire.Batch)
 
 
 async def resumed(collector: Collector) -> None:
-    """Wait until something is taken again after a full disk."""
+    """Wait until events are accepted again after a full disk."""
     while True:
         try:
             collector.accept(wire.Batch(events=[]))
@@ -59,7 +59,7 @@ async def resumed(collector: Collector) -> None:
 
 
 def test_a_refusal_names_its_place_in_the_whole_batch() -> None:
-    """Slices are no business of the caller's: indices and paths are those of the batch."""
+    """Slices are invisible to the caller: indices and paths are those of the batch."""
 
     async def body() -> None:
         async with running(MemoryJournal()) as collector:
@@ -79,7 +79,7 @@ def test_a_refusal_names_its_place_in_the_whole_batch() -> None:
 
 
 def test_others_have_their_turn_between_slices() -> None:
-    """A long batch does not hold the loop for all of its time."""
+    """A long batch does not block the loop for all of its time."""
 
     async def body() -> None:
         async with running(MemoryJournal()) as collector:
@@ -96,14 +96,14 @@ def test_others_have_their_turn_between_slices() -> None:
 
 
 def test_what_follows_a_slice_that_was_lost_is_refused_and_comes_again() -> None:
-    """The first slice is durable, the disk is full for the others: each of their events says so,
-    and the same batch again counts every event once."""
+    """The first slice is durable; the disk is full for the others, and each of their events is
+    refused. The same batch sent again counts every event once."""
 
     async def body() -> None:
         journal, slices = SmallDisk(), list[int]()
 
         def wall() -> int:
-            """Asked once for each slice: the second one is taken when the first is on disk."""
+            """Called once for each slice: the second one is accepted when the first is on disk."""
             slices.append(1)
             if journal.room <= 1 and len(slices) > 1:
                 assert journal.committed.wait(60)
@@ -126,7 +126,7 @@ def test_what_follows_a_slice_that_was_lost_is_refused_and_comes_again() -> None
 
 
 def test_a_batch_of_which_nothing_was_taken_is_refused_as_a_whole() -> None:
-    """As a short one is: no event of it is anywhere."""
+    """The answer is that of a short batch: no event of it is kept."""
 
     async def body() -> None:
         journal = SmallDisk()
@@ -142,14 +142,14 @@ def test_a_batch_of_which_nothing_was_taken_is_refused_as_a_whole() -> None:
 
 
 def test_no_slice_is_taken_after_a_rebuild_that_came_between() -> None:
-    """Even one that begins between two slices and waits for nothing: the third slice would be a gap
-    behind the two that were thrown away, and break the episode."""
+    """This includes a rebuild that begins between two slices and waits for nothing: the third slice
+    would leave a gap after the two that were discarded, and break the episode."""
 
     async def body() -> None:
         journal, slices = SmallDisk(), list[int]()
 
         def wall() -> int:
-            """Asked once for each slice: the second one is taken when the first has failed."""
+            """Called once for each slice: the second one is accepted when the first has failed."""
             slices.append(1)
             if len(slices) > 1 and not journal.room:
                 assert journal.failed.wait(60)

@@ -1,4 +1,4 @@
-"""Laws of what clients say that they dropped: totals, kept over a restart."""
+"""Totals of events that clients report as dropped, kept over a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.declarations.dropped_steps import Lost, dropped_steps
 
 
 def test_totals_of_an_instance_count_once() -> None:
-    """A repetition adds nothing, also after what was known is taken up again."""
+    """A repeated report adds nothing, even after a restart."""
     dropped = DroppedByClients()
     for told in (Dropped(episodes=1, steps=5), Dropped(episodes=1, steps=5), Dropped(steps=9)):
         dropped.note("one", told)
@@ -31,7 +31,7 @@ def test_totals_of_an_instance_count_once() -> None:
 def test_the_record_follows_and_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told reaches the file; a collector that starts again goes on from it."""
+    """Reports reach the file; a collector that starts again continues from it."""
     monkeypatch.setattr(statistics, "_WRITE_SECONDS", 0.01)
 
     async def told(dropped: DroppedByClients, steps: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""What a trainer says of itself, in the collector's metrics and on its page."""
+"""A trainer's report, in the collector's metrics and on its status page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weights_in(root: Path) -> Path:
 
 
 def test_what_a_trainer_said_last_is_known_and_which_versions_it_gave_up(tmp_path: Path) -> None:
-    """Its lease is over; what it left out is not forgotten. One damaged record stops nothing."""
+    """Its lease has ended; its left-out rows are remembered. One damaged record stops nothing."""
     folder = weights_in(tmp_path)
     watch = TrainerWatch(tmp_path, ["default", "other"])
     watch.look()
@@ -43,7 +43,7 @@ def test_what_a_trainer_said_last_is_known_and_which_versions_it_gave_up(tmp_pat
 
 
 def test_metrics_and_page_name_what_is_left_out(tmp_path: Path) -> None:
-    """Rows by reason, how long clients have been waiting, and versions off the chain."""
+    """Rows by reason, the waiting time of clients, and versions off the chain."""
     declare(tmp_path, steps_per_version=4)
     weights_in(tmp_path)
     pause = threading.Event()

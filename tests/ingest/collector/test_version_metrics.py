@@ -1,4 +1,4 @@
-"""What was played with a version is counted once, in sums, for a bounded number of versions."""
+"""Results of each version are counted once, as sums, for a bounded number of versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def part(
 
 
 def test_returns_rewards_and_propensities_are_summed() -> None:
-    """A return is its first step's version's, a reward that of the version that acted."""
+    """A return belongs to the version of the first step, a reward to the version that acted."""
     played = VersionMetrics()
     played.note("s", [part([1.0, 2.0], [1, 2]), part([5.0], [2], ordinal=1, prob=float("nan"))])
     assert played.of("default", 1) == {
@@ -54,7 +54,7 @@ def test_returns_rewards_and_propensities_are_summed() -> None:
 
 
 def test_an_episode_in_several_parts_is_one_return() -> None:
-    """It counts when it ends; one whose begin is not known has no return."""
+    """It counts when it ends; an episode whose start is unknown has no return."""
     played = VersionMetrics()
     played.note("s", [part([1.0], [1], ended=None)])
     assert played.of("default", 1)["episode_return"].n == 0

@@ -1,4 +1,4 @@
-"""What a collector makes of published weights: served, or refused with a reason that is told."""
+"""A collector serves published weights, or refuses them and reports the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Times:
 
 
 def load(manifest: Manifest, data: bytes) -> str:
-    """Acts with any version but those of a trainer called bad."""
+    """Loads any version but those of a trainer called bad."""
     if manifest.checkpoint == "bad":
         raise WeightsRefused(f"version {manifest.version} cannot act")
     return f"policy {manifest.version}"
@@ -64,7 +64,7 @@ def test_each_new_version_is_taken_up_once(store: WeightFolder) -> None:
 def test_what_cannot_act_is_refused_and_the_last_one_stays(
     store: WeightFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reason stands beside what is wanted, in the record that others read, and in the log."""
+    """The record that others read holds the reason and the wanted version; the log has it too."""
     follower = follower_of(store)
     store.publish(add(store, 1.0))
     follower.look()
@@ -112,9 +112,8 @@ def test_an_error_that_stays_is_told_once(
 def test_an_older_generation_is_refused_and_the_next_one_is_not(
     store: WeightFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A restore of the whole root under a running collector: it keeps the later weights, says so,
-
-    and has numbers go on after those, so that the next publication reaches it.
+    """The whole root is restored under a running collector, which keeps the later weights and logs
+    it. Numbers continue after those, so that the next publication reaches it.
     """
     root = store.directory.parents[1]
     follower = follower_of(store)
@@ -138,7 +137,7 @@ def test_an_older_generation_is_refused_and_the_next_one_is_not(
 
 
 def test_a_pin_is_seen_without_a_new_generation(store: WeightFolder) -> None:
-    """`resume` changes nothing that is served."""
+    """`resume` does not change what is served."""
     follower = follower_of(store)
     for value in (1.0, 2.0):
         store.publish(add(store, value))
@@ -155,7 +154,7 @@ def test_a_pin_is_seen_without_a_new_generation(store: WeightFolder) -> None:
 
 
 def test_a_registration_is_renewed_while_the_collector_lives(store: WeightFolder) -> None:
-    """It never lapses between two looks, and does when nobody looks any more."""
+    """It never lapses between two looks, and does once nobody looks any more."""
     times = Times()
     store.publish(add(store, 1.0))
     follower = follower_of(store, times)
@@ -168,7 +167,7 @@ def test_a_registration_is_renewed_while_the_collector_lives(store: WeightFolder
 
 
 def test_nothing_is_written_where_nothing_was_published(store: WeightFolder) -> None:
-    """The folder is made by who publishes, perhaps under another account than the collector's."""
+    """The publisher creates the folder, perhaps under another account than the collector's."""
     follower_of(store).register()
     assert not store.directory.exists()
 
@@ -183,7 +182,7 @@ def test_a_collector_that_ends_withdraws(store: WeightFolder) -> None:
 
 
 def test_what_was_served_outlives_a_restart(store: WeightFolder) -> None:
-    """A rollback must find what was served before the collector was started again."""
+    """A rollback must find the version that was served before the collector restarted."""
     for value in (1.0, 2.0):
         store.publish(add(store, value))
         follower = follower_of(store)
@@ -195,7 +194,7 @@ def test_what_was_served_outlives_a_restart(store: WeightFolder) -> None:
 def test_a_folder_that_takes_no_record_is_said_once(
     store: WeightFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`weights/` may be read-only here; following goes on."""
+    """`weights/` may be read-only; following goes on."""
     times = Times()
     follower = follower_of(store, times)
     store.publish(add(store, 1.0))
@@ -212,7 +211,7 @@ def test_a_folder_that_takes_no_record_is_said_once(
 def test_a_collector_starts_and_goes_on_beside_a_damaged_pointer(
     store: WeightFolder, lost: bool
 ) -> None:
-    """What is live is served, and live.json is written anew."""
+    """The live version is served, and live.json is rewritten."""
     running = follower_of(store)
     live = store.publish(add(store, 1.0))
     running.look()

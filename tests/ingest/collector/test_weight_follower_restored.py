@@ -37,7 +37,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_weights_from_a_backup_under_a_running_collector(tmp_path: Path) -> None:
-    """It keeps serving the later ones and says so; the next publication has a fresh number."""
+    """It keeps serving the later weights and logs it; the next publication has a new number."""
     root, log = tmp_path / "root", tmp_path / "log"
     declare(root)
     publish(root, 1)
@@ -61,9 +61,8 @@ def test_weights_from_a_backup_under_a_running_collector(tmp_path: Path) -> None
 def test_a_root_from_a_backup_under_running_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only the client knows the later numbers: it refuses the older weights, says so, and its poll
-
-    has the numbers go on, so that what is published next reaches it.
+    """Only the client knows the later numbers: it refuses the older weights and logs it. Its poll
+    makes the numbers continue after those, so that the next publication reaches it.
     """
     root = tmp_path / "root"
     declare(root)

@@ -1,4 +1,4 @@
-"""Remote actions: what is wrong with one caller's call is the answer of that one alone."""
+"""Remote actions: an error in one caller's request is answered to that caller alone."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def outcome(answer: dict[str, Any]) -> Any:
 
 
 def test_an_episode_that_outlived_its_declaration_is_refused_alone(tmp_path: Path) -> None:
-    """Its policy's file is gone, or has other spaces: 503 for it, and it can be logged and ended.
+    """Its policy's file is gone, or has other spaces: it gets 503, and can be logged and ended.
 
-    Neither a neighbour in its request nor one in its turn hears of it.
+    Other episodes in its request and in its turn are not affected.
     """
     declare(tmp_path, observation="box:3")
     other = PolicyDeclaration(
@@ -90,7 +90,7 @@ def test_an_episode_that_outlived_its_declaration_is_refused_alone(tmp_path: Pat
 
 
 def test_a_legal_observation_that_overflows_is_refused_alone(tmp_path: Path) -> None:
-    """422 names the field and the version; the episode is as it was; log_action takes it."""
+    """422 names the field and the version; the episode is unchanged; log_action accepts it."""
     declare(tmp_path, observation="box:2")
     publish(WeightStore(tmp_path, "default"))
     with CollectorProcess(tmp_path) as collector:
@@ -133,18 +133,18 @@ def test_a_client_hears_of_an_overflow_and_goes_on(tmp_path: Path, mode: str) ->
 
 
 def careless(root: Path) -> storage_store.WeightFolder:
-    """The store of a tool that publishes whatever it is given."""
+    """The store of a tool that publishes without checks."""
     return storage_store.WeightFolder(root, "default", check=lambda candidate, weights: None)
 
 
 def test_following_outlives_weights_that_nobody_foresaw(tmp_path: Path) -> None:
-    """What cannot be taken up is logged, the last version acts on, and the next one arrives."""
+    """Unusable weights are logged, the last version stays in use, and the next one arrives."""
     root, log = tmp_path / "root", tmp_path / "log"
     declare(root, observation="box:2")
     store, pause = careless(root), threading.Event()
     publish(store)
     filtered = replace(SPEC, observation_filter="MeanStdFilter").to_json()
-    stats = {"n": 1, "mean": {}, "s": [0.0, 0.0]}  # a TypeError for whoever reads its mean
+    stats = {"n": 1, "mean": {}, "s": [0.0, 0.0]}  # a TypeError for any reader of its mean
     state = {"kind": "MeanStdFilter", "clip": None, "stats": stats}
     with CollectorProcess(root, log=log) as collector, PolicyClient(collector.address) as client:
         episode = client.start_episode()
@@ -160,14 +160,14 @@ def test_following_outlives_weights_that_nobody_foresaw(tmp_path: Path) -> None:
         reply = collector.post("/v1/episodes/e/action", {"obs": [0, 0]})
         assert (reply[0], reply[1]["policy_version"]) == (200, 1)
         store.publish(store.add_candidate(WEIGHTS, spec=SPEC.to_json(), metrics={}, lineage={}))
-        local = client._actor.policy("default")  # its long poll is answered by whoever follows
+        local = client._actor.policy("default")  # the follower answers its long poll
         assert local.wait_newer(1, 10.0)
         assert local.version == 3
 
 
 @pytest.mark.parametrize("cause", ["overflow", "spaces"])
 def test_live_weights_that_cannot_act_are_not_taken_up(tmp_path: Path, cause: str) -> None:
-    """Published by file, where nobody asked them, or before the policy's spaces changed."""
+    """They were published by file, without a check, or before the policy's spaces changed."""
     declare(tmp_path, observation="box:2" if cause == "overflow" else "box:3")
     weights = {**WEIGHTS, "pi.0.bias": np.array([3e38, 0], np.float32)}
     if cause == "overflow":
@@ -182,7 +182,7 @@ def test_live_weights_that_cannot_act_are_not_taken_up(tmp_path: Path, cause: st
 
 
 def test_an_action_counts_beside_the_events_that_it_brings(tmp_path: Path) -> None:
-    """A request of an event and an action is two against the rate: the next waits twice as long."""
+    """A request with an event and an action counts as two: the next one waits twice as long."""
     declare(tmp_path, observation="box:2")
     publish(WeightStore(tmp_path, "default"))
     token = create_token(tmp_path, "slow", ["log", "act"], rate=0.01)[1]
@@ -201,7 +201,7 @@ def test_an_action_counts_beside_the_events_that_it_brings(tmp_path: Path) -> No
 
 
 class Faulty(LivePolicies):
-    """A build with a fault that one observation brings out."""
+    """A build with a fault that one observation triggers."""
 
     def act(
         self,
@@ -223,7 +223,7 @@ DEFAULT = PolicyDeclaration(observation=SPEC.observation, action=SPEC.action, se
 async def together(*requests: wire.ActionBatch | None) -> list[Any]:
     """The outcomes of requests for the episodes `a`, `b` and `c` in one turn.
 
-    None is a request whose caller leaves before its turn.
+    None stands for a request whose caller leaves before its turn.
     """
     async with AsyncExitStack() as stack:
         collector = await stack.enter_async_context(running(MemoryJournal(), policy=DEFAULT))
@@ -264,7 +264,7 @@ def batch(name: str, obs: Sequence[float] = (0.0, 0.0)) -> wire.ActionBatch:
     ],
 )
 def test_neighbours_in_a_turn_are_answered(bad: wire.ActionBatch | None, expected: Any) -> None:
-    """Whatever is wrong with the request between them, even an unknown fault."""
+    """The request between them may have any error, even an unknown fault."""
 
     async def body() -> None:
         assert await together(batch("a"), bad, batch("b" if bad is None else "c")) == [
@@ -277,8 +277,8 @@ def test_neighbours_in_a_turn_are_answered(bad: wire.ActionBatch | None, expecte
 
 
 def test_a_choice_that_is_not_recorded_leaves_nothing(tmp_path: Path) -> None:
-    """All that its caller needs to send the decision itself, for an episode that nobody knows; what
-    is wrong with one is its own answer."""
+    """Its caller gets all that it needs to send the decision itself, for an episode unknown to the
+    collector. An error in one request is answered to that one alone."""
     declare(tmp_path, "box:2", "discrete:2")
     publish(WeightStore(tmp_path, "default"))
     with CollectorProcess(tmp_path) as collector:

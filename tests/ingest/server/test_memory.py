@@ -1,4 +1,4 @@
-"""What many bodies, episodes or parts took does not stay with the process."""
+"""The process returns the memory of many bodies, episodes or parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_it_is_told_once_that_much_is_gone(looks: list[tuple[int, int]], told: l
 
 
 def test_episodes_that_are_sealed_leave_no_memory_behind(tmp_path: Path) -> None:
-    """Blocks of 80 kB, with small ones that stay between them."""
+    """Blocks of 80 kB, with small long-lived ones between them."""
     declare(tmp_path, observation="box:20000")
     with CollectorProcess(tmp_path) as collector:
         before = _resident(collector)
@@ -48,6 +48,6 @@ def test_episodes_that_are_sealed_leave_no_memory_behind(tmp_path: Path) -> None
 
 
 def _resident(collector: CollectorProcess) -> float:
-    """Megabytes."""
+    """Resident memory in MB."""
     text = Path(f"/proc/{collector.process.pid}/status").read_text()
     return int(text.partition("VmRSS:")[2].split()[0]) / 1_000

@@ -1,4 +1,4 @@
-"""`/metrics`: one metric for every promise, and the numbers are the collector's own.
+"""`/metrics` has one metric for every promise, and its values are the collector's own.
 
 Also of `ingest.collector.statistics`.
 """
@@ -80,7 +80,7 @@ def test_what_happens_is_counted(collector: CollectorProcess) -> None:
 
 
 def test_a_registry_belongs_to_its_collector(collector: CollectorProcess, tmp_path: Path) -> None:
-    """Two collectors count apart, and each scrape is consistent with itself."""
+    """Two collectors count separately, and each scrape is consistent with itself."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as other:
         assert scraped(other)["headrace_steps_accepted_total"] == 0

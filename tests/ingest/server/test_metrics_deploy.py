@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules of docs/deploy ask for what a collector answers."""
+"""The dashboard and the alert rules of docs/deploy use metrics that the collector exports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ Samples = dict[str, list[dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """Of a collector whose policy has every role, a trainer, and clients that are paced."""
+    """Scrape a collector whose policy has every role, with a trainer and clients under flow
+    control.
+    """
     root = tmp_path_factory.mktemp("root")
     declare(root, steps_per_version=1000)
     for seed in (1, 2):
@@ -58,7 +60,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 
 def selected(expression: str, scrape: Samples) -> list[dict[str, str]]:
-    """The labels of what an expression asks for, each of whose selectors finds something."""
+    """The labels used by an expression, each selector of which matches a sample."""
     labels = []
     for name, inside in METRIC.findall(expression):
         matchers = MATCHER.findall(inside)
@@ -79,7 +81,7 @@ def selected(expression: str, scrape: Samples) -> list[dict[str, str]]:
 
 
 def test_every_question_of_the_dashboard_has_an_answer(scrape: Samples) -> None:
-    """Its metrics, the labels that it chooses by and those that its legends show."""
+    """This covers its metrics, the labels of its selectors and those in its legends."""
     dashboard = json.loads((DEPLOY / FILES[0]).read_text())
     targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(targets) > 20
@@ -95,7 +97,9 @@ def test_every_question_of_the_dashboard_has_an_answer(scrape: Samples) -> None:
 
 
 def test_every_alert_asks_for_what_there_is(scrape: Samples) -> None:
-    """Its metrics, the labels that it chooses and groups by, and those that its summary names."""
+    """This covers its metrics, the labels that it selects and groups by, and those in its
+    summary.
+    """
     alerts = (DEPLOY / FILES[1]).read_text().split("- alert: ")[1:]
     assert len(alerts) > 10
     for alert in alerts:
@@ -113,7 +117,7 @@ def test_every_alert_asks_for_what_there_is(scrape: Samples) -> None:
 
 
 def test_a_question_without_an_answer_is_found(scrape: Samples) -> None:
-    """A metric that is misspelt, a label that it has not, a role that nobody has."""
+    """A misspelt metric, a label that it lacks, and a role that no version has are found."""
     for wrong in (
         "rate(headrace_events[5m])",
         'headrace_ready{policy=~"$policy"}',
@@ -124,7 +128,7 @@ def test_a_question_without_an_answer_is_found(scrape: Samples) -> None:
 
 
 def test_the_dashboard_is_whole() -> None:
-    """Each panel has a place of its own, a title and something to ask."""
+    """Each panel has its own place, a title and a query."""
     dashboard = json.loads((DEPLOY / FILES[0]).read_text())
     panels = dashboard["panels"]
     places = {(one["gridPos"]["x"], one["gridPos"]["y"]) for one in panels}
@@ -161,7 +165,7 @@ ALERTED = {
 
 
 def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
-    """By Prometheus's own tool, where it is installed."""
+    """With Prometheus's own tool, where it is installed."""
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("expected promtool of Prometheus on the PATH")
@@ -175,7 +179,7 @@ def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
     for alert, (series, labels) in ALERTED.items():
         for quiet in (False, True):
             given = {} if quiet and alert != "HeadraceCanaryEarnsLess" else dict(series)
-            if quiet and given:  # as much as what is live
+            if quiet and given:  # as much as the live version
                 given = {name: "200x40" if "_n" not in name else "400x40" for name in given}
             summary = summaries[alert].replace("{{ $labels.policy }}", labels.get("policy", ""))
             told = {

@@ -1,4 +1,4 @@
-"""What each role earned is in `/metrics`, in as many series after 500 versions as after two."""
+"""Each role's rewards are in `/metrics`, in as many series after 500 versions as after two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VERSIONS = 500
 
 
 def test_many_versions_make_no_more_series() -> None:
-    """Each is published and played with; what is shown is by role."""
+    """Each version is published and used; the series are by role."""
 
     async def run() -> tuple[Counter[str], Counter[str]]:
         policy = PolicyDeclaration(observation=SPEC.observation, action=SPEC.action)
@@ -39,7 +39,7 @@ def test_many_versions_make_no_more_series() -> None:
         metrics = Metrics(Sources(collector, live, router, Acting(collector, live)))
         store = live.store("default")
         assert isinstance(store, MemoryWeightStore)
-        store._check = lambda candidate, weights: None  # they are the same weights each time
+        store._check = lambda candidate, weights: None  # the same weights each time
 
         def series() -> Counter[str]:
             families = text_string_to_metric_families(metrics.text().decode())
@@ -68,7 +68,7 @@ def test_many_versions_make_no_more_series() -> None:
 
 
 def test_each_role_has_its_own_sums(tmp_path: Path) -> None:
-    """Of the live version, the one before and the canary, as clients played them."""
+    """Sums of the live version, the one before it and the canary, as clients used them."""
     declare(tmp_path)
     for seed in (1, 2):
         publish(tmp_path, seed)

@@ -1,4 +1,4 @@
-"""`/openapi.json` says what the server does: it is made of the routes and messages themselves."""
+"""`/openapi.json` describes the server: it is generated from the routes and messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def references(schema: Any) -> Iterator[str]:
 
 
 def test_every_route_is_described_with_its_statuses() -> None:
-    """Each path and method, the success that the route names, and each code that it may refuse."""
+    """Each path and method, the success status of the route, and each code of its refusals."""
     paths = document("1")["paths"]
     assert {(m.upper(), p) for p, methods in paths.items() for m in methods} == {
         (route.method, route.path) for route in ROUTES
@@ -49,7 +49,7 @@ def test_every_route_is_described_with_its_statuses() -> None:
 
 
 def test_the_scopes_of_a_route_are_scopes_that_a_token_can_have() -> None:
-    """One of them is enough; what callers of this machine may ask for has no name outside."""
+    """A token needs one of them; what only local callers may do has no public scope name."""
     operations = [one for path in document("1")["paths"].values() for one in path.values()]
     named = {
         scope for one in operations for way in one["security"] for scope in way.get("token", ())
@@ -58,7 +58,7 @@ def test_the_scopes_of_a_route_are_scopes_that_a_token_can_have() -> None:
 
 
 def test_every_reference_leads_somewhere() -> None:
-    """Messages are described once; what is refused has the one shape."""
+    """Messages are described once; all errors share one schema."""
     described = document("1")
     names = {f"#/components/schemas/{name}" for name in described["components"]["schemas"]}
     found = set(references(described))
@@ -75,7 +75,7 @@ def test_tuples_are_lists_of_a_fixed_length() -> None:
 
 
 def test_the_server_serves_it_and_every_path_of_it(collector: CollectorProcess) -> None:
-    """No route of the document is unknown to the server: GETs answer, POSTs name what they want."""
+    """The server knows every route of the document: GETs answer, POSTs name their missing input."""
     status, described = collector.get("/openapi.json")
     assert (status, described) == (200, msgspec.json.decode(msgspec.json.encode(document("0"))))
     for route in ROUTES:

@@ -1,4 +1,4 @@
-"""The collector process, over HTTP, as a person with curl meets it."""
+"""The collector process, over HTTP, as used with curl."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def started(collector: CollectorProcess) -> str:
 
 
 def test_three_steps_over_json_become_rows(tmp_path: Path) -> None:
-    """What was acknowledged is in a shard once the collector has drained, with every value.
+    """Acknowledged steps are in a shard once the collector has drained, with every value.
 
     Row: command set
     """
@@ -111,7 +111,7 @@ BAD_MSGPACK: list[tuple[dict[str, Any], str]] = [
 def test_what_only_msgpack_can_say_is_refused_too(
     collector: CollectorProcess, body: dict[str, Any], text: str
 ) -> None:
-    """NaN, raw bytes and odd keys get their 422, and the episode stays as it was."""
+    """NaN, raw bytes and odd keys get 422, and the episode is unchanged."""
     name = started(collector)
     found, answer = collector.request(
         "POST",
@@ -128,7 +128,7 @@ def test_what_only_msgpack_can_say_is_refused_too(
 def test_a_bad_action_is_named_and_leaves_the_episode_as_it_was(
     collector: CollectorProcess, body: Any, status: int, text: str
 ) -> None:
-    """The answer says what and where; the next good call on the episode works."""
+    """The answer says what is wrong and where; the next good call on the episode works."""
     name = started(collector)
     found, answer = collector.post(f"/v1/episodes/{name}/log_action", body)
     assert found == status, answer
@@ -139,7 +139,7 @@ def test_a_bad_action_is_named_and_leaves_the_episode_as_it_was(
 
 
 def test_states_answer_with_the_texts_of_the_api(collector: CollectorProcess) -> None:
-    """404, 409 and their texts as clients of the older API know them.
+    """404, 409 and their texts, as clients of the older API expect them.
 
     Row: unknown id
     """
@@ -159,7 +159,7 @@ def test_states_answer_with_the_texts_of_the_api(collector: CollectorProcess) ->
 
 
 def test_a_late_reward_is_told_which_setting_refuses_it(collector: CollectorProcess) -> None:
-    """With a reward window of 0 only the last step takes rewards."""
+    """With a reward window of 0, only the last step accepts rewards."""
     name = started(collector)
     for _ in range(2):
         collector.post(f"/v1/episodes/{name}/log_action", {"obs": OBS, "action": 0})
@@ -195,8 +195,9 @@ def test_a_batch_closes_a_broken_episode_and_no_other(collector: CollectorProces
 def test_an_event_that_does_not_decode_closes_its_episode_if_it_is_alone(
     collector: CollectorProcess,
 ) -> None:
-    """In a larger batch it does not, for nothing of that is taken; nor does another's, nor one that
-    was not the next: a good one with its seq would be refused alone. Nor does a batch's fault."""
+    """In a larger batch it does not, as nothing of that batch is accepted. Nor does another
+    client's event, or one that was not the next: a good one with its seq would be refused alone.
+    Nor does an error of the batch itself."""
     instance, other = (collector.post("/v1/instances")[1]["instance"] for _ in range(2))
     episode = f"{instance}-e"
     good = {"type": "log_action", "episode_id": episode, "seq": 1, "obs": OBS, "action": 1}
@@ -244,7 +245,7 @@ def test_a_repeated_batch_changes_nothing(collector: CollectorProcess) -> None:
 
 
 def test_an_unknown_instance_is_refused(collector: CollectorProcess) -> None:
-    """A start under a client instance that was never registered could be a forgotten retry."""
+    """A start under an instance that was never registered could be a forgotten retry."""
     events = [{"type": "start", "episode_id": "late", "start": 0}]
     answer = collector.post("/v1/events", {"instance": "77-beef", "events": events})[1]
     assert answer["refused"][0]["error"]["code"] == "unknown_instance"
@@ -253,7 +254,9 @@ def test_an_unknown_instance_is_refused(collector: CollectorProcess) -> None:
 def test_a_client_whose_start_numbers_have_too_many_gaps_goes_on(
     collector: CollectorProcess,
 ) -> None:
-    """Each refused start leaves one: a new instance takes what comes, the old one what is open."""
+    """Each refused start leaves a gap: a new instance takes new episodes, the old one the open
+    ones.
+    """
 
     def instances() -> float:
         text = requests.get(collector.address + "/metrics", timeout=10).text
@@ -303,7 +306,7 @@ def test_get_action_without_a_version_says_so(collector: CollectorProcess) -> No
 
 
 def test_a_second_collector_on_one_root_is_refused(collector: CollectorProcess) -> None:
-    """Two collectors would scatter one journal; the second says who holds it."""
+    """Two collectors would corrupt one journal; the second one's error names the holder."""
     with (
         pytest.raises(RuntimeError, match="did not start"),
         contextlib.ExitStack() as stack,
@@ -312,7 +315,7 @@ def test_a_second_collector_on_one_root_is_refused(collector: CollectorProcess) 
 
 
 def test_an_episode_survives_a_kill(tmp_path: Path) -> None:
-    """Acknowledged steps of an open episode are there after SIGKILL, and it goes on."""
+    """Acknowledged steps of an open episode survive SIGKILL, and the episode goes on."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         collector.post("/v1/episodes", {"episode_id": "e"})
@@ -328,7 +331,7 @@ def test_an_episode_survives_a_kill(tmp_path: Path) -> None:
 
 
 def test_a_repeated_get_action_gets_the_decision_that_was_made(tmp_path: Path) -> None:
-    """A client whose answer was lost asks again, and is told what is stored."""
+    """A client whose answer was lost asks again and gets the stored decision."""
     declare(tmp_path, action="discrete:80", seal_seconds=60.0)
     spec = PolicySpec(parse_space("box:4"), parse_space("discrete:80"))
     store = WeightStore(tmp_path, "default")
@@ -359,7 +362,7 @@ def test_a_repeated_get_action_gets_the_decision_that_was_made(tmp_path: Path) -
 def test_a_reward_for_a_named_step_stays_out_of_its_clients_sequence(
     collector: CollectorProcess,
 ) -> None:
-    """It has its own key, so that it may come from anywhere; the open step takes it."""
+    """It has its own key, so that any client may send it; the open step accepts it."""
     instance = collector.post("/v1/instances")[1]["instance"]
     name = f"{instance}-n"
     action = {"type": "log_action", "episode_id": name, "seq": 1, "obs": OBS, "action": 1}
@@ -373,7 +376,7 @@ def test_a_reward_for_a_named_step_stays_out_of_its_clients_sequence(
 
 
 def test_a_restored_journal_gives_no_ordinal_twice(tmp_path: Path) -> None:
-    """Shards that the journal does not know of: it takes a new collector id, and loses nothing."""
+    """Shards unknown to the journal: it takes a new collector id, and loses nothing."""
     declare(tmp_path)
     backup = tmp_path / "backup"
 
@@ -412,7 +415,7 @@ def test_a_stuck_writer_does_not_hold_up_the_end(tmp_path: Path) -> None:
 
 
 def test_a_stop_waits_for_the_writer_as_long_as_its_limit_says(tmp_path: Path) -> None:
-    """With `drain_seconds=600` the shard of a writer that stood still is written all the same."""
+    """With `drain_seconds=600`, the shard of a writer that was stopped is written all the same."""
     declare(tmp_path, seal_seconds=0.1)
     with CollectorProcess(tmp_path, drain_seconds=600.0) as collector:
         writer = collector.started_writer()
@@ -445,7 +448,7 @@ def test_a_probability_above_one_is_refused_as_a_logarithm_too(collector: Collec
 
 
 def test_arrays_may_come_as_base64(collector: CollectorProcess) -> None:
-    """The same bytes in JSON; NaN in them is named as such."""
+    """The same bytes in JSON; NaN in them is reported as such."""
     name = started(collector)
     for values, expected in ((OBS, 200), ([1.0, float("nan"), 0.0, 0.0], 422)):
         data = base64.b64encode(np.array(values, "<f4").tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Who may read what a collector writes."""
+"""Permissions of the files that a collector writes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def is_behind_a_door(path: str) -> bool:
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
 def test_others_can_read_nothing_and_the_group_shards_alone(tmp_path: Path, mask: int) -> None:
-    """Whatever the umask of the shell that started it: over all that lies under a root."""
+    """This holds for all files under a root, whatever the umask of the shell that started the
+    collector.
+    """
     root = tmp_path / "root"
     with umask(mask):
         declare(root, redact={"infos.who": "hash"})
@@ -69,14 +71,16 @@ def test_others_can_read_nothing_and_the_group_shards_alone(tmp_path: Path, mask
 
 
 def test_only_a_commands_start_changes_the_umask() -> None:
-    """It is the whole process's: of the threads that write meanwhile, and of the shard writer."""
+    """The umask belongs to the whole process: to other threads that write, and to the shard
+    writer.
+    """
     packages = [ROOT / name for name in ("storage", "policy", "ingest")]
     sources = [path for package in packages for path in package.rglob("*.py")]
     assert [path.name for path in sources if "umask(" in path.read_text()] == ["process.py"]
 
 
 def test_a_journal_of_earlier_days_is_closed_to_others(tmp_path: Path) -> None:
-    """Its folder is, at the next start; whoever has a file of it open keeps that."""
+    """The next start closes its folder; a process that has a file of it open keeps access."""
     with umask(0o022):
         SqliteJournal.open(tmp_path / "journal").close()
         (tmp_path / "journal").chmod(0o755)

@@ -1,4 +1,4 @@
-"""What looks after tokens, versions and connections while a collector serves.
+"""The watchers of tokens, versions and connections while a collector serves.
 
 Also of `ingest.collector.flow_control_file`.
 """
@@ -42,7 +42,7 @@ class Stumbling:
 def test_an_error_that_nobody_foresaw_is_told_and_ends_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Otherwise a revoked token would be let in from then on, and nobody would know why."""
+    """Otherwise a revoked token would be accepted from then on, with no sign of it."""
 
     async def body() -> None:
         one = Stumbling()
@@ -67,7 +67,7 @@ def test_an_error_that_nobody_foresaw_is_told_and_ends_nothing(
 def test_a_collector_says_again_which_version_it_holds(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
-    """Its trainer waits for nothing else: a file that somebody lost or put back says it soon."""
+    """Its trainer waits for this file alone: one that is lost or restored is soon rewritten."""
     declare(tmp_path, steps_per_version=4, seal_seconds=3600.0, part_seconds=3600.0)
     spec = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
     store = WeightStore(tmp_path, "default")

@@ -1,4 +1,4 @@
-"""Whatever `weights/` does, steps are logged, the collector answers, starts and ends."""
+"""Whatever `weights/` does, steps are logged, and the collector answers, starts and ends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def standing(collector: CollectorProcess) -> dict[str, Any]:
 
 
 def test_a_fifo_as_the_live_pointer_stops_nothing(tmp_path: Path) -> None:
-    """In a running collector and in one that starts: it goes on from the copy, and mends it."""
+    """A running collector and one that starts both continue from the copy, and repair the
+    pointer.
+    """
     declare(tmp_path)
     publish(tmp_path, 1)
     path = tmp_path / "weights" / "default" / "live.json"
@@ -86,7 +88,7 @@ def test_a_fifo_as_the_live_pointer_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_long_polls_end_with_the_collector(tmp_path: Path) -> None:
-    """Who waits for a version is let go, and who asks again then is not waited for."""
+    """A client that waits for a version is released, and later polls do not delay the end."""
     declare(tmp_path)
     publish(tmp_path, 1)
     log, over = tmp_path / "log", threading.Event()
@@ -128,7 +130,7 @@ def test_who_asks_after_the_end_of_the_thread_is_not_kept_waiting() -> None:
 
 @pytest.mark.parametrize("started", ["before", "during"])
 def test_a_folder_that_hangs_stops_nothing(tmp_path: Path, started: str) -> None:
-    """The thread for weights waits for a lock that is never let go, as in a hung file system.
+    """The thread for weights waits for a lock that is never released, as in a hung file system.
 
     Steps are acknowledged, `/healthz` and `/metrics` answer, SIGTERM ends with status 0.
     """
@@ -155,7 +157,7 @@ def test_a_folder_that_hangs_stops_nothing(tmp_path: Path, started: str) -> None
 
 
 def test_until_the_first_look_at_weights_requests_are_to_be_repeated(tmp_path: Path) -> None:
-    """A collector that starts on a slow folder does not say that nothing is published: it answers
+    """A collector that starts on a slow folder does not claim that nothing is published: it answers
     429, and a client's repeated request succeeds."""
     declare(tmp_path)
     publish(tmp_path, 1)

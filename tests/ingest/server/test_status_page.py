@@ -1,4 +1,4 @@
-"""The page at `/` answers five questions, by text and in a browser where there is one."""
+"""The page at `/` answers five questions, checked as text and in a browser where there is one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FACTS = Facts(
 
 
 class Text(HTMLParser):
-    """The text of each section, by its id, and what a browser would fetch."""
+    """The text of each section by its id, and the resources that a browser would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def section(name: str, facts: Facts = FACTS) -> str:
 
 
 def test_five_questions_and_nothing_to_fetch() -> None:
-    """In their order, in one file, that keys can move through."""
+    """In order, in one file, navigable by keyboard."""
     page = status_page(FACTS)
     found = read(page)
     assert [one.split("?")[0] + "?" for one in found.sections.values()] == list(QUESTIONS)
@@ -152,7 +152,7 @@ def test_what_needs_me() -> None:
 
 
 def test_a_collector_says_how_it_is(tmp_path: Path) -> None:
-    """Over HTTP, from its own counters; a canary is something to come back to."""
+    """Over HTTP, from its own counters; a canary is listed as unfinished."""
     declare(tmp_path)
     publish(tmp_path, 1)
     store = WeightStore(tmp_path, "default")

@@ -28,7 +28,7 @@ PROJECT = Path(__file__).parents[3]
 
 
 def act(collector: CollectorProcess, episode_id: str) -> None:
-    """Log one step of an episode, begun when it is not there."""
+    """Log one step of an episode, which is started if it does not exist."""
     collector.post("/v1/episodes", {"episode_id": episode_id})
     path = f"/v1/episodes/{episode_id}"
     logged = {"obs": OBSERVATION, "action": 1}
@@ -37,7 +37,7 @@ def act(collector: CollectorProcess, episode_id: str) -> None:
 
 
 def ends(pid: int) -> bool:
-    """Wait for the end of a process that need be no child of ours; False when it does not end."""
+    """Wait for the end of a process that need not be our child; False when it does not end."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -47,23 +47,24 @@ def ends(pid: int) -> bool:
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP; returns once the process stands still, which on a busy machine takes its time."""
+    """Send SIGSTOP and wait until the process is stopped, which takes time on a busy machine."""
     os.kill(pid, signal.SIGSTOP)
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         os.sched_yield()
 
 
 def start_time(collector: CollectorProcess) -> str:
-    """When the process that serves was started, as /metrics tells it."""
+    """The start time of the serving process, as in /metrics."""
     lines = urllib3.request("GET", f"{collector.address}/metrics").data.decode().splitlines()
     [told] = [line for line in lines if line.startswith("process_start_time_seconds ")]
     return told
 
 
 def test_what_is_killed_goes_on_where_it_was(tmp_path):
-    """Five kills: the address stays, the open episode as well, and no step is lost or doubled.
+    """After five kills the address and the open episode are the same, and no step is lost or
+    doubled.
 
-    Each start can be told from the one before it by who watches /metrics.
+    Each start can be recognised in /metrics.
     """
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True) as collector:
@@ -84,7 +85,7 @@ def test_what_is_killed_goes_on_where_it_was(tmp_path):
 
 
 def test_who_connects_between_two_children_waits_and_is_answered(tmp_path):
-    """The socket is the supervisor's: a connection is taken before there is anybody to answer."""
+    """The supervisor owns the socket: it accepts connections while no child runs."""
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True) as collector:
         # stopped, so that it cannot start the next child before we have connected
@@ -99,7 +100,7 @@ def test_who_connects_between_two_children_waits_and_is_answered(tmp_path):
 
 
 def test_a_supervisor_that_is_killed_leaves_nobody_behind(tmp_path):
-    """Port and root are free: the next start has both, and what was acknowledged."""
+    """Port and root are free: the next start has both, and all acknowledged steps."""
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True) as collector:
         act(collector, "one")
@@ -145,7 +146,7 @@ def started(
 
 
 def test_a_start_that_fails_is_the_end_and_says_why(tmp_path):
-    """Once: no second child tries the same."""
+    """It is tried once: no second child repeats it."""
     wrong = started(tmp_path, "--port", "0")
     assert wrong.returncode == 2
     assert wrong.stderr.count("no policy is declared") == 1
@@ -155,12 +156,12 @@ def test_a_start_that_fails_is_the_end_and_says_why(tmp_path):
         port_taken = started(tmp_path, "--port", str(other.port))
         first_of_two = started(tmp_path / "other", "--port", str(other.port))
     assert (root_taken.returncode, port_taken.returncode) == (3, 3)
-    assert first_of_two.returncode == 2  # no policy, and the port is taken: as without a supervisor
+    assert first_of_two.returncode == 2  # no policy, and a port in use: as without a supervisor
     assert str(other.process.pid) in root_taken.stderr
 
 
 def test_a_collector_that_fails_is_followed_and_the_failed_start_ends_it(tmp_path):
-    """A moved root: the child ends with 1 after it served, the next finds no policy there."""
+    """The root was moved: the child ends with 1 after it served, the next finds no policy there."""
     root, log = tmp_path / "root", tmp_path / "log"
     declare(root)
     with CollectorProcess(root, supervise=True, log=log) as collector:
@@ -171,7 +172,7 @@ def test_a_collector_that_fails_is_followed_and_the_failed_start_ends_it(tmp_pat
 
 
 def test_a_later_start_that_fails_is_tried_again(tmp_path):
-    """What stands in its way may be gone in a moment: here a policy's file that is half-written."""
+    """The cause may be temporary: here a policy's file that is half-written."""
     log = tmp_path / "log"
     declare(tmp_path)
     (policy,) = (tmp_path / "policies").glob("*.json")
@@ -199,7 +200,7 @@ def no_fork(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def forbidden(no_fork) -> Iterator[Path]:
-    """That file. It is not there yet."""
+    """The path of that file, which does not exist yet."""
     path = Path(no_fork["NO_FORK"])
     yield path
     path.unlink(missing_ok=True)
@@ -215,7 +216,7 @@ def test_a_first_start_without_a_process_to_be_had_is_the_end(tmp_path, no_fork,
 
 
 def test_a_later_start_waits_for_a_process_to_be_had(tmp_path, no_fork, forbidden):
-    """Who connects meanwhile waits; nothing that was acknowledged is lost."""
+    """Clients that connect meanwhile wait; nothing that was acknowledged is lost."""
     log = tmp_path / "log"
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True, log=log, env=no_fork) as collector:
@@ -231,7 +232,7 @@ def test_a_later_start_waits_for_a_process_to_be_had(tmp_path, no_fork, forbidde
 
 
 def test_nobody_needs_to_read_what_it_says(tmp_path):
-    """A starter script that took the first line and went away ends no later child."""
+    """A start script that reads the first line and exits ends no later child."""
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True) as collector:
         assert collector.process.stdout is not None
@@ -258,7 +259,7 @@ def test_a_signal_while_the_next_child_starts_ends_both(tmp_path, number):
 
 
 def test_a_stop_that_finds_a_killed_child_says_so(tmp_path):
-    """It was not drained, so that the status is not 0; the next start has all of it."""
+    """It was not drained, so the status is not 0; the next start has all of its steps."""
     log = tmp_path / "log"
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True, log=log) as collector:
@@ -287,7 +288,7 @@ IGNORING = [sys.executable, "-c", IGNORE + "os.execv(sys.argv[1], sys.argv[1:])"
 
 @pytest.mark.parametrize("first", [[], IGNORING])
 def test_it_is_the_same_for_the_front_door(tmp_path, first):
-    """`headrace collect --supervise --json` names the process that serves, each time."""
+    """`headrace collect --supervise --json` names the serving process each time."""
     declare(tmp_path)
     words = ["collect", "--supervise", "--root", str(tmp_path), "--port", "0", "--json"]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Publishing over HTTP: what is checked, what a retry does, who may.
+"""Publishing over HTTP: checks, retries and authorisation.
 
 Also of `ingest.server.weight_routes`.
 """
@@ -33,7 +33,7 @@ SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
 
 
 def candidate(seed: int, spec: PolicySpec = SPEC) -> dict[str, Any]:
-    """What a publisher sends, but the number."""
+    """A publisher's request without the number."""
     data = safetensors.numpy.save(dict(Policy(spec, seed=seed).get_weights()))
     return {
         "weights": data,
@@ -90,7 +90,7 @@ def test_what_is_published_is_live_for_clients_at_once(house: House) -> None:
     token = create_token(house.process.root, "reader", ["log", "act", "weights:read"])[1]
     header, pause = {"authorization": f"Bearer {token}"}, threading.Event()
     while house.process.request("GET", "/v1/spec", None, header)[0] == 401:
-        pause.wait(0.05)  # until the collector has seen the new token
+        pause.wait(0.05)  # until the collector has read the new token
     with PolicyClient(house.process.address, token=token) as client:
         client.get_action(client.start_episode(), [0.0] * 4)
         assert client.acting_version() == number
@@ -99,7 +99,7 @@ def test_what_is_published_is_live_for_clients_at_once(house: House) -> None:
 
 
 def test_the_same_request_again_publishes_once(house: House) -> None:
-    """Its answer was lost: the retry hears the same and changes nothing."""
+    """A retry after a lost answer gets the same answer and changes nothing."""
     body = {**candidate(2), "version": house.next()}
     first = house.post("/versions", body)
     versions, generation = house.store.versions(), house.generation
@@ -109,7 +109,9 @@ def test_the_same_request_again_publishes_once(house: House) -> None:
 
 @pytest.mark.parametrize("offset", [-1, 1, 5])
 def test_a_number_that_is_not_next_hears_the_next(house: House, offset: int) -> None:
-    """409; nothing is live that was not before, and nothing is kept of what was refused."""
+    """409 names the next number; the live version is unchanged, and nothing of the refused one is
+    kept.
+    """
     house.post("/versions", {**candidate(3), "version": house.next()})
     generation, number = house.generation, house.next()
     kept = house.store.candidates()
@@ -122,7 +124,7 @@ def test_a_number_that_is_not_next_hears_the_next(house: House, offset: int) -> 
 
 
 def test_a_version_that_was_numbered_and_not_live_yet_is_finished(house: House) -> None:
-    """The collector was killed in between: the same request goes on."""
+    """The collector was killed in between: the same request completes it."""
     body = {**candidate(6), "version": house.next()}
     weights = Policy(SPEC, seed=6).get_weights()
     digest = house.store.add_candidate(
@@ -143,7 +145,7 @@ def packed(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def nested(depth: int) -> Any:
-    """So many lists within each other."""
+    """This many lists, each within the next."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -179,7 +181,7 @@ HUGE = {
 def test_what_nobody_could_act_with_is_refused(
     house: House, body: dict[str, Any], text: str
 ) -> None:
-    """422 before anything is kept: no version, no candidate, nothing else is live."""
+    """422 before anything is stored: no version, no candidate, the live version is unchanged."""
     before = house.generation, house.store.versions(), house.store.candidates()
     status, answer = house.post("/versions", {**body, "version": house.next()})
     assert (status, answer["error"]["code"]) == (422, "invalid"), answer
@@ -194,7 +196,9 @@ def test_what_nobody_could_act_with_is_refused(
 def test_a_number_that_msgpack_cannot_carry_is_refused(
     house: House, number: int, field: str
 ) -> None:
-    """JSON can bring it. Clients fetch weights in msgpack, and publishers the list of versions."""
+    """JSON can express it. Clients fetch weights in msgpack, and publishers the list of
+    versions.
+    """
     body = {**candidate(9), "version": house.next()}
     body |= {field: {"x": [1, number]}, "weights": base64.b64encode(body["weights"]).decode()}
     if field == "spec":
@@ -208,7 +212,7 @@ def test_a_number_that_msgpack_cannot_carry_is_refused(
 
 
 def test_a_rollback_happens_once(house: House) -> None:
-    """It names the generation that it was made for: repeated, it is a conflict."""
+    """It names the generation that it applies to: repeated, it is a conflict."""
     for seed in (20, 21):
         assert house.post("/versions", {**candidate(seed), "version": house.next()})[0] == 201
     body = {"generation": house.generation, "why": "it was worse"}
@@ -225,7 +229,7 @@ def test_a_rollback_happens_once(house: House) -> None:
 
 @pytest.mark.parametrize("version", ["9" * 300, "-1", "0", "1/../2", "%00", "10000"])
 def test_a_version_that_is_not_there_tells_nothing_of_the_disk(house: House, version: str) -> None:
-    """404, and the answer names no folder of the server's."""
+    """404, and the answer names no folder of the server."""
     path = f"{PATH}/weights?version={version}"
     header = {"authorization": f"Bearer {house.token}"}
     status, answer = house.process.request("GET", path, None, header)
@@ -234,7 +238,7 @@ def test_a_version_that_is_not_there_tells_nothing_of_the_disk(house: House, ver
 
 
 def test_nobody_publishes_without_a_token_of_its_own(tmp_path: Path) -> None:
-    """A loopback collector without any token lets everybody log, and nobody publish."""
+    """A loopback collector without tokens lets everybody log, and nobody publish."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as process:
         for path in ("/versions", "/rollback"):

@@ -1,4 +1,4 @@
-"""What a connection writes: one piece an answer, in the right order."""
+"""A connection writes each answer in one piece, in the right order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
 
 
 class Recorder(asyncio.Transport):
-    """A connection that keeps what is written to it, a write at a time."""
+    """A connection that records each write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ async def _echo(request: Request) -> Response:
 
 
 def heard(*reads: bytes) -> Recorder:
-    """What is written to a peer that sends so."""
+    """Return what is written to a peer that sends these bytes."""
     router = Router()
     for method in ("GET", "POST"):
         router.add(method, "/echo", _echo, NOBODY_NEEDED)
@@ -66,21 +66,21 @@ def heard(*reads: bytes) -> Recorder:
                 before = len(recorder.writes)
                 await asyncio.sleep(0)
                 if protocol.answering and protocol.cycle.more_body and before:
-                    break  # it waits for the next read
+                    break  # waits for the next read
         return recorder
 
     return asyncio.run(main())
 
 
 def test_an_answer_is_one_write() -> None:
-    """Its head does not go ahead of its body: two packets cost each request a tenth more."""
+    """Head and body are not sent apart: two packets make each request a tenth more expensive."""
     (answer,) = heard(BODY + b"\r\nabc").writes
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"\r\n\r\nabc")
 
 
 def test_a_long_answer_is_not_copied() -> None:
-    """A version of the weights is one for all who fetch it, not one for each connection."""
+    """One copy of the weights serves all connections."""
     body = bytes(100_000)
     head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     first, second = heard(head + body).writes
@@ -94,7 +94,7 @@ def test_answers_of_a_pipeline_stay_apart_and_in_order() -> None:
 
 
 def test_go_on_is_written_before_the_body_comes() -> None:
-    """A client that asks whether to send its body waits for the word."""
+    """A client with `Expect: 100-continue` waits for that answer before it sends its body."""
     first, answer = heard(BODY + b"Expect: 100-continue\r\n\r\n", b"abc").writes
     assert first == b"HTTP/1.1 100 Continue\r\n\r\n"
     assert answer.endswith(b"\r\n\r\nabc")

@@ -1,4 +1,4 @@
-"""Headers that name one thing name it once, and the host that counts is the one that is checked."""
+"""Headers that must be unique are, and the host that is checked is the effective one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorPro
 
 
 def answer(collector: CollectorProcess, *lines: str, body: bytes = b"") -> tuple[int, str]:
-    """(status, body) of a request in these lines."""
+    """(status, body) of a request with these lines."""
     head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "Connection: close", "", ""])
     with socket.create_connection(("127.0.0.1", collector.port), 10) as raw:
         raw.sendall(head.encode() + body)
@@ -46,7 +46,7 @@ def answer(collector: CollectorProcess, *lines: str, body: bytes = b"") -> tuple
 def test_a_header_with_one_value_is_refused_twice(
     collector: CollectorProcess, name: str, *, same: bool
 ) -> None:
-    """Whether the two agree or not: which one counts would depend on who reads them."""
+    """Even if both values agree: different readers would use different ones."""
     lines = ["POST /v1/episodes HTTP/1.1", "Host: localhost"]
     lines += [] if name == "Content-Type" else ["Content-Type: application/json"]
     first, second = ("application/json", "application/msgpack")
@@ -79,12 +79,12 @@ def test_a_header_with_a_list_may_come_in_lines(collector: CollectorProcess) -> 
 def test_the_host_of_an_absolute_target_is_the_one_that_counts(
     collector: CollectorProcess, target: str, host: str, status: int
 ) -> None:
-    """RFC 9112, 3.2.2: the `Host` header of such a request is ignored, so that a known name in it
-    lets nobody in who asked for another."""
+    """RFC 9112, 3.2.2: the `Host` header of such a request is ignored, so a known name in it does
+    not admit a request for another host."""
     assert answer(collector, f"GET {target} HTTP/1.1", f"Host: {host}")[0] == status
 
 
 def test_two_hosts_beside_an_absolute_target_are_refused(collector: CollectorProcess) -> None:
-    """As two hosts always are."""
+    """This is the same as without an absolute target."""
     lines = ["GET http://localhost/healthz HTTP/1.1", "Host: localhost", "Host: localhost"]
     assert answer(collector, *lines)[0] == 400

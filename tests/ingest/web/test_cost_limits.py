@@ -1,4 +1,4 @@
-"""Refused requests get a bounded share of the loop's time, and others do not wait for them."""
+"""Rejected requests get a bounded share of the loop's time, and other requests do not wait."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.attack.costly_bodies import short_import
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.raw_http import HOST, connect, listen
 
-HELD_SECONDS = MAX_HELD_SECONDS / 2  # what waits for a penalty waits longer
+HELD_SECONDS = MAX_HELD_SECONDS / 2  # a request that waits for a penalty takes longer
 EVENT = {"type": "log_action", "episode_id": "e", "action": 0}
 MAPS = msgspec.msgpack.encode(
     {"events": [EVENT | {"obs": msgspec.Raw(b"\xdd\x00\x1e\x84\x80" + b"\x80" * 2_000_000)}]}
@@ -54,7 +54,9 @@ BOMB = (
 
 
 def test_a_refused_body_costs_a_penalty_of_a_hundred_times_its_time() -> None:
-    """Law: it holds for the account that sent it, on every connection, and for no other."""
+    """It applies to the account that sent the body, on every connection, and to no other
+    account.
+    """
     penalties = Penalties()
     assert penalties.remaining("a", "x", 10.0) == 0.0
     assert penalties.charge("a", 0.01, 10.0) == pytest.approx(0.01 / SHARE)
@@ -67,7 +69,9 @@ def test_a_refused_body_costs_a_penalty_of_a_hundred_times_its_time() -> None:
 
 
 def test_a_penalty_has_a_maximum() -> None:
-    """One refusal's is over before a body that waits for it gets 429, a thousand's in a minute."""
+    """The penalty of one refusal ends before a waiting body gets 429, that of a thousand within a
+    minute.
+    """
     penalties = Penalties()
     assert penalties.charge("a", 100.0, 0.0) == MAX_HELD_SECONDS
     assert penalties.remaining("a", "x", 0.0) == MAX_HELD_SECONDS < MAX_WAIT_SECONDS
@@ -77,7 +81,7 @@ def test_a_penalty_has_a_maximum() -> None:
 
 
 def test_a_cheap_refusal_is_free() -> None:
-    """Law: what an accepted request costs too is not charged, nor what was accepted."""
+    """Neither accepted requests nor refusals up to the free limit are charged."""
     penalties = Penalties()
     sender = Requester(penalties)
     assert sender.settle(FREE_SMALL_SECONDS, 1.0, accepted=False) == 0.0
@@ -91,7 +95,7 @@ def test_a_cheap_refusal_is_free() -> None:
 
 
 def test_a_connection_is_trusted_by_its_latest_costly_body() -> None:
-    """Law: one that was accepted is enough not to wait, and one that was not is enough to."""
+    """If it was accepted, the connection need not wait; if it was refused, it must."""
     penalties = Penalties()
     one, other = Requester(penalties, "a", "one"), Requester(penalties, "a", "other")
     one.is_costly = other.is_costly = True
@@ -100,9 +104,9 @@ def test_a_connection_is_trusted_by_its_latest_costly_body() -> None:
     other.settle(1.0, 1.0, accepted=False)
     assert one.penalty == 0.0
     assert other.penalty > 0.0
-    one.settle(0.0, 0.0, accepted=False)  # refused for no fault of its content: 429, say
+    one.settle(0.0, 0.0, accepted=False)  # refused for a reason other than its content, such as 429
     assert one.penalty == 0.0
-    one.is_costly = False  # what is small proves nothing
+    one.is_costly = False  # small bodies are no evidence
     one.settle(0.0, 1.0, accepted=False)
     assert one.penalty == 0.0
 
@@ -117,7 +121,7 @@ def test_so_many_trusted_connections_are_remembered_and_no_more() -> None:
 
 
 def test_only_the_own_steps_of_a_coroutine_are_metered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what others do while it waits; its value, errors and cancellation pass through."""
+    """The time of other tasks is not included; value, errors and cancellation pass through."""
     clock = 0.0
     monkeypatch.setattr(cost_limits, "perf_counter", lambda: clock)
 
@@ -164,7 +168,7 @@ def test_only_the_own_steps_of_a_coroutine_are_metered(monkeypatch: pytest.Monke
 
 
 def busy(seconds: float) -> str:
-    """Keep a processor for so long."""
+    """Use a processor for the given time."""
     began = time.thread_time()
     while time.thread_time() - began < seconds:
         continue
@@ -182,7 +186,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorPro
 def post(
     pool: urllib3.HTTPConnectionPool, body: bytes, headers: dict[str, str] | None = None
 ) -> tuple[int, float]:
-    """The status, and how long it took."""
+    """Return the status, and the time until it came."""
     began = time.monotonic()
     response = pool.request(
         "POST", "/v1/events", body, headers={"content-type": JSON, **(headers or {})}
@@ -205,7 +209,9 @@ def charged(pool: urllib3.HTTPConnectionPool) -> float:
 
 
 def test_no_token_waits_for_what_another_sends(tmp_path: Path) -> None:
-    """Law: a sender's first long body is taken at once beside any refused work of another."""
+    """A sender's first long body is accepted at once, whatever refused work another token
+    causes.
+    """
     declare(tmp_path)
     web, two = (create_token(tmp_path, name, ["log"])[1] for name in ("web", "two"))
     unknown = msgspec.json.encode({"events": [EVENT | {"obs": [0.5] * 4}] * 8_000})
@@ -223,11 +229,11 @@ def test_no_token_waits_for_what_another_sends(tmp_path: Path) -> None:
                 status, took = post(pool, steps(f"e{number}"), sent)
             assert status == 200
             times.append(took)
-    assert min(times) < HELD_SECONDS  # the quickest of them, as the machine may be busy
+    assert min(times) < HELD_SECONDS  # the quickest, as the machine may be busy
 
 
 def test_one_bad_event_keeps_nobody_out(collector: CollectorProcess) -> None:
-    """Law: what was accepted is never charged; the next long bodies are taken at once."""
+    """Accepted work is never charged; the next long bodies are accepted at once."""
     start, *events = msgspec.json.decode(steps("bad"))["events"]
     body = msgspec.json.encode({"events": [start, *events * 5, events[0] | {"action": 9}]})
     times: list[tuple[float, float]] = []
@@ -236,7 +242,7 @@ def test_one_bad_event_keeps_nobody_out(collector: CollectorProcess) -> None:
             before = charged(pool)
             status, first = post(pool, body.replace(b'"bad"', b'"bad-%s"' % name.encode()))
             assert status == 200
-            assert charged(pool) - before < first / 50  # of a busy machine, the bad event's share
+            assert charged(pool) - before < first / 50  # the bad event's share, on a busy machine
             status, later = post(pool, steps(f"after-{name}"))
             assert status == 200
             times.append((first, later))
@@ -244,7 +250,7 @@ def test_one_bad_event_keeps_nobody_out(collector: CollectorProcess) -> None:
 
 
 def test_one_costly_event_among_good_ones_is_charged(collector: CollectorProcess) -> None:
-    """Law: what is refused is weighed by its bytes, however many events stand beside it."""
+    """Refused events are charged by their bytes, however many good events come with them."""
     with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
         before = charged(pool)
         start, *events = msgspec.json.decode(steps("costly"))["events"]
@@ -255,7 +261,7 @@ def test_one_costly_event_among_good_ones_is_charged(collector: CollectorProcess
 
 
 def test_a_short_import_of_many_rows_is_charged_and_waits(collector: CollectorProcess) -> None:
-    """Law: what a refused import costs counts, however short its body; small ones do not wait."""
+    """A refused import is charged whatever the length of its body; small requests do not wait."""
     answers: list[tuple[int, float]] = []
 
     def send(tag: str) -> None:
@@ -285,7 +291,7 @@ def test_a_short_import_of_many_rows_is_charged_and_waits(collector: CollectorPr
 
 
 def test_a_refusal_that_waits_keeps_nothing_of_its_body() -> None:
-    """Law: neither the bytes nor what was made of them are held while the answer waits."""
+    """Neither the bytes nor the decoded body are held while the answer waits."""
     held: list[weakref.ref[Decoded]] = []
 
     async def handler(request: Request) -> Response:
@@ -322,11 +328,11 @@ def test_a_refusal_that_waits_keeps_nothing_of_its_body() -> None:
 
 
 class Decoded(bytearray):
-    """What a handler makes of a body."""
+    """The decoded body that a handler makes."""
 
 
 def test_a_new_connection_waits_and_others_do_not(collector: CollectorProcess) -> None:
-    """Law: beside costly refusals neither a short request waits, nor a trusted connection's."""
+    """During costly refusals, short requests and trusted connections do not wait."""
     trusted, new = (
         urllib3.HTTPConnectionPool("127.0.0.1", collector.port, maxsize=1, retries=False)
         for _ in range(2)
@@ -339,7 +345,7 @@ def test_a_new_connection_waits_and_others_do_not(collector: CollectorProcess) -
         (_, short), (status, long) = post(trusted, b'{"events":[]}'), post(trusted, steps("f"))
         assert status == 200
         status, waited = post(new, steps("g"))
-        assert status in (200, 429)  # the latter where the bomb took this machine very long
+        assert status in (200, 429)  # trusted is slow only where the bomb took very long
         assert max(short, long) < waited
         assert listen(attacker).statuses[:1] == [413]
     trusted.close()

@@ -1,4 +1,4 @@
-"""What the collector spends on any one client is bounded, and the others do not notice."""
+"""The cost of any one client is bounded, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def metric(collector: CollectorProcess, name: str) -> float:
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Ask until it is so; each question is a request that takes its time."""
+    """Ask until the condition holds; each question is a request, which takes its time."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
@@ -79,7 +79,7 @@ NOT_HTTP = {
 def test_what_is_no_request_gets_one_answer_and_the_end(
     collector: CollectorProcess, name: str
 ) -> None:
-    """One 400 in the shape of errors, then the connection is closed: nothing behind it is read."""
+    """One 400 in the error format, then the connection is closed: nothing after it is read."""
     heard = exchange(collector.port, NOT_HTTP[name], answers=0)
     assert (heard.statuses, heard.closed) == ([400], True)
     body = heard.data.partition(b"\r\n\r\n")[2]
@@ -103,13 +103,13 @@ def test_a_second_request_behind_close_is_not_answered(collector: CollectorProce
 
 
 def test_a_long_pipeline_is_cut(collector: CollectorProcess) -> None:
-    """A few requests ahead are answered in order; hundreds are not kept in memory."""
+    """A few pipelined requests are answered in order; hundreds are not kept in memory."""
     assert exchange(collector.port, GET * 10, answers=10).statuses == [200] * 10
     assert exchange(collector.port, GET * 500, answers=0).closed
 
 
 def test_who_is_slow_is_cut_off(collector: CollectorProcess) -> None:
-    """A header, a body, a first request and a next one each have their time."""
+    """A header, a body, a first request and a next one each have a time limit."""
     before = metric(collector, 'headrace_connections_cut_total{why="idle"}')
     half, body = connect(collector.port), connect(collector.port)
     silent, idle = connect(collector.port), connect(collector.port)
@@ -127,7 +127,7 @@ def test_who_is_slow_is_cut_off(collector: CollectorProcess) -> None:
 
 
 def test_blank_lines_do_not_keep_a_connection(collector: CollectorProcess) -> None:
-    """Bytes that begin no request do not count as one."""
+    """Bytes that begin no request do not count as a request."""
     with connect(collector.port) as connection:
         connection.sendall(GET)
         listen(connection)
@@ -142,7 +142,7 @@ def test_blank_lines_do_not_keep_a_connection(collector: CollectorProcess) -> No
 
 
 def test_a_body_of_chunk_extensions_is_cut_off(collector: CollectorProcess) -> None:
-    """What is no body counts too: extensions and trailers that never end."""
+    """Endless chunk extensions and trailers count towards the limit too."""
     chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     assert exchange(collector.port, chunked + b"1;a=" + b"x" * 900_000, answers=0).closed
     assert exchange(collector.port, chunked + b"0\r\nT: " + b"x" * 900_000, answers=0).closed
@@ -154,7 +154,7 @@ def test_a_body_of_chunk_extensions_is_cut_off(collector: CollectorProcess) -> N
 def test_a_large_body_is_refused_before_it_is_read(
     collector: CollectorProcess, head: bytes
 ) -> None:
-    """413 comes at once; whoever sends on regardless is cut off."""
+    """413 is sent at once; a client that keeps sending is cut off."""
     with connect(collector.port) as connection:
         connection.sendall(POST + head)
         chunk = b"2000\r\n" + b"x" * 8_192 + b"\r\n"
@@ -167,7 +167,7 @@ def test_a_large_body_is_refused_before_it_is_read(
 
 
 def test_a_refused_request_leaves_the_connection_usable(collector: CollectorProcess) -> None:
-    """A 404 that leaves before the body came does not desynchronise the connection."""
+    """A 404 sent before the body arrived does not desynchronise the connection."""
     with connect(collector.port) as connection:
         connection.sendall(b"POST /nowhere HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\n")
         assert listen(connection).statuses == [404]
@@ -176,7 +176,9 @@ def test_a_refused_request_leaves_the_connection_usable(collector: CollectorProc
 
 
 def test_all_bodies_share_one_bound(tmp_path: Path) -> None:
-    """Bodies that others hold get the next one a 429 with Retry-After; then there is room again."""
+    """While other bodies fill it, the next one gets 429 with Retry-After; then there is space
+    again.
+    """
     declare(tmp_path)
     body = b"x" * 99_000
     head = POST + f"Content-Length: {len(body) + 1}\r\n\r\n".encode()
@@ -192,7 +194,7 @@ def test_all_bodies_share_one_bound(tmp_path: Path) -> None:
 
 
 def test_half_open_connections_make_room(collector: CollectorProcess) -> None:
-    """A crowd of them keeps nobody out, and cuts off nobody who was served; the limit holds."""
+    """Many of them lock nobody out, and close no connection that was served; the limit holds."""
     served = connect(collector.port)
     served.sendall(GET)
     assert listen(served).statuses == [200]
@@ -207,7 +209,7 @@ def test_half_open_connections_make_room(collector: CollectorProcess) -> None:
 
 
 def test_busy_connections_are_not_driven_out(tmp_path: Path) -> None:
-    """When all are at work, the new one hears 429."""
+    """When all connections are at work, a new one gets 429."""
     declare(tmp_path)
     with limited(tmp_path, "max_connections=3") as collector:
         busy = [connect(collector.port) for _ in range(3)]
@@ -223,7 +225,7 @@ def test_busy_connections_are_not_driven_out(tmp_path: Path) -> None:
 
 
 def test_open_episodes_share_one_bound(tmp_path: Path) -> None:
-    """Beyond it new steps get 429 and ends are taken; a cut or an end makes room again."""
+    """Beyond it new steps get 429 and ends are accepted; a cut or an end frees space."""
     declare(tmp_path, observation="box:1000")
     with limited(tmp_path, "max_open=20000") as collector:
         step = {"obs": [0.5] * 1000, "action": 0}
@@ -240,9 +242,10 @@ def test_open_episodes_share_one_bound(tmp_path: Path) -> None:
 
 
 def test_rewards_and_infos_find_the_bound_too(tmp_path: Path) -> None:
-    """What a step keeps of them is memory as any other; the end is taken and gives it back.
+    """Rewards and infos count as memory of their step; the end is accepted and frees it.
 
-    What a client sends ahead of its end comes with it: else there would be no end.
+    Events that a client sends before an end in one batch are accepted with it: otherwise the
+    episode could never end.
     """
     declare(tmp_path)
     with limited(tmp_path, "max_open=20000") as collector:
@@ -298,7 +301,7 @@ def event_of(obs: Any) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("kind", [wire.Batch, wire.ActionBatch])
 def test_pixels_are_not_counted_as_containers(obs: Any, containers: int, kind: Any) -> None:
-    """Raw bytes of an image may look like anything, in every message and value that holds them."""
+    """An image's raw bytes may look like anything, in every message and value that holds them."""
     acts = kind is wire.ActionBatch
     outside: dict[str, Any] = (
         {"durable": False, "record": True, "wait": 1.0} if acts else {"dropped": None}
@@ -307,7 +310,7 @@ def test_pixels_are_not_counted_as_containers(obs: Any, containers: int, kind: A
     if acts:
         asked = {"episode_id": "e", "seq": 2, "obs": obs}
         body["actions"] = [asked] * 20
-        containers += 1 + containers  # of those that ask
+        containers += 1 + containers  # of the ones that ask
     assert body.keys() >= set(kind.__struct_fields__)
     packed = msgspec.msgpack.encode(body)
     lists = len(kind.__struct_fields__) - 1 - len(outside)  # events, actions
@@ -316,7 +319,7 @@ def test_pixels_are_not_counted_as_containers(obs: Any, containers: int, kind: A
 
 
 def test_lists_are_counted() -> None:
-    """However they are told: what is decoded becomes 70 bytes of memory for each."""
+    """In every encoding: each decoded list takes 70 bytes of memory."""
     body = msgspec.msgpack.encode({"instance": "0-a", "events": [event_of([[]] * 500)] * 2})
     assert wire.count_containers(body, wire.MSGPACK, 10_000) == 2 + 2 * 502
     assert wire.count_containers(body, wire.MSGPACK, 10) > 10
@@ -350,14 +353,14 @@ def test_a_wrong_limit_is_named(word: str, text: str) -> None:
 
 
 def test_connections_leave_descriptors_for_the_collector() -> None:
-    """However many are wanted, the journal and the shards can still be opened."""
+    """However many connections are allowed, the journal and the shards can still be opened."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert room_for_connections(10) == 10
     assert room_for_connections(10**9) < soft or soft == resource.RLIM_INFINITY
 
 
 def test_a_reader_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
-    """An answer that nobody takes does not stay in memory for ever, and is no error of ours."""
+    """An unread answer is not kept in memory for ever, and is not logged as an error."""
     declare(tmp_path / "root")
     log = tmp_path / "log"
     options = ["--limit", "send_seconds=0.5"]
@@ -369,7 +372,7 @@ def test_a_reader_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
         asked = scrapes = 0
 
         def is_cut() -> bool:
-            """Ask once more as long as answers still leave, until none does and time is up."""
+            """Ask again while answers are sent, until none is and time is up."""
             nonlocal asked, scrapes
             served = metric(collector, 'headrace_requests_total{status="200"}') if scrapes else 0
             if served - scrapes >= asked:
@@ -385,7 +388,7 @@ def test_a_reader_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_an_info_is_not_deeper_than_its_readers(tmp_path: Path) -> None:
-    """32 levels are kept, 33 are refused with their place; nothing that is stored is unreadable."""
+    """32 levels are kept, 33 are refused with their place; nothing stored is unreadable."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         collector.post("/v1/episodes", {"episode_id": "e"})
@@ -410,7 +413,7 @@ def secured(folder: Path, *limits: str) -> CollectorProcess:
 
 
 def test_a_tls_handshake_has_its_time_too(tmp_path: Path) -> None:
-    """Who connects and never greets is cut off before there is a protocol to look after him."""
+    """A peer that connects and never sends a greeting is cut off before HTTP begins."""
     with (
         secured(tmp_path, "header_seconds=0.5") as collector,
         connect(collector.port) as silent,
@@ -423,7 +426,7 @@ def test_a_tls_handshake_has_its_time_too(tmp_path: Path) -> None:
 
 
 def test_tls_handshakes_count_as_connections(tmp_path: Path) -> None:
-    """A crowd that never greets stays within the limit, makes room for others, and leaves."""
+    """Many silent peers stay within the limit, make way for others, and are closed."""
     with secured(tmp_path, "max_connections=5") as collector:
         pool = urllib3.PoolManager(ca_certs=str(tmp_path / "ca.pem"), retries=False)
 

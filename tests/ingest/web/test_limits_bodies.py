@@ -1,4 +1,4 @@
-"""Whose bodies find room: nobody's who is not let in, and everybody else's beside the others'."""
+"""Memory for bodies: none before authorisation, a reserved share for short bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class House(NamedTuple):
     two: bytes
 
     def begun(self, token: bytes, size: int) -> socket.socket:
-        """A connection that has sent a long body but for its last byte."""
+        """A connection that has sent a long body except for its last byte."""
         connection = connect(self.process.port)
         connection.sendall(post(token, size) + b" " * (size - 1))
         return connection
@@ -41,7 +41,7 @@ class House(NamedTuple):
         return float(line.split()[1])
 
     def memory(self) -> float:
-        """Resident MB."""
+        """Resident memory in MB."""
         text = Path(f"/proc/{self.process.process.pid}/status").read_text()
         (line,) = [line for line in text.splitlines() if line.startswith("VmRSS")]
         return int(line.split()[1]) / 1000
@@ -60,12 +60,12 @@ def post(token: bytes, size: int) -> bytes:
 
 
 def padded(token: bytes, size: int) -> bytes:
-    """An empty batch of so many bytes."""
+    """An empty batch padded to this many bytes."""
     return post(token, size) + EVENTS + b" " * (size - len(EVENTS))
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Ask until it is so; each question is a request that takes its time."""
+    """Ask until the condition holds; each question is a request, which takes its time."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
@@ -98,12 +98,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def test_a_request_without_a_token_is_answered_before_its_body_is_read(
     house: House, line: bytes, status: int, length: bytes
 ) -> None:
-    """Law: who is not let in, and what takes no body, gets no byte of one into memory."""
+    """Without authorisation, or on a route without a body, no byte of a body is kept in memory."""
     before, crowd = house.memory(), []
     for _ in range(2):
         crowd.append(connect(house.process.port))
         crowd[-1].sendall(line + b" HTTP/1.1\r\n" + HOST + ARROW + length + b"\r\n")
-        with contextlib.suppress(OSError):  # cut off: what is sent after the answer
+        with contextlib.suppress(OSError):  # cut off: bytes sent after the answer
             crowd[-1].sendall(b"F42400\r\n" + b"x" * 16_000_000)
     assert house.memory() - before < 10.0
     assert house.held() == 0
@@ -124,13 +124,13 @@ def test_a_route_without_a_body_takes_an_empty_one(house: House) -> None:
 
 
 def test_the_header_does_not_say_how_long_a_body_may_be(house: House) -> None:
-    """A batch that calls itself Arrow is refused as a batch."""
+    """A batch that is declared as Arrow still has the limit of a batch."""
     head = post(house.web, 9_000_000).replace(HOST, HOST + ARROW)
     assert exchange(house.process.port, head).statuses == [413]
 
 
 def test_short_bodies_find_room_while_long_ones_fill_it(house: House) -> None:
-    """Law: ordinary small requests are always taken, also those of who holds long bodies."""
+    """Ordinary small requests are always accepted, also from tokens that hold long bodies."""
     with contextlib.ExitStack() as stack:
         for token in (house.web, house.two, house.web):
             size = house.held() + LONG
@@ -146,7 +146,7 @@ def test_short_bodies_find_room_while_long_ones_fill_it(house: House) -> None:
 
 
 def test_one_account_leaves_room_for_another(house: House) -> None:
-    """Law: a token that holds as many long bodies as it can keeps nobody else's long body out."""
+    """A token that holds as many long bodies as it can does not block another token's long body."""
     with contextlib.ExitStack() as stack:
         for _ in range(12):
             connection = stack.enter_context(connect(house.process.port))
@@ -159,7 +159,7 @@ def test_one_account_leaves_room_for_another(house: House) -> None:
 
 
 def test_an_account_with_several_bodies_leaves_as_much_free() -> None:
-    """A single one takes what it needs; what is given back can be taken again."""
+    """A single body takes what it needs; freed memory can be used again."""
     budget = Budget(80)
     assert budget.take(60, "a")
     assert not budget.take(11, "b")
