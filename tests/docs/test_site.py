@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, fields, is_dataclass
 from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 import pytest
@@ -82,6 +83,17 @@ def test_a_dead_link_ends_the_build_and_nothing_else_does(built: Built) -> None:
     page, heading = re.findall("^(?:WARNING|ERROR|CRITICAL) .*", built.stderr, re.MULTILINE)
     assert "'nowhere.md'" in page
     assert "'limits.md#nowhere'" in heading
+
+
+def test_every_link_of_a_page_leads_to_a_file_of_the_site(site: Path) -> None:
+    """Also to a file that is no page, which a build does not check; the planted link aside."""
+    followed = set()
+    for page in site.rglob("*.html"):
+        for target in re.findall(r'<(?:a|link)\b[^>]*\bhref="([^":#?]+)[#?"]', page.read_text()):
+            if target != "nowhere.md" and not (page.name == "404.html" and target.startswith("/")):
+                followed.add(page.parent / unquote(unescape(target)))
+    assert site / "deploy/Containerfile" in followed
+    assert [path for path in followed if not path.exists()] == []
 
 
 def test_every_public_name_has_its_place(site: Path) -> None:
