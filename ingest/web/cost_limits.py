@@ -6,8 +6,8 @@ content have a rate limit: *the refused bodies of one account get at most a hund
 time.*
 
 An account is a token. Without tokens all callers share one, because a new connection costs nothing.
-A refused request extends its account's *penalty* by a hundred times its cost beyond a free
-millisecond, up to a maximum. During the penalty
+A refused request extends its account's *penalty* by a hundred times its cost beyond a free amount
+(1 ms with a costly body, 10 ms with any other), up to a maximum. During the penalty
 
 - the refusal itself is held back, which slows down a connection that sends one request after
   another;

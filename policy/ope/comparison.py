@@ -61,7 +61,7 @@ class Comparison:
     bound: Bound
     method: str  # of the differences: dr, ips, pdis
     n: int  # episodes, or units of them
-    unit: str  # "episodes", or what is counted as one: "values of user"
+    unit: str  # what `n` counts: "episodes", "values of user", "held-out episodes"
     limits: tuple[float, float] | None  # of one episode's difference, if known
     # approximate number of further episodes that would show a difference of this size
     missing: int | None
