@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.report import render
 
-ROOMS = (
+MODULES = (
     "client",
     "footprint",
     "outages",
@@ -30,7 +30,7 @@ ROOMS = (
 def main(names: list[str]) -> None:
     """Run the named benchmarks, or all, and print their figures."""
     figures = []
-    for name in names or ROOMS:
+    for name in names or MODULES:
         print(f"running {name} ...", file=sys.stderr, flush=True)
         figures += importlib.import_module(f"benchmarks.{name}").run()
     print(render(figures))

@@ -156,7 +156,7 @@ def train(
     """Train on the shards; the result is a candidate, which no client uses yet.
 
     With --follow: train on what clients do and publish after every update, until SIGTERM. Exit
-    status 3: another trainer has the policy; 1: somebody else published (--on-conflict end).
+    status 3: another trainer has the policy; 1: another publisher was first (--on-conflict end).
     """
     require_root(root, policy_id)
     from headrace.output import console, results

@@ -61,7 +61,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     writer = WriterProcess(
         root / "shards",
         owner=journal.collector_id,
-        beside=(root, root / "journal"),
+        sources=(root, root / "journal"),
         compression=compression,  # type: ignore[arg-type]  # the command line checks it
     )
     live = LivePolicies(root, policies)

@@ -58,10 +58,10 @@ def leaf_rules(redact: Mapping[str, str], observation: Space) -> list[tuple[Leaf
 def rules_for_earlier(
     earlier: Mapping[str, str], today: Mapping[str, str], observation: Space
 ) -> dict[str, str]:
-    """The rules for episodes that began under an earlier declaration: its rules and today's.
+    """The rules for episodes that began under an earlier declaration: its own and the current ones.
 
-    `observation` is the earlier space. Of today's rules for observations, those apply whose field
-    exists in it; a field that has no pseudonym in it is dropped.
+    `observation` is the earlier space. Of the current rules for observations, those apply whose
+    field exists in it; a field that has no pseudonym in it is dropped.
     """
     found = dict(earlier)
     for path, rule in today.items():

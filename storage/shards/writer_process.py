@@ -133,7 +133,7 @@ class WriterProcess:
     with the first `write`. After WriterDied the next `write` starts another child. The child dies
     with the thread that called `start` or `write`.
 
-    `directory` is created if necessary. It and the folders `beside` it, from which the parts come,
+    `directory` is created if necessary. It and the folders `sources`, from which the parts come,
     must not be moved: otherwise `write` raises FolderMoved, and a shard that was written meanwhile
     must not be relied on. `owner`: the collector id; incomplete files of killed writers for it are
     removed at start.
@@ -148,13 +148,13 @@ class WriterProcess:
         directory: Path,
         *,
         owner: str | None = None,
-        beside: Sequence[Path] = (),
+        sources: Sequence[Path] = (),
         compression: Literal["zstd", "lz4"] = "zstd",
         row_group_bytes: int = 8_000_000,
     ) -> None:
         self.directory = directory.absolute()
         make_directory(self.directory)
-        self._anchor = Anchor(*beside, self.directory)
+        self._anchor = Anchor(*sources, self.directory)
         self._options = ["--compression", compression, "--row-group-bytes", str(row_group_bytes)]
         if owner is not None:
             self._options += ["--owner", owner]

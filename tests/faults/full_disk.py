@@ -112,7 +112,7 @@ def small_file_system(folder: Path, size: int) -> Iterator[bool]:
 
 SCENARIO = Scenario(
     name="full_disk",
-    law="a full disk is answered with 507, loses nothing, and is got over without a restart",
+    law="a full disk is answered with 507 and loses nothing, and needs no restart",
     unit="fillings",
     quick=3,
     long=20,

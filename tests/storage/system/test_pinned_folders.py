@@ -74,7 +74,7 @@ def test_no_folder_is_no_anchor(tmp_path: Path) -> None:
 
 def test_a_shard_of_a_moved_root_is_not_believed(folder: Path) -> None:
     """The writer reports this instead of writing a shard, and does not recreate the folder."""
-    with WriterProcess(folder / "shards", beside=[folder]) as writer:
+    with WriterProcess(folder / "shards", sources=[folder]) as writer:
         writer.write(STREAM, CANONICAL, parts_of(2))
         folder.rename(folder.with_name("elsewhere"))
         with pytest.raises(FolderMoved, match="root"):
