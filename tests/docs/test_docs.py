@@ -20,6 +20,7 @@ from tests.collector_process import CollectorProcess, declare
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -154,6 +155,31 @@ def test_a_missing_import_is_found() -> None:
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
         assert (document.parent / target).exists(), target
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page, and the cells of its tables, without code blocks and addresses."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    for row in re.findall(r"^\|(.*)\|$", text, re.MULTILINE):
+        yield from re.split(r"(?<!\\)\|", row)
+    text = re.sub(r"^(\||#).*$", "", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n *(?:[-*]|\d+\.) ", text):
+        yield from re.split(r"[.!?][\"')*`]*\s", paragraph)
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
+def test_no_sentence_and_no_cell_is_long(document: Path) -> None:
+    """Each has at most 40 words."""
+    assert [one for one in sentences(document.read_text()) if len(one.split()) > 40] == []
+
+
+def test_a_long_sentence_or_cell_is_found() -> None:
+    """Not one that only a list, a code block or an address makes long."""
+    words = "word " * 21
+    page = f"A. {words}\n{words}b.\n\n- {words}\n- {words}\n\n[c]({words}{words}) d\n"
+    page += f"```\n{words * 2}\n```\n| {words}{words}| e |\n"
+    assert [len(one.split()) for one in sentences(page) if len(one.split()) > 40] == [42, 43]
 
 
 def test_the_readme_fits_its_screen() -> None:
