@@ -17,7 +17,8 @@ MAY_IMPORT = {
         "headrace.demo headrace.output headrace.up ingest.access ingest.client ingest.collector"
         " ingest.episodes ingest.importing ingest.protocol ingest.server ingest.verification"
         " ingest.web policy.inference policy.jobs storage.declarations storage.errors"
-        " storage.experience storage.system storage.verify storage.weights msgspec typer"
+        " storage.experience storage.journal storage.system storage.verify storage.weights"
+        " msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
