@@ -1,7 +1,8 @@
 """The bulk route: one request with an Arrow stream of whole episodes.
 
 It imports the collector, which journals the accepted steps, and loads Arrow at the first request.
-`repeats` is separate so that the rules for recognising a retried request stand in one place.
+`repeats` is separate so that the rules for recognising a retried request stand in one place, and
+`import_reply` because it only counts: `step_columns`, which `acceptance` imports, uses its limit.
 """
 
 __all__ = ["handler"]

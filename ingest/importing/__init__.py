@@ -2,6 +2,8 @@
 
 A client of the bulk route: it uses the transport of `ingest.client` and imports nothing of the
 collector. pyarrow reads the files; Python code runs only for invalid rows.
+`categories` is separate because it reads a whole source and keeps a file, before `values` converts
+single columns.
 """
 
 __all__ = ["importing", "inference", "options", "report"]

@@ -1,6 +1,8 @@
 """Declarations of policies: spaces, time windows, redaction, and the files that contain them.
 
 Imports spaces, file functions and the name of the default policy, but no journals or shards.
+`policy_files` is separate so that `declaration` opens no files, and `mapping_functions` because it
+inspects the user's functions and knows no declaration.
 """
 
 __all__ = [
