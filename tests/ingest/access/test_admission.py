@@ -1,4 +1,4 @@
-"""Who may, at a real collector: tokens, limits, TLS, hosts; and no secret is written anywhere.
+"""Authorisation at a real collector: tokens, limits, TLS, hosts; no secret is written anywhere.
 
 Also of `ingest.web.connections`.
 """
@@ -38,7 +38,7 @@ from tests.ingest.raw_http import HOST, connect, listen
 
 OBS = [0.1, -0.2, 0.3, 0.4]
 STEP = {"obs": OBS, "action": 0}
-PATIENCE = 60.0  # s; never waited for when all is well
+PATIENCE = 60.0  # s; never reached in a good run
 LEDGER = "/v1/ledger"
 
 
@@ -47,7 +47,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def wait_until(ready: Callable[[], bool]) -> None:
-    """Ask until it holds."""
+    """Ask until the condition holds."""
     began = time.monotonic()
     pause = threading.Event()
     while not ready():
@@ -57,7 +57,7 @@ def wait_until(ready: Callable[[], bool]) -> None:
 
 @dataclass
 class House:
-    """A collector with a token for each purpose."""
+    """A collector with a token for each scope."""
 
     process: CollectorProcess
     root: Path
@@ -108,7 +108,9 @@ ROUTES = [
 def test_each_route_asks_for_its_scope(
     house: House, method: str, path: str, body: Any, may: set[str]
 ) -> None:
-    """401 without a token, 403 with one for another purpose; what is let in is judged as ever."""
+    """401 without a token, 403 with one of another scope; an authorised request is handled as
+    usual.
+    """
     if path == "/":
         statuses = {
             name: requests.get(house.process.address, headers=bearer(token), timeout=10).status_code
@@ -133,7 +135,7 @@ def test_weights_are_for_those_who_may_read_them(house: House) -> None:
 
 
 def test_what_operates_the_collector_needs_no_token(house: House) -> None:
-    """Liveness and readiness are open, and tell strangers nothing but that."""
+    """Liveness and readiness are open, and disclose nothing else to anonymous callers."""
     assert house.process.get("/healthz") == (200, {"status": "ok"})
     assert house.process.get("/readyz") == (200, {"ready": True})
     status, told = house.process.request("GET", "/readyz", None, bearer(house.tokens["log"]))
@@ -142,7 +144,7 @@ def test_what_operates_the_collector_needs_no_token(house: House) -> None:
 
 
 def test_a_probe_with_a_useless_token_hears_that_the_collector_works(house: House) -> None:
-    """Where none is asked for it is as good as none: nobody restarts a collector for it."""
+    """On a route without authorisation it counts as none: no probe restarts a collector for it."""
     forged = bearer(house.tokens["log"] + "x")["authorization"]
     for text in (forged, "Bearer nonsense", "Basic YTpi"):
         headers = {"authorization": text}
@@ -152,21 +154,21 @@ def test_a_probe_with_a_useless_token_hears_that_the_collector_works(house: Hous
 
 
 def test_a_refused_caller_hears_how_to_come_in(house: House) -> None:
-    """401 names the scheme in WWW-Authenticate, as RFC 6750 asks."""
+    """401 names the scheme in WWW-Authenticate (RFC 6750)."""
     answer = requests.get(house.process.address + "/v1/spec", timeout=10)
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.json()["error"]["code"] == "unauthorized"
 
 
 def test_a_stranger_does_not_hear_which_routes_there_are(house: House) -> None:
-    """Without a token a path or method that is not there is 401, as every other; with one, told."""
+    """Without a token, an unknown path or method is 401 like any other; with one, it is named."""
     for method, path, told in (("GET", "/v1/nothing", 404), ("DELETE", "/v1/spec", 405)):
         assert house.status(method, path, None) == 401
         assert {house.status(method, path, name) for name in house.tokens} == {told}
 
 
 def test_a_decision_needs_the_right_to_act(house: House) -> None:
-    """A token that only logs cannot pass its choices off as the policy's; logging goes on."""
+    """A token that only logs cannot present its choices as the policy's; logging still works."""
     decision = {"type": "decision", "episode_id": "d", "action_logp": -0.7, "policy_version": 1}
     events = [{"type": "start", "episode_id": "d"}, {**decision, **STEP}]
     assert house.status("POST", "/v1/events", "log", {"events": events}) == 403
@@ -177,7 +179,7 @@ def test_a_decision_needs_the_right_to_act(house: House) -> None:
 
 
 def test_a_client_with_its_scopes_logs_and_acts(house: House) -> None:
-    """Remote mode needs log and act; a client that may only log hears 403 in the call."""
+    """Remote mode needs log and act; a client that may only log gets 403 in the call."""
     address = house.process.address
     with PolicyClient(address, "remote", token=house.tokens["both"]) as client:
         episode = client.start_episode()
@@ -209,7 +211,7 @@ def test_a_client_that_is_not_let_in_hears_it_in_the_call(house: House, token: s
 
 
 def test_a_revoked_token_is_refused_soon(house: House) -> None:
-    """By a collector that runs; the others go on. So is one whose time is over."""
+    """A running collector refuses it, and an expired one; other tokens stay valid."""
     made, text = create_token(house.root, "short", ["log"])
     _, brief = create_token(house.root, "brief", ["log"], lives=2)
     house.tokens["short"], house.tokens["brief"] = text, brief
@@ -225,7 +227,7 @@ def test_a_revoked_token_is_refused_soon(house: House) -> None:
 
 
 def test_a_revocation_reaches_what_was_let_in_before(tmp_path: Path) -> None:
-    """Neither a slow body, nor a long poll, nor a held action is answered once it is seen.
+    """Once the revocation is seen, no slow body, long poll or held action is answered.
 
     Each leaves an audit line that names the token.
     """
@@ -285,13 +287,13 @@ def test_a_revocation_reaches_what_was_let_in_before(tmp_path: Path) -> None:
 
 
 def refused_lines(log: Path) -> list[dict[str, Any]]:
-    """The audit lines of who may not, in a collector's log."""
+    """The audit lines of refused authorisation in a collector's log."""
     found = re.findall(r'\{"audit":"refused".*\}', log.read_text())
     return [json.loads(line) for line in found]
 
 
 def test_an_audit_line_names_the_token_that_may_not(tmp_path: Path) -> None:
-    """By its id, if its secret was right: at admission, and where a body asks for more."""
+    """By its id, if its secret was right: at admission, and where a body needs another scope."""
     declare(tmp_path)
     made, text = create_token(tmp_path, "actor", ["act"])
     events = {"events": [{"type": "start", "episode_id": "e"}], "actions": []}
@@ -319,7 +321,7 @@ def test_an_audit_line_names_the_token_that_may_not(tmp_path: Path) -> None:
 
 
 def test_nothing_is_lost_while_a_token_is_renewed(tmp_path: Path) -> None:
-    """What was logged meanwhile waits, breaks no episode, and arrives once with the next token."""
+    """Events logged meanwhile wait, break no episode, and arrive once with the next token."""
     declare(tmp_path)
     current = [create_token(tmp_path, "one", ["log"])[1]]
     with CollectorProcess(tmp_path) as process:
@@ -335,7 +337,7 @@ def test_nothing_is_lost_while_a_token_is_renewed(tmp_path: Path) -> None:
         with pytest.raises(Refusal, match="revoked") as met:
             client.flush(PATIENCE)
         assert met.value.status == 401
-        client.log_action(episode, OBS, 0)  # the episode is as it was
+        client.log_action(episode, OBS, 0)  # the episode is unchanged
         current[0] = create_token(tmp_path, "two", ["log"])[1]
         client.end_episode(episode)
 
@@ -394,7 +396,7 @@ def test_a_full_queue_says_that_the_token_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_open_episodes_wait_their_turn(tmp_path: Path) -> None:
-    """429 busy beyond the token's own quota, also after a kill; others are not concerned."""
+    """429 busy beyond the token's own quota, also after a kill; other tokens are not affected."""
     declare(tmp_path)
     few = bearer(create_token(tmp_path, "few", ["log"], open_episodes=2)[1])
     free = bearer(create_token(tmp_path, "free", ["log"])[1])
@@ -412,7 +414,7 @@ def test_too_many_open_episodes_wait_their_turn(tmp_path: Path) -> None:
 
 
 def test_a_client_under_a_quota_delivers_all_the_same(tmp_path: Path) -> None:
-    """Starts beyond the quota are sent again when others have ended: nothing lost or doubled."""
+    """Starts beyond the quota are resent once others have ended: nothing is lost or doubled."""
     declare(tmp_path)
     token = create_token(tmp_path, "few", ["log"], open_episodes=2, rate=2000)[1]
     with CollectorProcess(tmp_path) as process:
@@ -488,7 +490,7 @@ def open_collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collect
 
 
 def test_two_hosts_in_one_request_are_refused(open_collector: CollectorProcess) -> None:
-    """What a proxy before us looked at must be what we look at."""
+    """A proxy in front must have checked the same host as the collector."""
     with socket.create_connection(("127.0.0.1", open_collector.port), 10) as raw:
         raw.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n")
         assert raw.recv(12).endswith(b" 400")
@@ -498,7 +500,7 @@ def test_two_hosts_in_one_request_are_refused(open_collector: CollectorProcess) 
 
 
 def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> None:
-    """By `ca` or by a session; another authority's client raises at once and sends nothing."""
+    """Set by `ca` or by a session; another authority's client raises at once and sends nothing."""
     declare(tmp_path)
     mine, other = certify(tmp_path / "mine"), certify(tmp_path / "other")
     token = create_token(tmp_path, "web", ["log"])[1]
@@ -527,7 +529,7 @@ def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> No
 
 
 def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
-    """New connections see the new one; what cannot be read, or lacks its key, changes nothing."""
+    """New connections use it; a certificate that is unreadable or lacks its key changes nothing."""
     declare(tmp_path)
     mine = certify(tmp_path / "mine")
     old = ssl.create_default_context(cafile=str(mine.ca))
@@ -563,7 +565,7 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
 
 
 def test_another_address_needs_a_token_and_tls_and_says_how(tmp_path: Path) -> None:
-    """Neither; a revoked token; a token without TLS; then each is enough in its turn."""
+    """With neither, with a revoked token, and with a token but no TLS, the start is refused."""
     everywhere = Listening(host="0.0.0.0", port=0)
     for name in (None, "gone"):
         if name:
@@ -621,7 +623,7 @@ def test_a_collector_that_cannot_start_says_why(
 
 
 def test_a_damaged_token_file_stops_the_start(tmp_path: Path) -> None:
-    """It must let nobody in; a running collector keeps what it knew."""
+    """It authorises nobody; a running collector keeps the tokens that it had read."""
     create_token(tmp_path, "web", ["log"])
     access = Access(tmp_path, Listening(port=0))
     (tmp_path / "keys" / "tokens.json").write_text("{")
@@ -637,9 +639,10 @@ def test_a_damaged_token_file_stops_the_start(tmp_path: Path) -> None:
 def test_no_secret_is_ever_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Good and bad tokens, refusals, errors and a drain: no file, log or error holds a secret.
+    """After good and bad tokens, refusals, errors and a drain, no file, log or error holds a
+    secret.
 
-    What the audit lines do hold: that it happened, and to whom.
+    The audit lines record each event and its token's id.
     """
     root = tmp_path / "root"
     declare(root)

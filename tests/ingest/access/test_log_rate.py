@@ -1,4 +1,4 @@
-"""What a stranger can cause does not fill the log, and what has no line is counted."""
+"""Anonymous requests cannot fill the log, and events without a line are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_ONCE = int(BROKEN_RATE)
 
 @given(st.lists(st.floats(0.0, 2.0), max_size=60), st.integers(1, 5))
 def test_each_one_is_told_or_counted(pauses: list[float], rate: int) -> None:
-    """Law: lines and what they count beside themselves are all there was; never above the rate."""
+    """Lines plus the events that they count are all events; the rate is never exceeded."""
     few, now, lines, counted = FewLines(rate), 0.0, list[float](), 0
     for pause in pauses:
         now += pause
@@ -27,15 +27,15 @@ def test_each_one_is_told_or_counted(pauses: list[float], rate: int) -> None:
         if untold is not None:
             lines.append(now)
             counted += untold
-    counted += few.rest(now + 1.1)  # a second, and what rounding may take of it
+    counted += few.rest(now + 1.1)  # a second, and a margin for rounding
     assert len(lines) + counted == len(pauses)
-    for begin in lines:  # what a second holds at most: its own, and those of the quiet before
+    for begin in lines:  # at most a second's share, and that of the idle time before
         assert sum(begin <= line < begin + 1.0 for line in lines) <= 2 * rate
     assert few.rest(now + 2.2) == 0
 
 
 def test_what_was_left_out_is_told_once_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
-    """By the next tick that may write a line, or by the next episode that has one."""
+    """By the next tick that may write a line, or with the next episode that has one."""
     lines = BrokenLines()
     for n in range(25):
         lines.tell(f"e{n}", "it did not fit", 0.0)
@@ -76,7 +76,7 @@ def test_a_collector_tells_of_few_episodes_that_break(caplog: pytest.LogCaptureF
             time = 1.0
             collector.tick()
             broken = collector.stats.broken
-            time = 10.0  # past the drain's patience
+            time = 10.0  # longer than a drain waits
             return broken
 
     assert asyncio.run(main()) == 300

@@ -65,7 +65,7 @@ GOOD = authorization(bearer("0a1b2c3d", "zebra"))
 
 
 def test_a_known_token_is_its_scopes() -> None:
-    """The scheme's case does not matter; what the token may is what it was made for."""
+    """The scheme is case-insensitive; the token gets the scopes that it was created with."""
     for text in (GOOD, GOOD.replace(b"Bearer", b"bearer")):
         caller = book(token()).caller(text, 200.0)
         assert (caller.token_id, caller.scopes) == ("0a1b2c3d", {"log"})
@@ -93,7 +93,7 @@ def test_a_known_token_is_its_scopes() -> None:
     ],
 )
 def test_any_other_token_is_401_and_not_repeated(text: bytes | None) -> None:
-    """The refusal holds nothing of what was sent."""
+    """The refusal repeats nothing of the token."""
     with pytest.raises(Refusal) as refused:
         book(token()).caller(text, 200.0)
     assert refused.value.status == 401
@@ -101,7 +101,7 @@ def test_any_other_token_is_401_and_not_repeated(text: bytes | None) -> None:
 
 
 def test_a_token_ends_with_its_time_and_its_revocation() -> None:
-    """`expires` is the first second in which it is no longer taken."""
+    """`expires` is the first second in which it is invalid."""
     assert book(token(expires=300)).caller(GOOD, 299.9)
     for ended, wall in ((token(expires=300), 300.0), (token(revoked=150), 200.0)):
         with pytest.raises(Refusal, match=r"expired|revoked"):
@@ -109,7 +109,7 @@ def test_a_token_ends_with_its_time_and_its_revocation() -> None:
 
 
 def test_who_was_let_in_may_be_shut_out_before_the_answer() -> None:
-    """By revocation, expiry, or a file without the token; what else changes shuts nobody out."""
+    """Revocation, expiry or a file without the token do so; no other change does."""
     made = token(expires=2000)
     known = book(made)
     caller = known.caller(GOOD, 1999.0)
@@ -137,7 +137,7 @@ def test_once_there_was_a_token_nobody_gets_in_without() -> None:
 
 
 def test_a_new_reading_tells_what_changed_and_keeps_what_was_spent() -> None:
-    """An unchanged token keeps its caller; created and revoked ones are told once."""
+    """An unchanged token keeps its caller; created and revoked ones are reported once."""
     known = book(token(rate=1.0))
     caller = known.caller(GOOD, 200.0)
     caller.charge(50)
@@ -158,7 +158,7 @@ def test_a_new_reading_tells_what_changed_and_keeps_what_was_spent() -> None:
     batches=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 5_000)), max_size=40),
 )
 def test_nobody_sends_faster_than_the_rate(rate: float, batches: list[tuple[float, int]]) -> None:
-    """Before any request that is let in, no more was sent than the rate and one burst allow."""
+    """The requests before any admitted one never exceed the rate and one burst."""
     allowance = Allowance(rate, since=0.0)
     now, sent = 0.0, 0
     for pause, events in batches:
@@ -171,7 +171,7 @@ def test_nobody_sends_faster_than_the_rate(rate: float, batches: list[tuple[floa
 
 
 def test_too_fast_is_429_with_the_seconds_to_wait() -> None:
-    """A whole batch is taken, and what follows waits for it."""
+    """A batch is accepted as a whole, and the next request waits for it."""
     caller = book(token(rate=10.0)).caller(GOOD, 200.0)
     require_allowance(caller, 0.0)
     caller.charge(30)
@@ -183,7 +183,7 @@ def test_too_fast_is_429_with_the_seconds_to_wait() -> None:
 
 
 def test_a_local_caller_publishes_nothing() -> None:
-    """Without any token the routes that change what is live stay shut."""
+    """Without any token, routes that change the live version are closed."""
     with pytest.raises(Refusal):
         LOCAL.require(PUBLISHING, "publishing")
 
@@ -209,7 +209,7 @@ def test_a_token_that_makes_no_sense_is_refused(fields: dict[str, object], text:
 
 
 def test_what_lies_on_disk_cannot_be_sent(tmp_path: Path) -> None:
-    """The file holds a hash, is for its owner alone, and the token it stands for works."""
+    """The file holds a hash, only its owner can read it, and the token itself works."""
     made, text = create_token(tmp_path, "web", ["log", "act"], lives=3600, rate=5, open_episodes=7)
     path = tmp_path / "keys" / "tokens.json"
     secret = text.split("_", 2)[2]
@@ -224,7 +224,7 @@ def test_what_lies_on_disk_cannot_be_sent(tmp_path: Path) -> None:
 
 
 def test_several_live_at_once_and_a_name_is_used_again(tmp_path: Path) -> None:
-    """Rotation: make the next, move over, revoke the last; the record of it stays."""
+    """To rotate, create the next token, switch to it, revoke the last; its record stays."""
     first, _ = create_token(tmp_path, "web", ["log"])
     second, text = create_token(tmp_path, "web-2", ["log"])
     with pytest.raises(TokenError, match="a live token has this name"):
@@ -239,7 +239,7 @@ def test_several_live_at_once_and_a_name_is_used_again(tmp_path: Path) -> None:
 
 
 def test_an_id_is_no_name_of_another_token(tmp_path: Path) -> None:
-    """No token can stand before the one whose id is its name, in a file of earlier days neither."""
+    """This keeps a token from hiding the one whose id is its name, also in older files."""
     web, _ = create_token(tmp_path, "web", ["log"])
     with pytest.raises(TokenError, match="got the id of token web"):
         create_token(tmp_path, web.id, ["log"])
@@ -254,7 +254,7 @@ def test_an_id_is_no_name_of_another_token(tmp_path: Path) -> None:
 
 
 def test_tokens_made_at_once_are_all_kept(tmp_path: Path) -> None:
-    """Eight processes make one each: the lock lets none overwrite another's."""
+    """Eight processes create one each; the lock keeps them from overwriting each other's."""
     code = (
         "import sys; from pathlib import Path; from ingest.access.key_files import create_token; "
     )
@@ -268,7 +268,7 @@ def test_tokens_made_at_once_are_all_kept(tmp_path: Path) -> None:
 
 
 def test_a_follower_reads_only_what_changed(tmp_path: Path) -> None:
-    """Nothing, a first file, the same, another; a file that vanished is no news."""
+    """No file, a first file, the same, another; a file that vanished is no change."""
     file = TokenFile(tmp_path)
     assert file.changed() is None
     made, _ = create_token(tmp_path, "web", ["log"])
@@ -308,7 +308,7 @@ print(required, access.book.required, root.exists())
 def test_tokens_that_go_while_they_are_read_open_nothing(
     tmp_path: Path, known: str, required: str
 ) -> None:
-    """A root that is moved between the look at its tokens and their reading changes nothing."""
+    """A root that is moved between the check for its tokens and their reading changes nothing."""
     root = tmp_path / "root"
     root.mkdir()
     command = [sys.executable, "-c", MOVED_BETWEEN, str(root), str(tmp_path / "old"), known]
@@ -349,7 +349,7 @@ def test_a_damaged_file_is_an_error_and_no_open_door(tmp_path: Path, damage: byt
     file = TokenFile(tmp_path)
     with pytest.raises(TokenError):
         file.changed()
-    with pytest.raises(TokenError):  # and it is looked at again
+    with pytest.raises(TokenError):  # and it is read again
         file.changed()
 
 
@@ -379,7 +379,7 @@ async def healthz(router: Router, *headers: tuple[bytes, bytes]) -> tuple[int, A
 
 
 def test_why_a_collector_failed_is_not_for_strangers() -> None:
-    """That it failed is for everybody; the cause for a token, and without tokens for loopback."""
+    """The failure is public; the cause needs a token or, if there are none, a loopback caller."""
 
     async def main() -> None:
         journal = GatedJournal()
@@ -440,7 +440,7 @@ def test_why_a_collector_failed_is_not_for_strangers() -> None:
     ],
 )
 def test_a_name_that_is_not_the_collectors_is_foreign(bound: str, host: str, known: bool) -> None:
-    """A page that bound its own name to our address still says its name."""
+    """A page that pointed its own name at our address still sends that name."""
     hosts = Hosts(bound, ["Collector.internal", "[fd00::7]", "shop_collector_1"])
     assert hosts.known(host) is known
     headers = [(b"host", host.encode("latin-1"))]
@@ -475,7 +475,7 @@ def test_only_the_collectors_own_page_may_call_it(origin: str, fine: bool) -> No
 
 
 def test_a_header_that_is_there_twice_is_refused() -> None:
-    """Which of two a proxy looked at cannot be known."""
+    """It is unknown which of the two a proxy checked."""
     with pytest.raises(Refusal, match="expected one header host"):
         Hosts("127.0.0.1").check([(b"host", b"localhost"), (b"host", b"localhost")])
 
@@ -495,7 +495,7 @@ SECRET = "zebraZEBRA-0123456789_zebraZEBRA-0123456789"
     ],
 )
 def test_a_token_is_masked_however_it_was_pasted(pasted: str) -> None:
-    """Its id stays, for whoever has to revoke it."""
+    """Its id stays visible, so that it can be revoked."""
     shown = masked(f'{{"path":"/v1/episodes/{pasted}/end"}}')
     assert "zebra" not in shown.lower()
     assert "0a1b2c3d_***" in shown.lower()

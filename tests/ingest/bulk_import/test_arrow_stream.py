@@ -81,7 +81,7 @@ def test_dictionaries_are_read_as_what_they_stand_for() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_could_grow_is_refused(name: str) -> None:
-    """Each is small as a body, and would be gigabytes, or another library, once it is read."""
+    """Each is small as a body, but would take gigabytes or load another library once it is read."""
     body, code = HOSTILE[name]
     with pytest.raises(Refusal) as refused:
         read_table(body)
@@ -89,7 +89,7 @@ def test_what_could_grow_is_refused(name: str) -> None:
 
 
 def test_no_column_brings_pandas_into_the_collector(tmp_path: Path) -> None:
-    """The process that acknowledges loads no pandas, whatever type a stranger sends."""
+    """The process that acknowledges loads no pandas, whatever type a client sends."""
     for number, body in enumerate([*LAWFUL.values(), *(body for body, _ in HOSTILE.values())]):
         (tmp_path / f"{number}").write_bytes(body)
     code = (

@@ -1,4 +1,4 @@
-"""Bulk imports: Arrow in, rows out; what is refused is named by column and row."""
+"""Bulk imports: Arrow in, rows out; refusals name column and row."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def body(table: pa.Table) -> bytes:
 
 
 def steps(lengths: dict[str, int], **columns: Any) -> pa.Table:
-    """Episodes of box:2 and discrete:3, the step's number in the table as reward."""
+    """Episodes of box:2 and discrete:3, with the row number as reward."""
     count = sum(lengths.values())
     names = [name for name, length in lengths.items() for _ in range(length)]
     obs = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2 * count), pa.float32()), 2)
@@ -102,7 +102,7 @@ def post(
 
 
 def test_columns_become_rows(tmp_path: Path) -> None:
-    """Every value of the import is in the shards, once, also of an image and a nested space."""
+    """Every value of the import is in the shards once, including images and nested spaces."""
     lengths = {"a": 3, "b": 1, "c": 2}
     table = steps(
         lengths,
@@ -181,7 +181,7 @@ BAD: list[tuple[Any, int, str]] = [
 def test_a_form_that_does_not_fit_is_refused_as_a_whole(
     collector: CollectorProcess, table: pa.Table | bytes, status: int, text: str
 ) -> None:
-    """The answer names the column and the row; nothing of the body is taken."""
+    """The answer names the column and the row; nothing of the body is accepted."""
     found, answer = post(collector, table)
     assert found == status, answer
     assert text in answer["error"]["message"] + answer["error"].get("path", "")
@@ -248,7 +248,7 @@ def test_a_bad_row_closes_its_own_episode_only(
 def test_an_episode_without_a_good_step_is_not_begun(
     collector: CollectorProcess, columns: dict[str, Any], path: str, request: Any
 ) -> None:
-    """Law: its id is free, and the corrected rows may be sent; the next one is whole."""
+    """Its id stays free, and the corrected rows may be sent; the next episode is whole."""
     bad, good = (f"{request.node.name}-{which}"[:200] for which in ("bad", "good"))
     if "eps_id" in columns:
         names = pa.array(columns["eps_id"]).to_pylist()
@@ -262,7 +262,7 @@ def test_an_episode_without_a_good_step_is_not_begun(
 
 
 def test_an_id_in_two_places_is_no_episode_in_either(collector: CollectorProcess) -> None:
-    """Law: half an episode is never taken for a whole one."""
+    """Half an episode is never taken for a whole one."""
     status, answer = post(
         collector, steps({"_": 5}, eps_id=[*["twice"] * 2, "between", "twice", "after"])
     )
@@ -282,7 +282,7 @@ def test_an_id_in_two_places_is_no_episode_in_either(collector: CollectorProcess
     ],
 )
 def test_a_bad_leaf_is_refused(collector: CollectorProcess, columns: dict[str, Any]) -> None:
-    """Each leaf of a nested space is checked; nothing of it ends in a 500."""
+    """Each leaf of a nested space is checked; no bad value ends in a 500."""
     status, answer = post(collector, _mixed(eps_id=[f"leaf-{columns!r:.40}"], **columns))
     assert status == 200
     assert answer["refused"][0]["error"]["code"] == "invalid"
@@ -301,7 +301,7 @@ def request(given: pa.Table | bytes, key: str = "", caller: Caller = LOCAL) -> R
 PATIENT = replace(POLICIES[0], seal_bytes=10**9, seal_seconds=10**6)
 """It seals nothing before the collector's drain."""
 
-Told = tuple[int, int, list[tuple[int, str]]]  # accepted, duplicates, refused rows and why
+Told = tuple[int, int, list[tuple[int, str]]]  # accepted, duplicates, refused rows and reasons
 Send = Callable[..., Awaitable[Told]]
 
 
@@ -309,7 +309,7 @@ Send = Callable[..., Awaitable[Told]]
 async def importing(
     journal: MemoryJournal, policy: PolicyDeclaration = PATIENT, **given: Any
 ) -> AsyncIterator[tuple[Collector, Send]]:
-    """A collector, and how an import is sent to it: (table, key, caller) -> what it is told."""
+    """A collector, and a function that sends it an import: (table, key, caller) -> the answer."""
     async with running(journal, policy=policy, **given) as collector:
         imports = Importer(collector)
 
@@ -326,7 +326,7 @@ async def importing(
 
 @pytest.mark.parametrize("rows", [1, MANY_ROWS + 1])
 def test_an_import_of_many_rows_waits_for_the_penalty_to_be_over(rows: int) -> None:
-    """Law: it is costly however short its body, and is not looked at before; a small one is."""
+    """It is expensive however short its body, and is not read before; a small one is."""
 
     async def main() -> None:
         penalties = Penalties()
@@ -334,7 +334,7 @@ def test_an_import_of_many_rows_waits_for_the_penalty_to_be_over(rows: int) -> N
         sent = msgspec.structs.replace(request(steps({"e": rows})), sender=sender)
         async with running(MemoryJournal(), policy=PATIENT) as collector:
             imports = Importer(collector)
-            await imports.take(request(steps({"first": 1})))  # which loads Arrow
+            await imports.take(request(steps({"first": 1})))  # loads Arrow
             penalties.charge("account", 0.003, time.monotonic())
             assert (await imports.take(sent))[0].accepted == rows + 2
         assert sender.is_costly == (rows > MANY_ROWS)
@@ -344,7 +344,7 @@ def test_an_import_of_many_rows_waits_for_the_penalty_to_be_over(rows: int) -> N
 
 
 def rows_of(journal: MemoryJournal, policy: PolicyDeclaration = PATIENT) -> list[tuple[str, int]]:
-    """(episode, t) of all that a collector finds in a journal, as often as it does."""
+    """(episode, t) of every row that a collector finds in a journal, with repetitions."""
 
     async def main() -> list[tuple[str, int]]:
         async with running(journal.crash(), policy=policy) as collector:
@@ -358,7 +358,7 @@ def rows_of(journal: MemoryJournal, policy: PolicyDeclaration = PATIENT) -> list
 
 
 def test_a_key_with_other_rows_is_a_conflict() -> None:
-    """What comes behind the rows of before is taken, other rows are not; over a kill too."""
+    """Rows appended to the earlier ones are accepted, other rows are not; also after a kill."""
     journal = MemoryJournal()
     first, longer = steps({"a": 3, "b": 2}), steps({"a": 3, "b": 2, "d": 1})
     others = (steps({"a": 3}), steps({"a": 3, "c": 2}), steps({"x": 3, "b": 2, "c": 1}))
@@ -381,7 +381,7 @@ def test_a_key_with_other_rows_is_a_conflict() -> None:
 
 
 def test_repeating_an_import_adds_nothing() -> None:
-    """Under its Idempotency-Key an import is taken once, also over a kill and for a longer file."""
+    """Under its Idempotency-Key an import counts once, also after a kill and in a longer file."""
     journal, longer = MemoryJournal(), steps({"a": 3, "b": 2, "c": 1})
 
     async def main() -> MemoryJournal:
@@ -399,7 +399,7 @@ def test_repeating_an_import_adds_nothing() -> None:
 
 
 def test_what_did_not_fit_is_told_again_and_never_taken() -> None:
-    """Who did not hear the first answer hears of the same rows, with the same key."""
+    """A retry under the same key gets the first answer."""
     actions = pa.array([0, 9, 0, 9, 0])
     table = steps({"broken": 3, "none": 1, "good": 1}, actions=actions)
 
@@ -410,7 +410,7 @@ def test_what_did_not_fit_is_told_again_and_never_taken() -> None:
             assert await send(table, "k") == (0, 3, [(1, "invalid"), (3, "invalid")])
             (known,) = (collector.assembler.instances.get(i) for i in collector.assembler.instances)
             assert known is not None
-            assert known.starts.ranges() == [(0, 2)]  # that of one that was not begun is used up
+            assert known.starts.ranges() == [(0, 2)]  # refused starts use up numbers
             crashed = journal.crash()
         async with importing(crashed) as (_, send):
             assert await send(table, "k") == (0, 3, [(1, "invalid"), (3, "invalid")])
@@ -419,7 +419,7 @@ def test_what_did_not_fit_is_told_again_and_never_taken() -> None:
 
 
 def test_no_one_else_takes_an_imports_key_or_name(collector: CollectorProcess) -> None:
-    """Law: an import answered with 200 is on disk, whatever another token does with its key."""
+    """An import answered with 200 is on disk, whatever another token does with its key."""
     status, answer = collector.request("POST", "/v1/instances", {"name": "bulk:k"})
     assert (status, answer["error"]["path"]) == (422, "$.name")
     web, two = Caller("w"), Caller("t")
@@ -440,7 +440,7 @@ def test_no_one_else_takes_an_imports_key_or_name(collector: CollectorProcess) -
 
 
 def test_keys_of_single_calls_push_no_import_out() -> None:
-    """Law: what an import's key stands for is known as long as the numbers of its episodes."""
+    """An import's key is kept as long as the start numbers of its episodes."""
     limits = Limits(keys=3)
 
     async def main() -> None:
@@ -472,7 +472,7 @@ def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:
 
 
 def test_an_import_leaves_the_loop_to_others_between_its_rows() -> None:
-    """Many short episodes are several journal rows, a turn of the loop each."""
+    """Many short episodes make several journal rows, with a turn of the loop for each."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -496,7 +496,7 @@ class FullOnce(MemoryJournal):
 
 
 class LateImporter(Importer):
-    """As if it waited for the shard writer between two turns, for as long as a rebuild takes."""
+    """Simulates a wait for the shard writer between two turns, as long as a rebuild takes."""
 
     async def _room(self, taking: Acceptance, caller: Caller) -> None:
         for _ in range(50 if taking.has_begun else 0):
@@ -506,7 +506,7 @@ class LateImporter(Importer):
 
 @pytest.mark.parametrize("importer", [Importer, LateImporter])
 def test_what_a_full_disk_takes_back_is_not_acknowledged(importer: type[Importer]) -> None:
-    """Law: turns whose rows are lost are refused, whenever that is noticed; again adds the rest."""
+    """Turns whose rows are lost are refused, whenever that is noticed; a retry adds the rest."""
     table = steps({f"e{n}": 1 for n in range(10 * GROUP_EPISODES)})
     journal = FullOnce()
 
@@ -527,7 +527,7 @@ def test_what_a_full_disk_takes_back_is_not_acknowledged(importer: type[Importer
 
 
 def test_an_import_waits_for_the_writer_between_its_rows(tmp_path: Path) -> None:
-    """More episodes than may wait for their shards: what has begun is not refused half way."""
+    """With more episodes than may wait for their shards, an import is not refused half-way."""
     save_declaration(tmp_path, POLICIES[0])
     with CollectorProcess(tmp_path, options=["--limit", "max_pending=300000"]) as collector:
         lengths = {f"one-{n}": 1 for n in range(4_000)}
@@ -537,7 +537,7 @@ def test_an_import_waits_for_the_writer_between_its_rows(tmp_path: Path) -> None
 
 
 def test_known_and_refused_episodes_leave_the_others_whole() -> None:
-    """One event holds exactly what was taken; a kill and a replay change nothing."""
+    """One event holds exactly the accepted rows; a kill and a replay change nothing."""
 
     async def main() -> MemoryJournal:
         journal = MemoryJournal()
@@ -554,7 +554,7 @@ def test_known_and_refused_episodes_leave_the_others_whole() -> None:
 
 
 def test_a_rate_is_charged_before_anything_is_waited_for() -> None:
-    """What comes at once with a large import finds the allowance used."""
+    """A request sent together with a large import finds the allowance used."""
 
     async def main() -> None:
         allowance = Allowance(rate=100.0, since=0.0)
@@ -577,7 +577,7 @@ LENGTHS = {"before": 2, "long": ROWS, "behind": 2}
 
 
 def test_a_long_episode_is_stored_as_one() -> None:
-    """In several journal rows and parts that join; a repetition adds nothing."""
+    """It takes several journal rows and parts that join; a repetition adds nothing."""
     table = steps(LENGTHS, infos=["", '{"k": 1}'] * (ROWS // 2 + 2))
 
     async def main() -> MemoryJournal:
@@ -606,7 +606,7 @@ def test_a_long_episode_is_stored_as_one() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "killed"])
 def test_an_import_that_stops_in_a_long_episode_begins_it_anew(how: str) -> None:
-    """Law: of the episodes before it nothing is lost or doubled, of itself nothing was taken."""
+    """Earlier episodes are neither lost nor doubled, and nothing of the long one was accepted."""
     table, caller = steps(LENGTHS), Caller("w")
 
     async def main() -> MemoryJournal:
@@ -637,7 +637,7 @@ def test_an_import_that_stops_in_a_long_episode_begins_it_anew(how: str) -> None
 
 
 def test_a_bad_row_of_a_long_episode_is_named_once() -> None:
-    """Whatever piece it is in: the steps before it are kept, the next episode is taken."""
+    """Whichever piece holds it: the earlier steps are kept, the next episode is accepted."""
 
     async def main(bad: int) -> MemoryJournal:
         actions = np.zeros(ROWS + 4, np.int64)
@@ -657,7 +657,7 @@ def test_a_bad_row_of_a_long_episode_is_named_once() -> None:
 
 
 def test_whoever_takes_the_id_meanwhile_has_it() -> None:
-    """The last piece is judged again: two episodes never mix in one."""
+    """The last piece is checked again: two episodes are never mixed under one id."""
 
     async def main() -> None:
         async with importing(MemoryJournal()) as (collector, send):
@@ -672,7 +672,7 @@ def test_whoever_takes_the_id_meanwhile_has_it() -> None:
 
 
 def test_late_rewards_reach_an_imported_step() -> None:
-    """Its episode waits for as long as its policy's window, long or short, over a kill too."""
+    """Its episode waits for its policy's reward window, long or short, also over a kill."""
     windowed, now = replace(PATIENT, reward_window=5.0), 0.0
     late = [wire.LogReturns(episode_id=name, step=1, reward=0.5) for name in LENGTHS]
 

@@ -1,4 +1,4 @@
-"""A token that is revoked while its import is being taken."""
+"""A token that is revoked while its import is processed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def body() -> bytes:
 
 
 def test_a_revoked_tokens_import_goes_no_further(tmp_path: Path) -> None:
-    """401 before the next group of its rows; what was taken until then stays, and is whole.
+    """401 before the next group of its rows; the rows accepted until then stay, and are whole.
 
-    The shard writer does not run meanwhile, so that the import waits for it half way.
+    The shard writer is stopped, so that the import waits for it half-way.
     """
     declare(tmp_path, seal_seconds=0.2)
     made, text = create_token(tmp_path, "import", ["log"])

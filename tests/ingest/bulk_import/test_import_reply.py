@@ -1,4 +1,4 @@
-"""What an import is told: named refusals, sums, and when the rest is not looked at."""
+"""The reply to an import: named refusals, sums, and when the rest is not read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ingest.collector.test_collector import GatedJournal
 
 
 def told(*tables: pa.Table) -> tuple[wire.EventsReply, float]:
-    """The reply to the last of some imports, and the part of it that did not fit."""
+    """The reply to the last of some imports, and the fraction of it that did not fit."""
 
     async def main() -> tuple[wire.EventsReply, float]:
         async with importing(MemoryJournal()) as (collector, _):
@@ -33,14 +33,14 @@ def told(*tables: pa.Table) -> tuple[wire.EventsReply, float]:
     ("actions", "part"), [([0, 1, 2, 0], 0.0), ([0, 1, 2, 9], 2 / 8), ([9] * 4, 1.0)]
 )
 def test_what_is_refused_of_an_import_is_told(actions: list[int], part: float) -> None:
-    """Of two episodes of two steps: good steps are taken, what follows is refused."""
+    """Two episodes of two steps: good steps are accepted, those after a bad one are refused."""
     assert told(steps({"a": 2, "b": 2}, actions=pa.array(actions)))[1] == part
 
 
 @pytest.mark.parametrize("good", [0, 1])
 @pytest.mark.parametrize("episodes", [NAMED, NAMED + 1, 700])
 def test_a_reply_names_the_first_hundred_refused_episodes(episodes: int, good: int) -> None:
-    """And says how many there are in all; the rows that do not fit are summed by reason."""
+    """It also has the total; bad rows are summed by reason."""
     actions = pa.array([9] * episodes + [0] * good)
     reply, wasted = told(steps({f"e{n}": 1 for n in range(episodes + good)}, actions=actions))
     assert [item.index for item in reply.refused] == list(range(NAMED))
@@ -51,7 +51,7 @@ def test_a_reply_names_the_first_hundred_refused_episodes(episodes: int, good: i
 
 
 def test_rows_are_summed_by_their_first_reason() -> None:
-    """Each bad row counts once, also behind the one that broke its episode."""
+    """Each bad row counts once, also after the one that broke its episode."""
     actions = pa.array([0, 9, 9, 0, 0, 9])
     rewards = pa.array([0.0, 0.0, float("nan"), None, 0.0, 0.0])
     reply, _ = told(steps({"a": 4, "b": 2}, actions=actions, rewards=rewards))
@@ -63,7 +63,7 @@ def test_rows_are_summed_by_their_first_reason() -> None:
 
 
 def test_what_does_not_fit_counts_beyond_what_a_reply_names() -> None:
-    """Episodes that are known already fill the list; the cost is of those behind them."""
+    """Known episodes fill the list; the cost is that of the ones after them."""
     known = {f"e{n}": 1 for n in range(NAMED)}
     actions = pa.array([0] * NAMED + [9])
     reply, wasted = told(steps(known), steps(known | {"x": 1}, actions=actions))
@@ -73,7 +73,9 @@ def test_what_does_not_fit_counts_beyond_what_a_reply_names() -> None:
 
 
 def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
-    """It hears why, and what was taken is on disk; one refused in part is taken to its end."""
+    """The reply has the reason, and accepted rows are on disk; one refused in part is read
+    whole.
+    """
     count = 30_000
     lengths = {f"e{n}": 1 for n in range(count)}
 
@@ -93,7 +95,7 @@ def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
 
 
 def test_what_has_no_room_for_now_is_no_bad_import() -> None:
-    """A token with its quota of open episodes hears 429, which it may send again, not 422."""
+    """A token at its quota of open episodes gets 429, which may be retried, not 422."""
     caller, table = Caller("t", open_episodes=1), steps({f"e{n}": 1 for n in range(REFUSED_EVENTS)})
 
     async def main() -> None:
@@ -109,7 +111,7 @@ def test_what_has_no_room_for_now_is_no_bad_import() -> None:
 
 
 def test_an_import_without_a_key_may_be_sent_again_with_more_behind() -> None:
-    """However many of its episodes are known: what is new comes last, and is reached."""
+    """However many of its episodes are known, the new ones at the end are reached."""
     lengths = {f"e{n}": 1 for n in range(REFUSED_EVENTS)}
     reply, _ = told(steps(lengths), steps(lengths | {"new": 1}))
     assert reply.accepted == 3

@@ -36,7 +36,7 @@ def test_chunks_and_later_rows_do_not_matter(rows: int, cuts: list[int]) -> None
 
 
 def test_odd_bytes_behind_the_offsets_are_nobodys() -> None:
-    """Arrow takes buffers that are longer than what they hold, by any number of bytes."""
+    """Arrow accepts buffers that are longer than their content by any number of bytes."""
     offsets = pa.py_buffer(np.array([0, 1, 3], np.int32).tobytes() + b"?")
     odd = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"abc")])
     plain = pa.table({"tags": ["a", "bc"]})
@@ -44,7 +44,7 @@ def test_odd_bytes_behind_the_offsets_are_nobodys() -> None:
 
 
 def test_a_column_may_be_there_twice() -> None:
-    """Its import is refused for that; the digest is not who says so."""
+    """The import is refused for that, but not by the digest."""
     twice = pa.table([COLUMNS["eps_id"], COLUMNS["tags"]], names=["eps_id", "eps_id"])
     assert digest_rows(twice, 7) != digest_rows(TABLE.select(["eps_id"]), 7)
 

@@ -1,4 +1,4 @@
-"""Runs of rows are episodes, or tracks: what an import stores of several agents."""
+"""Runs of rows are episodes or tracks: the stored result of an import with several agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ NAMES = st.sampled_from(["a", "b", "c", "", None, "x" * 257])
 def test_runs_are_those_of_equal_rows(
     rows: list[tuple[str | None, str | None]], joint: bool, many: bool
 ) -> None:
-    """Law: a run is as long as id and agent stay, and fits if both are names that come once."""
+    """A run lasts while id and agent stay, and is valid if both are names and the pair is
+    unique.
+    """
     rows = rows * 90 if many else rows
     keys = [(name or "", (agent or "") if joint else None) for name, agent in rows]
     ids = pa.array([name for name, _ in rows], pa.string())
@@ -57,7 +59,7 @@ TRACKS = [("e", "a", (0, 1, 2)), ("e", "b", (1,)), ("f", "agent0", (0, 2)), ("f"
 
 
 def table_of(tracks: list[tuple[str, str, tuple[int, ...]]], **columns: Any) -> pa.Table:
-    """Tracks of box:2 and discrete:3; each episode's count of agents on all of their rows."""
+    """Tracks of box:2 and discrete:3; every row has its episode's count of agents."""
     each = [(name, agent, t) for name, agent, times in tracks for t in times]
     agents = {name: sum(name == one for one, _, _ in tracks) for name, _, _ in tracks}
     given = {
@@ -88,7 +90,7 @@ def events_of(tracks: list[tuple[str, str, tuple[int, ...]]]) -> list[wire.Event
 
 
 def parts_of(collector: Collector) -> list[Part]:
-    """What waits for a shard, without what depends on when and in which order it came."""
+    """Parts that wait for a shard, without fields that depend on the time and order of arrival."""
     found = [item.part for ready in collector.sealing._ready.values() for item in ready.parts]
     plain = [
         msgspec.structs.replace(
@@ -102,7 +104,7 @@ def parts_of(collector: Collector) -> list[Part]:
 
 @pytest.mark.parametrize("window", [0.0, 5.0])
 def test_tracks_are_stored_as_their_events_would_be(window: float) -> None:
-    """Law: agent, environment's step and number of agents, with a reward window or without."""
+    """Agent, environment's step and number of agents, with a reward window or without."""
     policy = replace(PATIENT, reward_window=window, part_steps=2)
 
     async def main(how: str) -> list[Part]:
@@ -134,7 +136,7 @@ def test_tracks_are_stored_as_their_events_would_be(window: float) -> None:
 
 
 def test_tracks_of_one_episode_may_come_in_several_imports() -> None:
-    """Each under its own key, as of several policies; over a kill, and nothing twice."""
+    """Each has its own key, as for several policies; nothing is doubled over a kill."""
     journal = MemoryJournal()
     first, second = TRACKS[:1], TRACKS[1:2]
 
@@ -160,7 +162,7 @@ def test_tracks_of_one_episode_may_come_in_several_imports() -> None:
 
 
 def test_a_client_takes_no_part_in_an_imports_episode() -> None:
-    """Nor an import in a client's: two sources never make one episode."""
+    """Nor an import in a client's episode: two sources never make one episode."""
 
     async def main() -> None:
         async with importing(MemoryJournal()) as (collector, send):
@@ -187,7 +189,7 @@ def test_a_client_takes_no_part_in_an_imports_episode() -> None:
     ],
 )
 def test_what_is_no_track_is_named(columns: dict[str, Any], row: int) -> None:
-    """The environment's step grows within a track, whose rows stand behind each other."""
+    """The environment's step must grow within a track, and a track's rows must be adjacent."""
 
     async def main() -> None:
         async with importing(MemoryJournal()) as (_, send):
@@ -198,7 +200,7 @@ def test_what_is_no_track_is_named(columns: dict[str, Any], row: int) -> None:
 
 
 def test_a_long_track_is_in_pieces_that_grow() -> None:
-    """What begins a block of a long track is looked at beside the block before."""
+    """The first row of a later block is checked against the last row of the block before."""
     journal, times = MemoryJournal(), np.arange(3, 50_003)
 
     async def main() -> MemoryJournal:
@@ -215,7 +217,7 @@ def test_a_long_track_is_in_pieces_that_grow() -> None:
 
 
 def test_an_agent_without_the_environments_steps_is_no_track() -> None:
-    """Of shards' own columns a lone agent's rows say `agent0`, and have no `env_t`."""
+    """In shards, rows of a single agent have the agent `agent0` and no `env_t`."""
 
     async def main() -> None:
         async with importing(MemoryJournal()) as (_, send):

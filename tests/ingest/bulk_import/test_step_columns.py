@@ -1,4 +1,4 @@
-"""Rows as columns: what an import stores is what its events would store; bad rows by mask.
+"""Rows as columns: an import stores the same as its events would; a mask finds bad rows.
 
 Also of `ingest.bulk_import.forms`, `ingest.bulk_import.leaf_columns` and
 `ingest.bulk_import.faults`.
@@ -168,7 +168,7 @@ def events_of(episodes: list[dict[str, Any]]) -> list[wire.Event]:
 
 
 def stored(collector: Collector) -> dict[str, list[Any]]:
-    """The parts of each episode, without what depends on when and where they came."""
+    """The parts of each episode, without fields that depend on the time and order of arrival."""
     found: dict[str, list[Any]] = {}
     for ready in collector.sealing._ready.values():
         for sealed in ready.parts:
@@ -196,7 +196,7 @@ REDACT = {
 def test_an_import_stores_what_its_events_would(
     redact: dict[str, str], window: float, seed: int
 ) -> None:
-    """Law: spaces of several leaves, casts, infos, redaction, windows, parts: the same parts."""
+    """Parts are equal with spaces of several leaves, casts, infos, redaction and reward windows."""
     episodes = drawn(seed)
     action = Tuple((Discrete(2), MultiBinary((2,))))
     policy = replace(PATIENT, observation=MIXED, action=action, redact=redact)
@@ -217,7 +217,7 @@ def test_an_import_stores_what_its_events_would(
             return stored(collector)
 
     imported, logged = asyncio.run(main("import")), asyncio.run(main("events"))
-    if window:  # a window's episode is one part in an import, and cut at its end when logged
+    if window:  # with a window, an import makes one part, and events are cut at the end
         imported, logged = ({n: _joined(p) for n, p in s.items()} for s in (imported, logged))
     assert imported == logged
 
@@ -253,7 +253,7 @@ def _joined(parts: list[Any]) -> Any:
     ],
 )  # fmt: skip
 def test_values_that_do_not_fit_are_found(space: Space, values: pa.Array, bad: list[int]) -> None:
-    """Law: exactly those rows, each with a message, whatever form the column has."""
+    """Exactly those rows, each with a message, whatever type the column has."""
     policy = replace(PATIENT, observation=space)
     block = block_of(steps({f"e{n}": 1 for n in range(5)}, obs=values), policy)
     assert [row for _, _, row in block.refused] == bad
@@ -281,7 +281,7 @@ def test_values_that_do_not_fit_are_found(space: Space, values: pa.Array, bad: l
     ],
 )
 def test_a_column_of_another_kind_is_refused_as_a_whole(space: Space, kind: pa.DataType) -> None:
-    """Before any of its values is looked at; a column of nulls has no kind."""
+    """It is refused before any of its values is read; a column of nulls has no type."""
     policy = replace(PATIENT, observation=space)
     with pytest.raises(Refusal) as refused:
         columns_of(steps({"e": 2}, obs=pa.nulls(2, kind)), policy)
@@ -290,7 +290,7 @@ def test_a_column_of_another_kind_is_refused_as_a_whole(space: Space, kind: pa.D
 
 
 def test_names_are_stored_as_their_codes() -> None:
-    """Law: a column of names, as texts or by a dictionary, is that of its codes, in any leaf."""
+    """A column of names, as text or as a dictionary, equals that of its codes, in any leaf."""
     country = Discrete.of(["DE", "FR", "IT"], other="other")
     space = Dict((("age", Box(())), ("country", country)))
     policy = replace(PATIENT, observation=space, action=Discrete.of(["42", "7"]))
@@ -325,7 +325,7 @@ def test_an_unknown_name_is_told_with_its_row_and_column() -> None:
 
 
 def test_a_row_of_far_too_many_values_costs_nothing() -> None:
-    """Law: what is looked at is never larger than the body."""
+    """The values that are read are never larger than the body."""
     obs = pa.array([[0.0] * 2, [0.0] * 100_000, [0.0] * 2], pa.list_(pa.float32()))
     table = steps({"a": 1, "b": 1, "c": 1}, obs=obs)
     tracemalloc.start()
@@ -344,7 +344,7 @@ def test_a_row_of_far_too_many_values_costs_nothing() -> None:
 def test_an_episode_has_the_steps_before_its_first_bad_row(
     lengths: list[int], data: st.DataObject, chunk: int
 ) -> None:
-    """Law: whatever rows are bad and however the table came in chunks."""
+    """This holds for any bad rows and any chunks of the table."""
     total = sum(lengths)
     bad = data.draw(st.sets(st.integers(0, total - 1)))
     actions = pa.array([9 if row in bad else 1 for row in range(total)])
@@ -366,7 +366,7 @@ def test_an_episode_has_the_steps_before_its_first_bad_row(
 
 
 def test_a_bad_final_observation_keeps_all_steps() -> None:
-    """The episode is broken, as it ended somehow that nobody can say; an absent one is none."""
+    """The episode is broken, as its ending is unknown; an absent final observation is no error."""
     finals = pa.array([None, b"1234", None, None, b"12345678", None], pa.binary())
     block = block_of(steps({"a": 2, "b": 1, "c": 2, "d": 1}, final_obs=finals))
     told = [(run.steps, run.how, run.final_obs) for run in block.runs]
@@ -385,7 +385,7 @@ def test_a_bad_final_observation_keeps_all_steps() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 60_000), min_size=1, max_size=5))
 def test_blocks_are_whole_episodes_or_pieces_of_one(lengths: list[int]) -> None:
-    """Law: all rows once, in order; no block is of more rows than a turn is for."""
+    """All rows once, in order; no block has more rows than one turn may process."""
     found = columns_of(steps({f"e{n}": length for n, length in enumerate(lengths)}))
     blocks, begins = list(found.blocks()), {*found.begins.tolist(), found.rows}
     assert [begin for begin, _ in blocks] == [0, *(end for _, end in blocks[:-1])]
@@ -397,7 +397,7 @@ def test_blocks_are_whole_episodes_or_pieces_of_one(lengths: list[int]) -> None:
 
 
 def test_wide_rows_are_looked_at_a_few_at_a_time() -> None:
-    """A block has a bound in bytes, too; a row is never cut."""
+    """A block is also bounded in bytes; a row is never cut."""
     policy = replace(PATIENT, observation=parse_space("box:900000"))
     obs = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2_700_000, np.float32)), 900_000)
     found = columns_of(steps({"a": 3}, obs=obs), policy)
@@ -411,7 +411,7 @@ def test_a_table_without_rows_has_no_episodes() -> None:
 
 
 def test_ids_by_a_dictionary_are_their_own() -> None:
-    """Whatever order a dictionary has, and whatever else is in it."""
+    """A dictionary may have any order and any unused values."""
     ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 1]), pa.array(["x", "late", "early"]))
     block = block_of(steps({"_": 3}, eps_id=ids.cast(pa.string())))
     assert [(r.start.episode_id, r.steps) for r in block.runs] == [("early", 2), ("late", 1)]

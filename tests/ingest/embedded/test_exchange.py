@@ -1,4 +1,4 @@
-"""The state machine of an exchange against a model that is a list for each episode."""
+"""The state machine of an exchange, against a model with a list for each episode."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ AGENTS = st.sets(st.sampled_from(["a", "b"]), min_size=1)
 class Exchanging(RuleBasedStateMachine):
     """Programs start, log, ask and end at random; a worker polls at random.
 
-    Model: `waiting[name]` is the news that polls have to tell, in order, each
-    `(agents observed, rewards, over, agents logged)`; `said` is what the next news takes with it.
+    Model: `waiting[name]` is the news that polls have yet to deliver, in order, each `(agents
+    observed, rewards, over, agents logged)`; `said` is what the next news will include.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Exchanging(RuleBasedStateMachine):
     @precondition(lambda self: self.said)
     @rule(data=st.data(), agents=AGENTS)
     def ask_in_vain(self, data: Any, agents: set[str]) -> None:
-        """Nobody polls: the episode, and what was said of it, are as they were."""
+        """Nobody polls: the episode and its pending data are unchanged."""
         name = data.draw(st.sampled_from(sorted(self.said)))
         with pytest.raises(TimeoutError, match=f"Episode {name}"):
             self.exchange.ask(name, dict.fromkeys(agents, 0), b"k")
@@ -126,12 +126,12 @@ class Exchanging(RuleBasedStateMachine):
 
     @invariant()
     def the_count_of_what_waits_is_right(self) -> None:
-        """It bounds the programs, and says whether a poll waits: both would be for ever."""
+        """A wrong count would block programs, or a poll, for ever."""
         assert self.exchange._pending == sum(len(news) for news in self.waiting.values())
         assert self.exchange._ready.keys() == {name for name, news in self.waiting.items() if news}
 
     def teardown(self) -> None:
-        """Everything that was told is told to the last, and then the end."""
+        """All news is delivered, and then the end."""
         self.exchange.finish(None)
         self.drain()
         with pytest.raises(ServingStopped, match=r"^Serving thread has stopped\.$"):
@@ -143,7 +143,7 @@ TestExchange.settings = settings(max_examples=60, stateful_step_count=30, deadli
 
 
 def test_a_question_behind_logged_news_is_the_one_that_is_taken_back():
-    """A time-out withdraws the question alone; what was logged before it is told."""
+    """A time-out withdraws only the question; news logged before it is still delivered."""
     exchange = Exchange(timeout=0.005)
     exchange.start("e", True)
     exchange.tell("e", {"a": 1}, {"a": LoggedAction(1)})
@@ -156,7 +156,7 @@ def test_a_question_behind_logged_news_is_the_one_that_is_taken_back():
 
 
 def test_a_question_behind_logged_news_is_polled_before_it_can_be_answered():
-    """An action that is sent while older news are still to be polled answers nothing."""
+    """An action sent while older news is still to be polled answers nothing."""
     exchange = Exchange(timeout=30.0)
     exchange.start("e", True)
     exchange.tell("e", {"a": 1}, {"a": LoggedAction(1)})

@@ -1,4 +1,4 @@
-"""A program's steps are all handed over before its end is told, whatever the fragments."""
+"""All steps of a program are delivered before its end, whatever the fragments."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def everything(made):
 
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 def test_no_step_of_a_program_is_lost(mode):
-    """Every completed step that is for training is in a batch, once, before the program's end is
-    told; logged actions keep their propensity and say that they were logged."""
+    """Every completed step for training is in a batch, once, before the program's end is reported.
+    Logged actions keep their propensity and are marked as logged."""
     with worker(batch_mode=mode) as made:
         batches = everything(made)
     rows = {int(row["obs"][0]): row for batch in batches for row in batch.rows()}
     assert sum(batch.count for batch in batches) == len(rows)
     whole = [0, 1, 2, 10, 11, 12, 30, 31, 32]
-    # of the open episode the last step has no outcome
+    # the last step of the open episode has no outcome
     assert sorted(rows) == [*whole, 40, 41]
     for number in whole:
         row = rows[number]
@@ -80,7 +80,7 @@ class Half(ExternalEnv):
 
 
 def test_episodes_that_are_not_for_training_do_not_shorten_fragments():
-    """They are as if they were not there: fragments have their length, over the kept episodes."""
+    """Fragments have their full length, counted over the other episodes alone."""
     half = worker(env_creator=lambda context: Half(*SPACES), rollout_fragment_length=10)
     with half as made:
         batches = [made.sample() for _ in range(7)]
@@ -90,6 +90,6 @@ def test_episodes_that_are_not_for_training_do_not_shorten_fragments():
 
 
 def test_a_program_cannot_be_copied():
-    """It is one."""
+    """It runs once."""
     with pytest.raises(ValueError, match="num_envs"):
         worker(num_envs=2)

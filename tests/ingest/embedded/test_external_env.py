@@ -1,4 +1,4 @@
-"""ExternalEnv: every behaviour that users of the API know, and no transition lost."""
+"""ExternalEnv keeps every behaviour that users of the API know, and loses no transition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def number_of(observation: Any) -> int:
 
 
 def served(body: Callable[[ExternalEnv], Any], **options: Any) -> dict[str, Seen]:
-    """What a worker saw of a program that ran to its end without an error."""
+    """The worker's record of a program that ran to its end without an error."""
     worker = Worker(Program(body, **options).to_base_env(), number_of)
     episodes = worker.run()
     assert str(worker.stopped_by) == "Serving thread has stopped."
@@ -46,7 +46,7 @@ def served(body: Callable[[ExternalEnv], Any], **options: Any) -> dict[str, Seen
 
 
 def test_a_program_says_and_is_told_names_where_a_worker_has_codes() -> None:
-    """Its observations, its own actions, and what the worker chooses."""
+    """This applies to its observations, its own actions and the worker's."""
     told: list[Any] = []
 
     class Named(ExternalEnv):
@@ -72,7 +72,7 @@ def obs(i: float, j: float = 0.0) -> list[float]:
 
 @pytest.fixture
 def idle() -> Iterator[Callable[..., Program]]:
-    """Programs whose run() waits for stop: the calls come from the test's own threads."""
+    """Programs whose run() waits for stop: the test's own threads make the calls."""
     made: list[Program] = []
 
     def make(**options: Any) -> Program:
@@ -85,7 +85,7 @@ def idle() -> Iterator[Callable[..., Program]]:
 
 
 def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """Runs a call; its result, or the exception that it raised."""
+    """Runs a call in a thread; keeps its result or its exception."""
     result: list[Any] = []
 
     def body() -> None:
@@ -103,7 +103,9 @@ def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 
 def test_an_episode_is_told_step_by_step_and_each_reward_to_the_previous_action():
-    """get_action, log_returns, end_episode: rewards add up, are 0.0 without a call, and reset."""
+    """With get_action, log_returns and end_episode: rewards add up, are 0.0 without a call, and
+    reset.
+    """
 
     def body(env: ExternalEnv) -> None:
         env.start_episode("one")
@@ -125,7 +127,7 @@ def test_an_episode_is_told_step_by_step_and_each_reward_to_the_previous_action(
 
 
 def test_end_episode_may_be_truncated_and_without_an_observation():
-    """truncated=True is no termination; a final observation may be absent; T = 0 is told.
+    """truncated=True is not a termination; the final observation may be absent; T = 0 is reported.
 
     Row: end_episode(episode_id, obs)
     """
@@ -190,7 +192,7 @@ def test_an_unknown_and_a_finished_id_are_refused_by_every_call(idle):
 
 
 def test_the_finished_episodes_that_are_remembered_are_bounded(idle, monkeypatch):
-    """The set of finished ids does not grow for ever; what is forgotten is "not found".
+    """The set of finished ids does not grow for ever; a forgotten id is "not found".
 
     Row: _finished set
     """
@@ -204,7 +206,7 @@ def test_the_finished_episodes_that_are_remembered_are_bounded(idle, monkeypatch
 
 
 def test_a_reward_before_any_action_is_an_error_not_a_silent_loss(idle):
-    """The client's text; a reward that is no finite number is refused too."""
+    """The text is the client's; a reward that is not a finite number is refused too."""
     env = idle()
     env.start_episode("e")
     with pytest.raises(Refusal, match=r"Episode e: a reward came before any action$"):
@@ -215,7 +217,7 @@ def test_a_reward_before_any_action_is_an_error_not_a_silent_loss(idle):
 
 
 def test_values_that_do_not_fit_are_refused_in_the_call(idle):
-    """Shape, range and type are checked against the spaces, and the episode is as it was."""
+    """Shape, range and type are checked against the spaces, and the episode is unchanged."""
     env = idle()
     worker = env.to_base_env()
     env.start_episode("e")
@@ -228,7 +230,7 @@ def test_values_that_do_not_fit_are_refused_in_the_call(idle):
 
 
 def test_infos_belong_to_one_step_and_the_callers_dict_is_not_changed():
-    """Several infos of a step are joined; the next step has none; a falsy one is ignored.
+    """Several infos of a step are merged; the next step has none; a falsy one is ignored.
 
     Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
     """
@@ -251,7 +253,7 @@ def test_infos_belong_to_one_step_and_the_callers_dict_is_not_changed():
 
 
 def test_training_enabled_false_is_said_in_every_poll_of_the_episode():
-    """infos carry training_enabled False, to the last poll; of other episodes they do not."""
+    """infos have training_enabled False up to the last poll; those of other episodes do not."""
 
     def body(env: ExternalEnv) -> None:
         for name, enabled in (("yes", True), ("no", False)):
@@ -272,7 +274,7 @@ def test_training_enabled_false_is_said_in_every_poll_of_the_episode():
 
 
 def test_log_action_does_not_wait_for_a_consumer(idle):
-    """A thousand steps are logged before anybody polls; then all are told, in order.
+    """A thousand steps are logged before the first poll; then all are delivered, in order.
 
     Row: action wait 300 s, log_action ack wait 60 s
     """
@@ -289,7 +291,7 @@ def test_log_action_does_not_wait_for_a_consumer(idle):
 
 
 def test_log_action_tells_the_action_and_its_propensity():
-    """off_policy_actions carry the action, log-probability and version; unknown is None, -1.
+    """off_policy_actions have the action, log-probability and version; unknown is None, -1.
 
     Row: log_action(episode_id, obs, action)
     """
@@ -314,7 +316,7 @@ def test_log_action_tells_the_action_and_its_propensity():
 
 
 def test_actions_for_those_that_logged_theirs_are_ignored():
-    """get_action takes nothing that was meant for a log_action before it, and no reward of it.
+    """get_action takes no action or reward that was meant for an earlier log_action.
 
     Row: poll / send_actions
     """
@@ -338,7 +340,7 @@ def test_actions_for_those_that_logged_theirs_are_ignored():
 
 
 def test_different_episodes_are_concurrent():
-    """Two episodes that ask at once are answered by one poll; neither waits for the other.
+    """One poll answers two episodes that ask at once; neither waits for the other.
 
     Row: episodes serial, env thread-safe
     """
@@ -378,7 +380,7 @@ def test_a_list_of_episodes_gets_a_dict_of_actions():
 
 
 def test_a_collector_is_an_address_or_a_client():
-    """Anything else is refused, not taken for a worker in this process."""
+    """Any other value is refused, and not taken for a worker in this process."""
     with pytest.raises(
         TypeError, match="collector: expected an address or a PolicyClient, got 8642"
     ):
@@ -386,7 +388,7 @@ def test_a_collector_is_an_address_or_a_client():
 
 
 def test_one_episode_is_strictly_serial(idle):
-    """A second thread in an episode that waits for its action is refused, and harms nothing.
+    """A second thread in an episode that waits for its action is refused, with no side effect.
 
     Row: episodes serial, env thread-safe
     """
@@ -409,7 +411,7 @@ def test_one_episode_is_strictly_serial(idle):
 
 
 def test_an_action_that_does_not_fit_is_refused_to_the_worker(idle):
-    """send_actions names the episode, what was expected and what came; nobody is answered."""
+    """send_actions names the episode, the expected and the given value; no call is answered."""
     env = idle()
     base = env.to_base_env()
     for name in ("a", "b"):
@@ -437,7 +439,7 @@ def test_an_action_that_does_not_fit_is_refused_to_the_worker(idle):
 
 
 def test_a_step_that_times_out_unseen_leaves_the_episode_as_it_was(idle):
-    """TimeoutError names the episode; the reward of the step before is told once, with the next.
+    """TimeoutError names the episode; the previous step's reward is delivered once, with the next.
 
     Row: action wait 300 s, log_action ack wait 60 s
     """
@@ -459,7 +461,7 @@ def test_a_step_that_times_out_unseen_leaves_the_episode_as_it_was(idle):
 
 
 def test_a_first_step_that_times_out_unseen_took_no_action(idle):
-    """A reward is still one that came before any action, and the episode can end empty."""
+    """A reward still comes before any action, and the episode can end empty."""
     env = idle(action_timeout=0.02)
     env.start_episode("e")
     with pytest.raises(TimeoutError, match="Episode e"):
@@ -471,7 +473,7 @@ def test_a_first_step_that_times_out_unseen_took_no_action(idle):
 
 
 def test_a_step_that_times_out_after_it_was_seen_can_be_asked_for_again(idle):
-    """The worker's late action is the answer to the same observation; other calls are refused."""
+    """The worker's late action answers the same observation; other calls are refused."""
     env = idle(action_timeout=0.05)
     base = env.to_base_env()
     env.start_episode("e")
@@ -520,7 +522,7 @@ def test_backpressure_is_a_bound_on_what_waits(idle):
 
 
 def test_a_reward_of_a_step_that_is_not_logged_is_not_the_earlier_ones(idle):
-    """As with a PolicyClient: it raises as the step's log_action did, until that succeeds."""
+    """As with a PolicyClient, the call raises as the step's log_action did, until that succeeds."""
     env = idle(max_pending=2, action_timeout=0.02)
     base = env.to_base_env()
     env.start_episode("e")
@@ -559,7 +561,7 @@ def test_run_must_be_written():
 
 
 def test_an_error_of_run_surfaces_in_poll_after_all_that_was_told():
-    """What was logged before is polled first; the cause is the exception, which join raises."""
+    """Earlier events are polled first; the cause is the exception, which join raises."""
 
     def body(env: ExternalEnv) -> None:
         env.log_action(env.start_episode("e"), obs(0), 1)
@@ -577,7 +579,7 @@ def test_an_error_of_run_surfaces_in_poll_after_all_that_was_told():
 
 
 def test_a_dead_thread_wakes_a_poll_that_waits():
-    """poll blocks until there is news; when run() returns, it says so at once.
+    """poll blocks until there is news; when run() returns, it raises at once.
 
     Row: poll / send_actions
     """
@@ -591,7 +593,7 @@ def test_a_dead_thread_wakes_a_poll_that_waits():
 
 
 def test_stop_wakes_every_call_that_waits_and_ends_run():
-    """Calls that wait and calls that come get ServingStopped; run() that ends by it is no error."""
+    """Waiting and later calls raise ServingStopped; a run() that ends by it is no error."""
     errors: list[BaseException] = []
 
     def body(env: ExternalEnv) -> None:
@@ -671,7 +673,7 @@ def test_a_poll_is_five_dicts_and_the_logged_actions_by_env_id_and_agent_id(idle
     assert truncateds == terminateds
     assert infos == {"e": {DEFAULT_AGENT: {}}}
     assert logged == {"e": {DEFAULT_AGENT: LoggedAction(4)}}
-    base.send_actions({"e": {DEFAULT_AGENT: 9}})  # it logged its own: ignored
+    base.send_actions({"e": {DEFAULT_AGENT: 9}})  # the program logged its own action: ignored
     env.end_episode("e", truncated=True)
     seen, rewards, terminateds, truncateds, infos, logged = base.poll()
     assert (seen, rewards, logged) == ({"e": {}}, {"e": {DEFAULT_AGENT: 0.0}}, {})
@@ -680,7 +682,7 @@ def test_a_poll_is_five_dicts_and_the_logged_actions_by_env_id_and_agent_id(idle
 
 
 def test_gymnasium_spaces_and_values_of_the_caller_are_taken():
-    """Spaces of gymnasium are described; what the worker sees is a copy, of the space's dtype."""
+    """Spaces of gymnasium are converted; the worker gets a copy, of the space's dtype."""
     shared = np.zeros(2)
 
     class Loop(ExternalEnv):
@@ -711,7 +713,7 @@ def switch_interval(request) -> Iterator[None]:
 @pytest.mark.usefixtures("switch_interval")
 @pytest.mark.parametrize(("threads", "episodes"), [(8, 500), (32, 200)])
 def test_no_transition_is_lost_between_many_threads(threads, episodes):
-    """Every step, reward, final observation and end of every episode is told, exactly once."""
+    """Every step, reward, final observation and end of every episode is delivered exactly once."""
 
     def play(env: ExternalEnv, who: int) -> None:
         for i in range(episodes):

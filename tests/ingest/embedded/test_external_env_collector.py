@@ -27,7 +27,7 @@ SPEC = PolicySpec(OBSERVATION, ACTION, ModuleSpec(hidden=()))
 
 
 def decide(observation: Any) -> int:
-    """What the published policy does, for it is all but certain of it."""
+    """The published policy's action, of which it is all but certain."""
     return int(observation[0] > 0)
 
 
@@ -41,12 +41,12 @@ def publish(root: Path, policy_id: str = "default", spec: PolicySpec = SPEC) -> 
 
 
 class Shop(ExternalEnv):
-    """Every way to make an episode, the same each time."""
+    """Makes episodes in every possible way, the same each time."""
 
     def run(self) -> None:
         rng = np.random.default_rng(4)
         found = rng.uniform(-1, 1, (100, 4)).astype(np.float32)
-        found[:, 0] = np.sign(found[:, 0])  # so that the policy is certain
+        found[:, 0] = np.sign(found[:, 0])  # makes the policy certain
         observations = iter(found)
         for i in range(8):
             name = self.start_episode(f"e{i}", training_enabled=i != 3)
@@ -75,7 +75,7 @@ def by_worker() -> dict[str, Seen]:
 
 
 def by_collector(rows: list[dict[str, Any]]) -> dict[str, Seen]:
-    """The rows of shards in the form of what a worker saw."""
+    """The rows of shards in the format of the worker's record."""
     episodes: defaultdict[str, Seen] = defaultdict(Seen)
     for row in sorted(rows, key=lambda row: (row["eps_id"], row["t"])):
         seen = episodes[row["eps_id"]]
@@ -102,7 +102,7 @@ def test_one_program_both_ways_makes_the_same_steps(tmp_path: Path, mode: str) -
     declare(tmp_path)
     publish(tmp_path)
     with CollectorProcess(tmp_path) as collector:
-        if mode == "local":  # an address: the environment makes its client, and delivers all of it
+        if mode == "local":  # an address: the environment creates its client
             env = Shop(ACTION, OBSERVATION, collector=collector.address)
             env.start()
             env.join()
@@ -127,7 +127,7 @@ def test_one_program_both_ways_makes_the_same_steps(tmp_path: Path, mode: str) -
 def test_an_error_of_run_surfaces_in_join_and_what_was_logged_is_delivered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a collector nobody polls: join raises the program's own exception."""
+    """With a collector there is no poll: join raises the program's own exception."""
     declare(tmp_path, episode_timeout=0.1)
     with CollectorProcess(tmp_path) as collector, caplog.at_level(logging.ERROR):
         env = Broken(ACTION, OBSERVATION, collector=collector.address)
@@ -172,7 +172,7 @@ class Match(ExternalMultiAgentEnv):
 
 
 def agents_by_worker() -> dict[tuple[str, str], Seen]:
-    """What a worker in the process is told of each agent, as `Worker` records it of one."""
+    """The record of a worker in the process for each agent, as `Worker` keeps it for one."""
     spaces = {"bird": BIRD.observation, "agent0": OBSERVATION, "late": OBSERVATION}
     base = Match(ACTION, spaces).to_base_env()
     found: defaultdict[tuple[str, str], Seen] = defaultdict(Seen)
@@ -258,7 +258,7 @@ def test_one_program_of_several_agents_both_ways_makes_the_same_steps(
 
 
 def test_an_environment_of_several_agents_needs_a_client_with_a_mapping() -> None:
-    """A mapping for an address only: a worker and a client have their own."""
+    """The mapping goes with an address only: a worker and a client have their own."""
     client = PolicyClient("localhost:1")
     with pytest.raises(ValueError, match="Match got a PolicyClient with no policy_mapping_fn"):
         Match(ACTION, OBSERVATION, collector=client)

@@ -1,4 +1,4 @@
-"""A RolloutWorker samples what programs of ours play, through nothing but the protocol."""
+"""A RolloutWorker samples programs of this package through the protocol alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Duel(ExternalMultiAgentEnv):
 
 
 def sampled(make: Callable[..., Any], **options: Any) -> list[Any]:
-    """Every batch of a worker, an episode or a few each, until the program is through."""
+    """Every batch of a worker, with one or a few episodes each, until the program has ended."""
     worker = RolloutWorker(
         make, rollout_fragment_length=1, batch_mode="complete_episodes", seed=1, **options
     )
@@ -67,7 +67,7 @@ def sampled(make: Callable[..., Any], **options: Any) -> list[Any]:
 
 
 def test_a_rollout_worker_has_every_step_of_a_program() -> None:
-    """All steps of the episodes that are for training, with their rewards and propensities."""
+    """All steps of the episodes for training, with their rewards and propensities."""
     batches = sampled(lambda context: Shop(ACTION, OBSERVATION))
     rows = [row for batch in batches for row in batch.rows()]
     told = [(int(row["obs"][0]), int(row["obs"][1]), row["rewards"]) for row in rows]
@@ -82,7 +82,7 @@ def test_a_rollout_worker_has_every_step_of_a_program() -> None:
 
 
 def test_a_rollout_worker_counts_env_steps_and_agent_steps_of_a_program() -> None:
-    """Steps of the environment are those that any agent acted in."""
+    """A step of the environment is one in which any agent acted."""
     batches = sampled(
         lambda context: Duel(ACTION, OBSERVATION),
         policy={name: (None, OBSERVATION, ACTION, {}) for name in ("p", "q")},
@@ -95,13 +95,13 @@ def test_a_rollout_worker_counts_env_steps_and_agent_steps_of_a_program() -> Non
 
 
 def test_a_horizon_of_a_worker_on_a_program_is_a_value_error() -> None:
-    """Programs cannot be reset: said when the worker is made."""
+    """Programs cannot be reset: the error is raised when the worker is created."""
     with pytest.raises(ValueError, match=r"Setting episode horizon requires reset\(\) support"):
         RolloutWorker(lambda context: Shop(ACTION, OBSERVATION), episode_horizon=5)
 
 
 def test_several_policies_of_a_program_with_one_agent_are_refused() -> None:
-    """As of any environment that is not a multi-agent one."""
+    """The same holds for any environment that is not a multi-agent one."""
     with pytest.raises(ValueError, match="2 policies, but the environment is not a multi-agent"):
         RolloutWorker(
             lambda context: Shop(ACTION, OBSERVATION),

@@ -1,4 +1,4 @@
-"""ExternalMultiAgentEnv: agents come and go, and what is said of one never reaches another."""
+"""ExternalMultiAgentEnv: agents come and go, and data of one never reaches another."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_agents_join_late_and_leave_early():
 
 
 def test_missing_agent_keys_are_filled_for_every_agent_that_is_named():
-    """An agent with a reward and no observation has all keys; at the end all that go on have.
+    """An agent with a reward and no observation has all keys; so do all active ones at the end.
 
     Row: missing agent keys
     """
@@ -141,7 +141,7 @@ def test_missing_agent_keys_are_filled_for_every_agent_that_is_named():
 
 
 def test_training_enabled_false_holds_in_multi_agent_episodes():
-    """Every agent's info says so, in every poll of the episode, also of those that join late."""
+    """Every agent's info has it, in every poll of the episode, also for agents that join late."""
 
     def body(env: ExternalMultiAgentEnv) -> None:
         env.start_episode("e", training_enabled=False)
@@ -156,7 +156,7 @@ def test_training_enabled_false_holds_in_multi_agent_episodes():
 
 
 def test_log_action_by_agent_with_propensities_by_agent():
-    """Each agent's action and propensity is its own; an agent without one has none."""
+    """Each agent has its own action and propensity; one without a propensity has none."""
 
     def body(env: ExternalMultiAgentEnv) -> None:
         env.start_episode("e")
@@ -171,7 +171,7 @@ def test_log_action_by_agent_with_propensities_by_agent():
 
 
 def test_what_is_said_wrongly_is_refused_in_the_call_and_names_the_agent(idle):
-    """Dicts where dicts belong, agents that act, rewards after actions; the episode stays."""
+    """Dicts where needed, agents that act, rewards after actions; the episode is unchanged."""
     env = idle()
     env.start_episode("e")
     for call, text in (
@@ -203,7 +203,7 @@ def test_what_is_said_wrongly_is_refused_in_the_call_and_names_the_agent(idle):
 
 
 def test_agents_may_have_spaces_of_their_own():
-    """Mappings agent -> space; an agent that is not in them is refused by name."""
+    """Mappings agent -> space; an agent without one is refused by name."""
     spaces = {"a": Discrete(3), "b": Discrete(100)}, {"a": Box((1,)), "b": Box((1,), high=5.0)}
 
     def body(env: ExternalMultiAgentEnv) -> None:
@@ -229,7 +229,7 @@ def test_a_dict_space_of_gymnasium_is_one_space_not_spaces_by_agent():
 
 
 def test_a_time_out_keeps_what_was_said_of_each_agent(idle):
-    """Rewards, infos and ends that travelled with an unseen question are told with the next one."""
+    """Rewards, infos and ends sent with an unseen question are delivered with the next one."""
     env = idle(action_timeout=0.02)
     base = env.to_base_env()
     env.start_episode("e")
@@ -247,8 +247,8 @@ def test_a_time_out_keeps_what_was_said_of_each_agent(idle):
 
 
 def test_an_agent_that_a_limit_ended_is_truncated_as_with_the_client():
-    """`multiagent_truncated_dict` says so, whatever the episode's end says of the others; who is in
-    both dicts is done, and what was said first of an agent's end holds."""
+    """`multiagent_truncated_dict` marks it, whatever the episode's end says of the others. An agent
+    in both dicts is done, and the first report of an agent's end counts."""
 
     def body(env: ExternalMultiAgentEnv) -> None:
         env.start_episode("e")

@@ -71,7 +71,7 @@ def expected(name: str) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("rooted", [True, False], ids=["root", "memory"])
 def test_an_ended_episode_comes_out_whole(tmp_path: Path, rooted: bool) -> None:
-    """Law: next gives what has ended, with all its agents, as soon as it is durable."""
+    """next returns ended episodes with all their agents, as soon as they are durable."""
     with serve(tmp_path if rooted else None) as inputs, client_of(inputs) as client:
         for name in ("a", "b"):
             log_episode(client, name)
@@ -80,11 +80,11 @@ def test_an_ended_episode_comes_out_whole(tmp_path: Path, rooted: bool) -> None:
             assert agents_of(batch) == expected(name)
         assert inputs.next(0.0).env_steps() == 0
         assert inputs.stats.episodes == 2
-        assert inputs.queued == 0  # what was read is let go of
+        assert inputs.queued == 0  # rows that were read are freed
 
 
 def test_what_the_queue_had_no_room_for_comes_from_shards_once(tmp_path: Path) -> None:
-    """Law: whichever policy's parts overflow, every step of every agent comes once."""
+    """Whichever policy's parts overflow, every step of every agent is read once."""
     names = [f"e{i}" for i in range(6)]
     with serve(tmp_path, max_sample_queue_size=1) as inputs, client_of(inputs) as client:
         for name in names:
@@ -100,8 +100,8 @@ def test_what_the_queue_had_no_room_for_comes_from_shards_once(tmp_path: Path) -
 
 
 def test_a_position_goes_on_in_the_next_run(tmp_path: Path) -> None:
-    """Law: a trainer that starts again reads what it has not had; a position that is ahead of the
-    journal is refused, whichever policy's stream says so."""
+    """A restarted trainer reads the rest; a position that is ahead of the journal is refused,
+    whichever policy's stream it is in."""
     with serve(tmp_path) as inputs, client_of(inputs) as client:
         log_episode(client, "first")
         assert agents_of(inputs.next()) == expected("first")
@@ -118,7 +118,7 @@ def test_a_position_goes_on_in_the_next_run(tmp_path: Path) -> None:
 
 
 def test_what_cannot_go_together_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
-    """The texts name the way out; policies of different spaces are told of multi_agent."""
+    """The errors name the solution; for policies with different spaces that is multi_agent."""
     with pytest.raises(ValueError, match=r"pass policy_id= .* or multi_agent=True for episodes"):
         serve(None, multi_agent=False)
     held = declared(steps_per_version=64)

@@ -1,4 +1,4 @@
-"""`PolicyServerInput`: what clients end comes out of `next` at once, each step exactly once."""
+"""`PolicyServerInput`: `next` returns ended episodes at once, each step exactly once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def log_episode(client: PolicyClient, rewards: list[float], name: str | None = N
 
 
 def drain(inputs: PolicyServerInput, timeout: float = 1.0) -> list[float]:
-    """The rewards of everything that comes until nothing comes for `timeout` seconds."""
+    """The rewards of all steps until none arrives for `timeout` seconds."""
     found: list[float] = []
     while (batch := inputs.next(timeout)).count:
         found += batch["rewards"].tolist()
@@ -92,8 +92,7 @@ def test_an_ended_episode_comes_out_before_its_shard(
 ) -> None:
     """`next` waits for the journal alone: no shard is due for a minute.
 
-    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20),
-    next()
+    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20), next()
     """
     inputs = serve(tmp_path if rooted else None)
     with client_of(inputs) as client:
@@ -109,8 +108,8 @@ def test_an_ended_episode_comes_out_before_its_shard(
 def test_batches_equal_those_of_the_shards(
     serve: Open, tmp_path: Path, columns: tuple[str, ...] | None
 ) -> None:
-    """Column by column, dtypes and identities included: long episodes, infos, tags, no final
-    observation, training disabled."""
+    """Equal by column, dtype and identity: long episodes, infos, tags, no final observation,
+    training disabled."""
     inputs = serve(tmp_path, policies=LONG, columns=columns)
     with client_of(inputs) as client:
         for steps in (1, 2, 3, 7):
@@ -135,7 +134,7 @@ def test_batches_equal_those_of_the_shards(
 
 
 def test_what_was_sealed_before_comes_from_shards_once(serve: Open, tmp_path: Path) -> None:
-    """An earlier run's shards, then what comes now; a position goes on behind what it has."""
+    """An earlier run's shards, then new steps; a position continues after its last step."""
     inputs = serve(tmp_path)
     with client_of(inputs) as client:
         log_episode(client, [1.0, 2.0])
@@ -153,7 +152,7 @@ def test_what_was_sealed_before_comes_from_shards_once(serve: Open, tmp_path: Pa
 
 
 def test_a_full_queue_with_a_root_is_read_from_shards_later(serve: Open, tmp_path: Path) -> None:
-    """Clients are not held up, and what was dropped from the queue is in `next` exactly once."""
+    """Clients do not wait, and `next` returns what the queue dropped exactly once."""
     declared = PolicyDeclaration(
         observation=BOX.observation, action=BOX.action, seal_seconds=0.2, part_steps=2
     )
@@ -176,7 +175,7 @@ def test_a_full_queue_with_a_root_is_read_from_shards_later(serve: Open, tmp_pat
 def test_without_a_root_nothing_is_on_disk_and_everybody_is_told(
     serve: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`durable: false` in the spec and in each reply; one warning by the client."""
+    """`durable: false` in the spec and in each reply; the client warns once."""
     monkeypatch.chdir(tmp_path)
     inputs = serve()
     http = urllib3.PoolManager()
@@ -202,10 +201,10 @@ def test_without_a_root_nothing_is_on_disk_and_everybody_is_told(
 
 @pytest.mark.parametrize("bound", [{"max_sample_queue_size": 2}, {"max_sample_queue_bytes": 100}])
 def test_a_full_queue_in_memory_holds_the_clients(serve: Open, bound: dict[str, int]) -> None:
-    """429 with Retry-After and nothing evicted; `next` makes room, and every step comes once.
+    """429 with Retry-After, and nothing is evicted; `next` frees space, and every step is read
+    once.
 
-    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20),
-    next()
+    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20), next()
     """
     inputs = serve(**bound)
     sent = [float(number) for number in range(8)]
@@ -233,10 +232,9 @@ def test_a_full_queue_in_memory_holds_the_clients(serve: Open, bound: dict[str, 
 
 
 def test_idle_timeout_decides_when_an_idle_next_is_empty(serve: Open) -> None:
-    """An empty batch, and nothing is lost by it.
+    """It returns an empty batch, which loses nothing.
 
-    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20),
-    next()
+    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20), next()
     """
     inputs = serve(idle_timeout=0.05)
     assert inputs.next().count == 0
@@ -266,7 +264,7 @@ def test_several_inputs_clients_and_open_episodes(serve: Open, tmp_path: Path) -
 def test_clients_act_with_what_is_published(
     serve: Open, tmp_path: Path, mode: str, rooted: bool
 ) -> None:
-    """The version that acted is stored with each step, and rises with `publish`."""
+    """Each step has the version that acted, which rises with `publish`."""
     inputs = serve(tmp_path if rooted else None)
     policy = Policy(PolicySpec(BOX.observation, BOX.action), seed=1)
     assert inputs.publish(policy) == 1
@@ -290,7 +288,7 @@ def test_clients_act_with_what_is_published(
 
 
 def test_a_taken_port_raises_in_the_constructor(serve: Open, tmp_path: Path) -> None:
-    """And leaves nothing behind: not a thread, not a journal."""
+    """Nothing is left: no thread and no journal."""
     inputs = serve()
     port = int(inputs.address.rpartition(":")[2])
     before = threading.active_count()
@@ -325,7 +323,7 @@ def test_what_cannot_be_served_raises_in_the_constructor(serve: Open, tmp_path: 
 
 @ROOTS
 def test_closed_it_leaves_no_thread_behind(serve: Open, tmp_path: Path, rooted: bool) -> None:
-    """A program that opens one after the other does not gather what watched the earlier ones."""
+    """A program that opens inputs in sequence accumulates no threads."""
     before = set(threading.enumerate())
     serve(tmp_path / "root" if rooted else None).close()
     for left in set(threading.enumerate()) - before:
@@ -334,7 +332,7 @@ def test_closed_it_leaves_no_thread_behind(serve: Open, tmp_path: Path, rooted: 
 
 
 def test_one_of_several_policies_is_read(serve: Open) -> None:
-    """What the others bring does not fill the queue."""
+    """Other policies' steps do not fill the queue."""
     other = PolicyDeclaration(
         policy_id="other", observation=parse_space("box:2"), action=BOX.action
     )
@@ -351,7 +349,7 @@ def test_one_of_several_policies_is_read(serve: Open) -> None:
 
 
 def test_a_position_that_is_ahead_of_the_journal_is_refused(serve: Open, tmp_path: Path) -> None:
-    """The journal came from a backup: its next ordinals are not those that were read."""
+    """The journal is from a backup: its next ordinals are not those that were read."""
     inputs = serve(tmp_path)
     with client_of(inputs) as client:
         log_episode(client, [1.0])
@@ -372,7 +370,7 @@ def test_a_position_that_is_ahead_of_the_journal_is_refused(serve: Open, tmp_pat
 
 
 def test_a_failed_journal_surfaces_in_next(serve: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was durable before comes first; then the cause, instead of silence."""
+    """Durable steps come first; then the cause is raised."""
     from ingest.collector import stores  # noqa: PLC0415 - the names that are replaced
     from ingest.embedded import policy_server_input  # noqa: PLC0415 - the names that are replaced
 
@@ -403,7 +401,7 @@ def test_a_failed_journal_surfaces_in_next(serve: Open, monkeypatch: pytest.Monk
 
 
 def test_close_is_quick_complete_and_final(serve: Open, tmp_path: Path) -> None:
-    """What has ended is in a shard, whoever waits for weights is let go, and twice is fine."""
+    """Ended episodes are in a shard, long polls are released, and a second close is allowed."""
     inputs = serve(tmp_path)
     inputs.publish(Policy(PolicySpec(BOX.observation, BOX.action)))
     client = PolicyClient(inputs.address)  # keeps a long poll open
@@ -442,7 +440,7 @@ with PolicyClient(inputs.address, inference_mode="remote") as client:
 
 @pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise KeyError", 1)])
 def test_the_end_of_the_program_drains(tmp_path: Path, ending: str, code: int) -> None:
-    """Without `close`, at interpreter exit, also on an exception: the shard is there."""
+    """At interpreter exit without `close`, also after an exception, the shard is written."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + ending, str(tmp_path)],
         cwd=ROOT,

@@ -53,7 +53,7 @@ class Trainer:
         return code
 
     def await_more(self, known: int) -> None:
-        """Wait until it has read more than so many steps: what is killed then is under load."""
+        """Wait until it has read more than this many steps, so that it is killed under load."""
         for _ in range(int(SETTLE_SECONDS / 0.02)):
             if self.read.total() > known:
                 return
@@ -68,7 +68,7 @@ class Trainer:
 
 
 def traffic(folder: Path, kills: int, kind: str = "") -> tuple[Counter[float], Account]:
-    """Two clients log while the trainer is killed: what it read, and what they noted."""
+    """Two clients log while the trainer is killed: the steps it read, and those acknowledged."""
     chance, notes = random.Random(7), [folder / "notes-1", folder / "notes-2"]
     with ExitStack() as stack:
         trainer = Trainer(folder, kind)

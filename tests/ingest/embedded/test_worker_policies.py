@@ -1,4 +1,4 @@
-"""A worker whose input is the collector: its spaces are served, what it learns reaches clients.
+"""A worker with the collector as input: its spaces are served, clients get what it learns.
 
 Also of `ingest.embedded.local_publisher`.
 """
@@ -32,7 +32,7 @@ OBS = np.zeros(4, np.float32)
 
 
 def served(**given: Any) -> tuple[RolloutWorker, PolicyServerInput]:
-    """A worker in the form of the API that this one succeeds, and its input."""
+    """A worker created as in the previous API, and its input."""
     root, declared = given.pop("root", None), given.pop("policies", ())
     found: list[PolicyServerInput] = []
 
@@ -62,15 +62,15 @@ def player(address: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def rows_of(worker: RolloutWorker) -> Any:
-    """The next sample that is not empty: an idle input answers too."""
+    """The next sample that is not empty: an idle input returns empty ones."""
     while not (batch := worker.sample()).count:
         pass
     return batch
 
 
 def test_what_the_worker_learns_is_what_its_clients_act_with() -> None:
-    """The lambda of old: a client in another process gets each version that a cycle of sampling and
-    learning makes, and its steps say so; a killed client leaves the worker idle, not ended."""
+    """As in the previous API, a client in another process gets each version that a cycle of
+    sampling and learning makes, and its steps name it. A killed client leaves the worker idle."""
     worker, inputs = served()
     seen = set()
     with worker, player(inputs.address) as process:
@@ -92,7 +92,7 @@ def test_what_the_worker_learns_is_what_its_clients_act_with() -> None:
 
 
 def test_a_client_that_only_logs_changes_no_weights() -> None:
-    """Its rows come out of `sample`, cannot be learned from, and make no version."""
+    """`sample` returns its rows; they cannot be trained on, and make no version."""
     worker, inputs = served(rollout_fragment_length=8)
     with worker, PolicyClient(inputs.address, inference_mode="remote") as client:
         episode = client.start_episode()
@@ -109,8 +109,8 @@ def test_a_client_that_only_logs_changes_no_weights() -> None:
 
 
 def test_a_worker_that_begins_anew_goes_on_from_what_is_live(tmp_path: Path) -> None:
-    """Random weights never take the place of trained ones: the version's weights and filter become
-    the worker's; settings that are declared under the root stay."""
+    """Random weights never replace trained ones: the worker takes the version's weights and filter.
+    Settings declared under the root stay."""
     spaces = {"observation": Box((4,)), "action": Discrete(2)}
     rules = PolicyDeclaration(**spaces, steps_per_version=77)
     save_declaration(tmp_path, rules)
@@ -154,8 +154,8 @@ def learn(worker: RolloutWorker, client: PolicyClient, episodes: int, steps: int
 
 
 def test_a_version_says_which_rows_the_worker_learned_from(tmp_path: Path) -> None:
-    """By part, and by row where a batch ended inside of one; a worker that begins anew goes on
-    with the first row that no version was trained on."""
+    """By part, and by row where a batch ended inside a part. A restarted worker continues with the
+    first row that no version was trained on."""
     given = {"root": tmp_path, "rollout_fragment_length": 8}
     worker, inputs = served(**given)
     with worker, PolicyClient(inputs.address) as client:
@@ -178,8 +178,8 @@ def test_a_version_says_which_rows_the_worker_learned_from(tmp_path: Path) -> No
 
 
 def test_a_rollback_ends_neither_the_worker_nor_its_collector(tmp_path: Path) -> None:
-    """The worker goes on from what was rolled back to, keeps candidates, and publishes nothing
-    until `resume`; then its next version has that content behind it."""
+    """The worker continues from the restored version, keeps candidates, and publishes nothing until
+    `resume`; then its next version is based on that content."""
     worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
     store = CheckedStore(tmp_path, "default")
     with worker, PolicyClient(inputs.address) as client:
@@ -199,11 +199,11 @@ def test_a_rollback_ends_neither_the_worker_nor_its_collector(tmp_path: Path) ->
         assert after == back.version + 1
         assert store.manifest(after).parent == back.version
         ((_, trained),) = store.lineage(after).items()
-        assert trained.to_json() != [[0, trained.last]]  # without what was rolled back
+        assert trained.to_json() != [[0, trained.last]]  # excludes what was rolled back
 
 
 def test_what_somebody_else_published_is_gone_on_from(tmp_path: Path) -> None:
-    """The worker's next version does not take its place unseen."""
+    """The worker's next version does not overwrite it unseen."""
     worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
     store = CheckedStore(tmp_path, "default")
     with worker, PolicyClient(inputs.address) as client:
@@ -219,7 +219,7 @@ def test_what_somebody_else_published_is_gone_on_from(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
-    """It learns on, and publishes when that can be done again."""
+    """It goes on learning, and publishes once the disk can be written again."""
     worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
     store = WeightFolder(tmp_path, "default")
     folder = store.directory / "candidates"
@@ -237,7 +237,7 @@ def test_a_disk_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
 
 
 def test_a_pinned_policy_ends_no_program_that_publishes(tmp_path: Path) -> None:
-    """`publish` gives the version that clients get, and old versions do not pile up."""
+    """`publish` returns the version that clients get, and old versions do not pile up."""
     worker, inputs = served(root=tmp_path)
     store = CheckedStore(tmp_path, "default")
     with worker:
@@ -252,7 +252,7 @@ def test_a_pinned_policy_ends_no_program_that_publishes(tmp_path: Path) -> None:
 
 
 def test_a_worker_of_several_policies_reads_their_joint_episodes() -> None:
-    """Spaces of each from its own policy; a sample has the agents' rows by policy."""
+    """Spaces come from each policy; a sample has the agents' rows by policy."""
     policies = {
         "walker": (None, Box((2,)), Discrete(2), {}),
         "flyer": (None, Box((3,)), Discrete(4), {}),
@@ -285,7 +285,7 @@ def test_without_a_worker_policies_are_asked_for() -> None:
 
 
 def test_metrics_that_are_not_numbers_are_published_as_unknown() -> None:
-    """An update without a row to learn from says NaN, which JSON does not have."""
+    """An update without a row to learn from gives NaN, which JSON does not have."""
     worker, inputs = served()
     with worker:
         policy = worker.policies["default"]
