@@ -1,4 +1,4 @@
-"""A small worker that polls any BaseEnv of one agent, and what it saw of each episode."""
+"""A small worker that polls any BaseEnv of one agent and records each episode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def listed(value: Any) -> Any:
 
 
 class Worker:
-    """Records what it is told; `act` maps an observation to an action."""
+    """Records the polled data; `act` maps an observation to an action."""
 
     def __init__(self, env: Any, act: Callable[[Any], Any]) -> None:
         self.env = env
@@ -35,7 +35,7 @@ class Worker:
         self.stopped_by: ServingStopped | None = None
 
     def run(self) -> dict[Any, Seen]:
-        """Poll until the program is through."""
+        """Poll until the program has ended."""
         try:
             while True:
                 self.step()
@@ -68,5 +68,5 @@ class Worker:
                 episode.logged.append(logged)
             source = "on_policy" if logged is None else "logged"
             episode.steps.append([listed(value), listed(action), None, None, source])
-            actions[name] = {DEFAULT_AGENT: action}  # for those that logged theirs too: ignored
+            actions[name] = {DEFAULT_AGENT: action}  # also for logged actions, where it is ignored
         self.env.send_actions(actions)

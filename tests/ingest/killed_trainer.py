@@ -1,9 +1,9 @@
-"""A trainer process for the tests of kills: what it read and its position are one file.
+"""A trainer process for kill tests: one file holds its position and the steps that it read.
 
-    python -m tests.ingest.killed_trainer ROOT PORT CHECKPOINT [forgetful]
+python -m tests.ingest.killed_trainer ROOT PORT CHECKPOINT [forgetful]
 
-The checkpoint is replaced after every batch, as a learner's would be: the rewards of all steps that
-were read, and the reader's state. A `forgetful` trainer goes on without the state.
+The checkpoint is replaced after every batch, as a learner's would be. It holds the rewards of all
+steps read and the reader's state. A `forgetful` trainer restarts without the state.
 """
 
 from __future__ import annotations

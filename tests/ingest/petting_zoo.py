@@ -13,9 +13,10 @@ from headrace import PolicyClient
 
 
 def play_parallel(env: Any, client: PolicyClient, *, seed: int, steps: int) -> int:
-    """One episode of `steps` steps of a parallel environment; how often its agents acted.
+    """Play one episode of `steps` steps of a parallel environment; count its agents' actions.
 
-    Only who has acted has rewards and an end: who joins and is gone before it acts was never there.
+    Only agents that acted have rewards and an end: one that joins and leaves without acting never
+    existed.
     """
     observations, _ = env.reset(seed=seed)
     episode = client.start_episode()
@@ -44,7 +45,7 @@ def _of(agents: set[str], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def play_turns(env: Any, client: PolicyClient) -> int:
-    """One episode of a turn-based environment; how many turns were taken."""
+    """Play one episode of a turn-based environment; count its turns."""
     env.reset()
     episode = client.start_episode()
     acted: set[str] = set()
@@ -62,10 +63,10 @@ def play_turns(env: Any, client: PolicyClient) -> int:
 
 
 class Nim(AECEnv[str, np.ndarray, int]):
-    """Two players take one or two from a pile by turns; who takes the last one wins.
+    """Two players take one or two from a pile by turns; the one who takes the last wins.
 
-    `left` sees the pile and what it leaves over when divided by 3, `right` also what was taken
-    last: spaces of their own.
+    `left` sees the pile and its remainder modulo 3, `right` also the last move: each has its own
+    space.
     """
 
     metadata = {"name": "nim_v0", "render_modes": []}  # noqa: RUF012  as the base class has it

@@ -1,4 +1,4 @@
-"""Bytes on a socket, for what no HTTP client would send."""
+"""Raw bytes on a socket, for input that no HTTP client would send."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 
 @dataclass(frozen=True)
 class Heard:
-    """What came back: everything, and whether the other side closed."""
+    """The bytes received, and whether the other side closed."""
 
     data: bytes
     closed: bool
@@ -29,7 +29,7 @@ def connect(port: int, timeout: float = 5.0) -> socket.socket:
 
 
 def exchange(port: int, data: bytes, *, patience: float = 5.0, answers: int = 1) -> Heard:
-    """Send bytes; answers what comes until the end, so many answers, or `patience` seconds."""
+    """Send bytes; read until the end, `answers` whole answers, or `patience` seconds."""
     with connect(port, patience) as connection:
         try:
             connection.sendall(data)
@@ -39,7 +39,7 @@ def exchange(port: int, data: bytes, *, patience: float = 5.0, answers: int = 1)
 
 
 def whole_answers(data: bytes) -> int:
-    """How many answers have come to their end, by their Content-Length."""
+    """Count the complete answers, by their Content-Length."""
     count = 0
     while (found := _LENGTH.search(data)) and len(data) >= found.end() + int(found[1]):
         data = data[found.end() + int(found[1]) :]
@@ -48,7 +48,7 @@ def whole_answers(data: bytes) -> int:
 
 
 def listen(connection: socket.socket, *, answers: int = 1) -> Heard:
-    """What comes until the end, so many whole answers, or the socket's time-out."""
+    """Read until the end, `answers` whole answers, or the socket's time-out."""
     data = b""
     try:
         while chunk := connection.recv(65_536):

@@ -1,7 +1,7 @@
-"""A collector that fails on command: a real HTTP server that keeps the laws of protocol v1.
+"""A collector that fails on command: a real HTTP server that follows protocol v1.
 
-It keeps events in memory, tells repeated ones from new ones by (episode, seq), and plays the
-faults that a test put on its list. It ships nowhere.
+It keeps events in memory, recognises repeated ones by (episode, seq), and plays the faults that a
+test lists. It is not part of the package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACTION = Discrete(3)
 
 @dataclass
 class Answer:
-    """What a request is answered with."""
+    """An answer to a request."""
 
     status: int
     body: bytes
@@ -53,7 +53,7 @@ def cut_before(serve: Serve) -> Answer:
 
 
 def cut_after(serve: Serve) -> Answer:
-    """The request has its effect, and its answer is lost."""
+    """The request takes effect, and its answer is lost."""
     serve()
     raise ConnectionCut
 
@@ -148,7 +148,7 @@ class ScriptedCollector(Closing):
         self._server.server_close()
 
     def cut_at_random(self, seed: int, share: float) -> None:
-        """Reset so many of the connections, half of them after the request had its effect."""
+        """Reset this many of the connections, half of them after the request took effect."""
         rng = random.Random(seed)
         kinds = (cut_before, cut_after)
         self.chance = lambda: rng.choice(kinds) if rng.random() < share else pass_by
@@ -330,6 +330,6 @@ def _handler(collector: ScriptedCollector) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST = _reply
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""A collector on an in-memory journal and writer, whose faults are scripted."""
+"""A collector on an in-memory journal and writer, with scripted faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAIT_SECONDS = 20.0
 
 @dataclass
 class Fault:
-    """What happens at the `at`-th commit of all: `kind`, before or `after` it took effect."""
+    """The `kind` of fault at the `at`-th commit of all, before or `after` it took effect."""
 
     at: int
     kind: type[Exception] = JournalFailed
@@ -69,7 +69,7 @@ class FaultyJournal(MemoryJournal):
 
 @dataclass
 class MemoryShard:
-    """What the collector records of a shard."""
+    """The collector's record of a shard."""
 
     path: Path
     digest: str
@@ -127,7 +127,7 @@ class MemoryWriter:
 
 @dataclass(frozen=True)
 class MemoryShelf:
-    """What a journal that may have been restored finds of a writer's shards."""
+    """The shards of a writer, as seen by a journal that may have been restored."""
 
     writer: MemoryWriter
 
@@ -141,7 +141,7 @@ class MemoryShelf:
     def later(
         self, known: Mapping[str, int], since: int
     ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
-        """As `later_shards`; whoever wrote here is taken for a later life."""
+        """Like `later_shards`; every other life that wrote here counts as later."""
         found, ends = list[FoundShard](), dict[str, int]()
         for (stream, first, last), shard in sorted(self.writer.shards.items()):
             if first >= known.get(stream, 0):
@@ -151,7 +151,7 @@ class MemoryShelf:
 
 
 def found_shard(stream: str, first: int, last: int, shard: MemoryShard) -> FoundShard:
-    """What reading a shard's file would tell."""
+    """The data that reading a shard's file would give."""
     info = ShardInfo(
         shard.path, stream, first, last, shard.digest, shard.rows, len(shard.parts), shard.nbytes
     )
@@ -175,9 +175,9 @@ def found_shard(stream: str, first: int, last: int, shard: MemoryShard) -> Found
 
 @dataclass
 class Simulation:
-    """A collector that is restarted after a crash, and a client that sends until it is heard.
+    """A collector that is restarted after a crash, and a client that sends until acknowledged.
 
-    Time stands still unless a script moves it.
+    Time advances only when a script says so.
     """
 
     policies: Mapping[str, PolicyDeclaration]
@@ -213,7 +213,7 @@ class Simulation:
             return
 
     async def crash(self) -> None:
-        """As SIGKILL: nothing in memory outlives it."""
+        """Like SIGKILL: all memory is lost."""
         self.restarts += 1
         self.writer.dead = True
         self.collector.journal.fail(CollectorFailed("killed"))
@@ -222,7 +222,7 @@ class Simulation:
         await self.begin()
 
     async def retry(self, action: Callable[[], Any]) -> Any:
-        """Do it until it is acknowledged, over crashes and full disks."""
+        """Repeat it until it is acknowledged, over crashes and full disks."""
         while True:
             try:
                 reply, row = action()
@@ -247,7 +247,7 @@ class Simulation:
         return reply
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and wait until what it called for is on disk and in shards."""
+        """Advance the clock, and wait until the resulting work is on disk and in shards."""
         self.now += seconds
         self.collector.tick()
         await self.idle()

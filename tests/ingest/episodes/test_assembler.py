@@ -48,7 +48,7 @@ POLICIES = {"default": STEPS, "texts": TEXTS}
 
 
 class Shell:
-    """What the collector does around an assembler: rows, cuts for size, the clock."""
+    """The collector's part around an assembler: rows, cuts for size, the clock."""
 
     def __init__(
         self, policies: dict[str, PolicyDeclaration] = POLICIES, limits: Limits | None = None
@@ -65,7 +65,7 @@ class Shell:
         return opened.instance
 
     def send(self, *events: wire.Event, instance: str | None = None) -> list[Any]:
-        """One request; answers "accepted", "retry" or the refusal's code for each event."""
+        """Send one request; return "accepted", "retry" or the refusal's code for each event."""
         row = self.journal.last_row + 1
         encoded: list[bytes] = []
         answers: list[Any] = []
@@ -92,7 +92,7 @@ class Shell:
         self._commit(self.assembler.tick(now))
 
     def restart(self) -> None:
-        """Forget all but what the journal kept, and read it back."""
+        """Forget everything but the journal, and read it back."""
         found = recover(self.journal.crash(), self.policies, self.limits, self.now)
         self.assembler, self.assembler.sealed = found.assembler, found.waiting
         self._check_bytes()
@@ -114,7 +114,7 @@ class Shell:
             self._apply(cut, row, encoded)
 
     def _check_bytes(self) -> None:
-        """Law: what open episodes hold is counted, after every event and every start."""
+        """The memory of open episodes is counted correctly after every event and every start."""
         known = [*self.assembler.episodes.values(), *self.assembler.closing.values()]
         assert self.assembler.open_bytes == sum(episode.held for episode in known)
 
@@ -130,10 +130,10 @@ class Shell:
 
 
 class WatchedShell(Shell):
-    """A shell that takes a picture around each judgement: slow where there is much state."""
+    """A shell that compares the state around each judgement: slow with much state."""
 
     def judge(self, *given: Any, **options: Any) -> tuple[Event, bytes] | None:
-        """Law: whatever is judged, and however, the state that it is judged by stays as it is."""
+        """A judgement, whatever its result, does not change the state."""
         before = copy.deepcopy(picture(self.assembler))
         try:
             return super().judge(*given, **options)
@@ -186,7 +186,7 @@ def script(
     agent: str | None = None,
     agents: int | None = None,
 ) -> list[wire.Event]:
-    """The events of an episode or a track, numbered as a client numbers them."""
+    """The events of an episode or a track, numbered as by a client."""
     texts = policy == "texts"
     events: list[wire.Event] = [
         wire.Start(episode_id=name, start=start, policy_id=policy, agent_id=agent)
@@ -231,7 +231,7 @@ SHARED = ("shared", "other")  # episodes of several agents; one of these is call
 
 
 def scripts_of(drawn: list[tuple[str, list[Any], str, str | None]]) -> list[list[wire.Event]]:
-    """Episodes of one agent, and tracks of those that are shared."""
+    """Episodes of one agent, and tracks of episodes with several."""
     made = []
     for i, (policy, taken, ending, shared) in enumerate(drawn):
         if shared is None:
@@ -253,7 +253,7 @@ episodes = st.lists(
 
 @st.composite
 def interleaved(draw: st.DrawFn, scripts: Sequence[list[wire.Event]]) -> list[wire.Event]:
-    """The scripts mixed, each in its own order."""
+    """The scripts interleaved, each in its own order."""
     order = draw(st.permutations([i for i, events in enumerate(scripts) for _ in events]))
     queues = [iter(events) for events in scripts]
     return [next(queues[i]) for i in order]
@@ -275,7 +275,7 @@ def requests(draw: st.DrawFn, events: Sequence[wire.Event]) -> list[list[wire.Ev
 
 @given(st.data())
 def test_replaying_the_rows_is_the_same_history(data: st.DataObject) -> None:
-    """Rows through encode_row, a journal and recover give the state and parts that live has."""
+    """Rows through encode_row, a journal and recover give the live state and parts."""
     shell = Shell()
     events = data.draw(episodes.flatmap(interleaved))
     for batch in data.draw(requests(events)):
@@ -307,7 +307,7 @@ def test_retries_change_nothing(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_interleaving_of_episodes_is_irrelevant(data: st.DataObject) -> None:
-    """An episode's parts do not depend on what other episodes did in between."""
+    """An episode's parts do not depend on events of other episodes in between."""
     scripts = data.draw(episodes)
     alone, mixed = Shell(), Shell()
     for events in scripts:
@@ -374,7 +374,7 @@ def _check_conserved(shell: Shell, events: list[wire.Event]) -> None:
 
 @given(steps.filter(bool), st.integers(1, 4))
 def test_a_part_never_outgrows_its_limit(taken: list[Any], limit: int) -> None:
-    """With part_steps = n every part but the last holds n steps, the last up to n + 0."""
+    """With part_steps = n, every part but the last has n steps, and the last has at most n."""
     policy = PolicyDeclaration(observation=STEPS.observation, action=STEPS.action, part_steps=limit)
     shell = Shell({"default": policy})
     shell.send(*script("e", 0, "default", taken, "terminated"))
@@ -386,7 +386,7 @@ def test_a_part_never_outgrows_its_limit(taken: list[Any], limit: int) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_decision_of_numbers_that_are_not_finite_is_refused(value: float) -> None:
-    """The distribution's inputs are values like any other; what is masked out has -inf."""
+    """The distribution's inputs are checked like other values; masked actions have -inf."""
     inputs = np.array([0.5, value], "<f4").tobytes()
     shell = _in_state("IDLE")
     decision = msgspec.structs.replace(EVENTS["decision"], action_dist_inputs=inputs, seq=1)
@@ -512,14 +512,14 @@ def _action(seq: int, action: int = 0) -> wire.LogAction:
     ],
 )
 def test_a_number_is_new_a_retry_a_conflict_or_a_gap(event: wire.Event, expected: str) -> None:
-    """After events 0..3: 4 is next; the number of the start is no action's."""
+    """After events 0..3, 4 is next; an action cannot take the number of the start."""
     shell = _acting(3)
     assert shell.send(event) == [expected]
     assert shell.assembler.episodes[NAME].next_seq == 4 + (expected == "accepted")
 
 
 def _seen(seq: int, **other: int) -> wire.Decision:
-    """A long observation, which is not hashed; its last byte by default as the number."""
+    """A long observation, which is not hashed; its last byte is the number by default."""
     pixels = bytes([*[7] * 1_599, other.get("last", seq)])
     return wire.Decision(
         episode_id=NAME, seq=seq, obs=pixels, action=bytes(8), action_logp=-0.5, policy_version=1,
@@ -528,7 +528,7 @@ def _seen(seq: int, **other: int) -> wire.Decision:
 
 
 def test_a_retry_of_a_long_observation_is_compared_by_its_bytes() -> None:
-    """Also after a part was cut before it, and where a decision took the place of another."""
+    """This holds after an earlier part was cut, and where one decision replaced another."""
     policy = PolicyDeclaration(
         observation=parse_space("box:40x40:uint8:0:255"), action=STEPS.action, part_steps=3
     )
@@ -558,7 +558,7 @@ def test_a_gap_names_the_number_that_is_expected() -> None:
 
 
 def test_numbers_are_judged_after_a_cut_as_before() -> None:
-    """Retries from before and after a cut change nothing; what is still held is compared."""
+    """Retries from before and after a cut change nothing; events still held are compared."""
     shell = _acting(5, part_steps=2)
     assert [part.steps for part in shell.parts(NAME)] == [2, 2]
     answers = shell.send(_action(1), _action(2), _action(5), _action(5, 1), _action(7), _action(6))
@@ -567,7 +567,7 @@ def test_numbers_are_judged_after_a_cut_as_before() -> None:
 
 @pytest.mark.parametrize("how", ["ended", "abandoned", "broken"])
 def test_a_retry_of_an_acknowledged_event_is_a_retry_after_the_end(how: str) -> None:
-    """Its acknowledgement was lost on the way; the next number hears how the episode ended."""
+    """Its acknowledgement was lost; the next number gets the way the episode ended."""
     shell = _acting(2)
     next_seq = 3
     if how == "ended":
@@ -582,7 +582,7 @@ def test_a_retry_of_an_acknowledged_event_is_a_retry_after_the_end(how: str) -> 
 
 
 def test_starts_are_known_by_instance_and_number() -> None:
-    """A repeated start is a retry; its number for another episode a conflict; strangers too.
+    """A repeated start is a retry; its number for another episode, or another client, a conflict.
 
     Row: _finished set
     """
@@ -606,7 +606,7 @@ def test_starts_are_known_by_instance_and_number() -> None:
 def test_a_start_again_with_other_content_is_a_conflict(
     field: str, kept: str, agent: str | None
 ) -> None:
-    """An open episode's start is known to its last field, also from the journal; not its time."""
+    """All fields of an open episode's start but its time are compared, also after a replay."""
     shell = Shell()
     first = wire.Start(
         episode_id=NAME, start=0, tags={"b": "2", "a": "1"}, continues="x", ts=1, agent_id=agent
@@ -639,7 +639,7 @@ def test_a_start_again_with_other_content_is_a_conflict(
 
 @pytest.mark.parametrize("today", [["texts", "wide"], ["wide"], ["texts", "default"], ["default"]])
 def test_a_start_that_named_no_policy_is_a_retry_whatever_there_is_by_now(today: list[str]) -> None:
-    """It meant the only one that there was then."""
+    """It meant the only policy that existed then."""
     shell = Shell({"texts": TEXTS})
     shell.journal.commit(put=policies_state(shell.policies))
     start = wire.Start(episode_id=NAME, start=0)
@@ -652,7 +652,7 @@ def test_a_start_that_named_no_policy_is_a_retry_whatever_there_is_by_now(today:
 
 
 def test_the_number_of_an_episode_that_another_one_replaced_is_forgotten() -> None:
-    """Its id was begun again beyond the limit; then its window closed, and it was known again."""
+    """Its id was started again beyond the limit; then its window closed, and it was known again."""
     policies = {"default": replace(STEPS, reward_window=60.0)}
     shell = Shell(policies, Limits(finished=1))
     first, second = shell.instance, shell.register()
@@ -679,7 +679,7 @@ def test_the_number_of_an_episode_that_another_one_replaced_is_forgotten() -> No
 
 @pytest.mark.parametrize("how", ["open", "ended", "restarted", "in its window"])
 def test_a_start_number_is_one_episode_s(how: str) -> None:
-    """Nothing of another one is acknowledged under it, for as long as the first is known."""
+    """No other episode is acknowledged under it, for as long as the first is known."""
     window = 60.0 if how == "in its window" else 0.0
     shell = Shell({"default": replace(STEPS, reward_window=window)}, Limits(finished=1))
     shell.send(wire.Start(episode_id=NAME, start=0), _action(1))
@@ -698,14 +698,14 @@ def test_a_start_number_is_one_episode_s(how: str) -> None:
     if how == "open":
         return
     shell.send(wire.Start(episode_id="f", start=1), wire.End(episode_id="f", seq=1))
-    assert shell.send(wire.Start(episode_id="other", start=0)) == ["retry"]  # nothing is known
+    assert shell.send(wire.Start(episode_id="other", start=0)) == ["retry"]  # forgotten
     known = shell.assembler.instances.get(shell.instance)
     assert known is not None
-    assert known.names == {1: "f"}  # and nothing is kept
+    assert known.names == {1: "f"}  # and no name is kept
 
 
 def test_events_without_an_instance_are_taken_as_they_come() -> None:
-    """The calls of curl: no instance, no numbers, no protection against a repeated call."""
+    """A call with curl has no instance, no numbers and no protection against repetition."""
     assembler = EpisodeAssembler({"default": STEPS})
     action = wire.LogAction(episode_id="a", obs=[0.0, 0.0], action=0)
     events: list[wire.Event] = [wire.Start(episode_id="a"), action, action]
@@ -720,7 +720,7 @@ def test_events_without_an_instance_are_taken_as_they_come() -> None:
 
 
 def test_an_episode_is_cut_by_time_and_the_open_step_stays() -> None:
-    """After part_seconds the closed steps become a part, whose last row knows the next obs."""
+    """After part_seconds the closed steps become a part, whose last row has the next obs."""
     shell = _acting(3, part_seconds=10.0)
     shell.tick(9.9)
     assert shell.parts(NAME) == []
@@ -733,7 +733,7 @@ def test_an_episode_is_cut_by_time_and_the_open_step_stays() -> None:
 
 
 def test_an_episode_is_abandoned_by_its_time_out_only() -> None:
-    """Every event starts the time-out anew; the abandoned part says how it ended."""
+    """Every event restarts the time-out; the abandoned part records its ending."""
     shell = _acting(1, episode_timeout=10.0)
     shell.tick(9.0)
     shell.send(_action(2))
@@ -777,7 +777,7 @@ def test_rows_are_free_exactly_when_no_part_needs_them(data: st.DataObject) -> N
 
 
 def test_values_checked_together_are_bound_to_their_rules() -> None:
-    """A start that is refused must not lend its policy's rules to another's episode."""
+    """A refused start must not apply its policy's rules to another episode."""
     narrow = PolicyDeclaration(
         policy_id="narrow", observation=parse_space("box:2"), action=parse_space("discrete:2")
     )
@@ -835,7 +835,7 @@ def test_ended_episodes_are_forgotten_beyond_their_limit() -> None:
 
 
 def test_idle_instances_are_forgotten_and_busy_ones_kept() -> None:
-    """Beyond the limit the least active go; a start under a forgotten one is refused."""
+    """Beyond the limit the least active are forgotten; a start under a forgotten one is refused."""
     shell = Shell(limits=Limits(instances=2))
     busy = shell.instance
     shell.send(wire.Start(episode_id="kept", start=0, policy_id="default"))
@@ -848,7 +848,7 @@ def test_idle_instances_are_forgotten_and_busy_ones_kept() -> None:
 
 
 def test_start_numbers_with_too_many_gaps_are_refused() -> None:
-    """What an instance's starts take is bounded; a gap that is filled makes room again."""
+    """The memory for an instance's starts is bounded; a filled gap frees some."""
     shell = Shell()
 
     def start(number: int) -> wire.Start:
@@ -869,7 +869,7 @@ def test_start_numbers_with_too_many_gaps_are_refused() -> None:
 
 
 def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None:
-    """A named instance would be found again under its name: it is told of the gap."""
+    """A named instance would be found again under its name: it gets the gap."""
     shell = Shell()
     shell._commit([opened := shell.assembler.open_instance("import", "log")])
     known = shell.assembler.instances.get(opened.instance)
@@ -881,7 +881,7 @@ def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None
 
 
 def test_so_many_episodes_may_be_open() -> None:
-    """One more is told to come back later, and changes nothing."""
+    """One more gets a retryable refusal, which changes nothing."""
     shell = Shell(limits=Limits(open_episodes=2))
     starts = [wire.Start(episode_id=f"e{i}", start=i, policy_id="default") for i in range(3)]
     assert shell.send(*starts) == ["accepted", "accepted", "busy"]
@@ -892,7 +892,7 @@ def test_so_many_episodes_may_be_open() -> None:
 @settings(max_examples=30)
 @given(st.data())
 def test_a_history_with_lost_rows_is_replayed_as_far_as_it_goes(data: st.DataObject) -> None:
-    """Damage never stops a start: an episode with a hole in it is torn, the others are whole."""
+    """Damage never stops a start: an episode with a gap is broken, the others are whole."""
     shell = Shell()
     scripts = data.draw(episodes)
     for batch in data.draw(interleaved(scripts).flatmap(requests)):
@@ -910,7 +910,7 @@ def test_a_history_with_lost_rows_is_replayed_as_far_as_it_goes(data: st.DataObj
 
 
 def test_an_episode_keeps_the_reward_rules_that_it_began_under() -> None:
-    """A policy's file may change between two runs; what was acknowledged may not."""
+    """A policy's file may change between two runs; acknowledged rewards may not."""
     summing = replace(STEPS, reward_combination="sum")
     shell = Shell({"default": summing})
     shell.send(wire.Start(episode_id="e", start=0))
@@ -924,7 +924,7 @@ def test_an_episode_keeps_the_reward_rules_that_it_began_under() -> None:
 
 
 def test_a_reward_for_a_sealed_step_of_an_episode_without_buffered_ones_is_late() -> None:
-    """Damage may leave an open episode at its cut, without its open step: no step is open then."""
+    """Damage may leave an open episode at its cut, without an open step."""
     declared = PolicyDeclaration(observation=parse_space("box:1"), action=parse_space("discrete:2"))
     shell = Shell({"default": declared})
     start = wire.Start(episode_id="cut", start=0)

@@ -1,4 +1,4 @@
-"""A single call with an Idempotency-Key may be sent again: it has its effect once."""
+"""A call with an Idempotency-Key may be repeated, and takes effect once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(collector: CollectorProcess, path: str, body: Any, key: str) -> tuple[i
 
 
 def episode(collector: CollectorProcess) -> list[tuple[int, Any]]:
-    """The calls of a short episode, each under its own key; answers all answers."""
+    """Make the calls of a short episode, each under its own key; return all answers."""
     status, started = call(collector, "", {}, "s")
     name = started["episode_id"]
     return [
@@ -40,7 +40,7 @@ def episode(collector: CollectorProcess) -> list[tuple[int, Any]]:
 
 
 def test_a_repeated_call_has_the_same_answer_and_no_effect(tmp_path: Path) -> None:
-    """Also over a kill, also when its rows are gone to a shard, also when its episode is over."""
+    """Also after a kill, when its rows are in a shard, and when its episode is over."""
     declare(tmp_path, redact={"infos.email": "drop"})
     with CollectorProcess(tmp_path) as collector:
         first = episode(collector)
@@ -59,7 +59,7 @@ def test_a_repeated_call_has_the_same_answer_and_no_effect(tmp_path: Path) -> No
 
 
 def test_a_repeated_call_is_known_whatever_other_policies_there_are(tmp_path: Path) -> None:
-    """Law: an ended episode's calls are read by its own policy's rules, over kills and shards."""
+    """An ended episode's calls are read by its own policy's rules, over kills and shards."""
     shop = {"infos.email": "drop", "obs": "drop"}
     declare(tmp_path, policy_id="other")
     declare(tmp_path, policy_id="shop", redact=shop)
@@ -101,7 +101,7 @@ def test_a_repeated_call_is_known_whatever_other_policies_there_are(tmp_path: Pa
 def test_a_key_is_refused_where_it_would_do_nothing(
     house: CollectorProcess, path: str, body: Any, instead: str
 ) -> None:
-    """Law: nobody counts on a key that is not looked at; the answer says what to do instead."""
+    """No caller relies on an ignored key; the answer names the alternative."""
     assert house.post(f"/v1/{path}", body)[0] in (200, 201)
     status, answer = house.post(f"/v1/{path}", body, **{"idempotency-key": "k"})
     assert (status, answer["error"]["path"]) == (422, "Idempotency-Key")
@@ -117,7 +117,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess
 
 
 def test_a_key_with_other_content_is_a_conflict(tmp_path: Path) -> None:
-    """It belongs to its episode and its content, and the refusal has no effect."""
+    """A key is bound to its episode and content, and the refusal has no effect."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         for name in ("one", "two"):
@@ -172,7 +172,7 @@ BIG_VALUES = {
 
 
 def test_a_key_changes_nothing_of_what_is_taken(tmp_path: Path) -> None:
-    """Law: integers of any size are content like any other; a request never ends in a 500."""
+    """Integers of any size are valid content; no request ends in a 500."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         for name in ("with", "without"):
@@ -190,7 +190,7 @@ def test_a_key_changes_nothing_of_what_is_taken(tmp_path: Path) -> None:
 
 
 def test_no_depth_of_a_keyed_call_is_an_error_of_the_server(tmp_path: Path) -> None:
-    """Law: what is nested too deep is refused for that, with a key as without one."""
+    """A body that is nested too deeply gets the same refusal with a key as without."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         collector.post("/v1/episodes", {"episode_id": "e"})
@@ -212,7 +212,7 @@ def test_no_depth_of_a_keyed_call_is_an_error_of_the_server(tmp_path: Path) -> N
 
 
 def test_a_digest_stays_what_journals_hold() -> None:
-    """Law: content that msgpack can say has the digest of its msgpack."""
+    """Content that msgpack can express has the digest of its msgpack."""
     message = wire.LogReturns(episode_id="e", reward=1.0, info={"a": [2**63, None, "x"]})
     assert Given.of("k", "i", message).digest.hex() == "e22058564793e05d7037ce5e28fe2efc"
 
@@ -226,7 +226,7 @@ def test_a_refused_call_uses_up_no_key(tmp_path: Path) -> None:
 
 
 def test_a_kill_between_commit_and_acknowledgement_doubles_nothing(tmp_path: Path) -> None:
-    """Law: the key is in the same transaction as the event."""
+    """The key is in the same transaction as the event."""
     declare(tmp_path)
     body = json.dumps({"obs": OBS, "action": 0}).encode()
     with CollectorProcess(tmp_path) as collector:
@@ -252,13 +252,15 @@ def test_a_kill_between_commit_and_acknowledgement_doubles_nothing(tmp_path: Pat
 
 
 def committed(collector: CollectorProcess) -> bool:
-    """Whether all that was taken is on disk."""
+    """Whether everything accepted is on disk."""
     text = collector._pool.request("GET", f"{collector.address}/metrics").data.decode()
     return "\nheadrace_durable_lag_rows 0.0\n" in text
 
 
 def test_a_repeated_request_for_an_action_has_the_same_answer(tmp_path: Path) -> None:
-    """Also over a kill; once the episode went on its answer is not kept, and it says so."""
+    """Also over a kill; the answer is dropped once the episode has gone on, and the refusal says
+    so.
+    """
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with CollectorProcess(tmp_path) as collector:
@@ -289,7 +291,7 @@ def given(name: str, reward: float = 1.0) -> Given:
 
 
 def test_the_book_is_the_same_from_its_state_and_from_its_rows() -> None:
-    """What rows tell again changes nothing; what the state does not hold yet comes from rows."""
+    """Rows that repeat the state change nothing; the rest of the book comes from rows."""
     book, rows = KeyBook(4), list[Keyed]()
     chunks: dict[str, bytes] = {}
     for number in range(11):
@@ -300,7 +302,7 @@ def test_the_book_is_the_same_from_its_state_and_from_its_rows() -> None:
             chunks = {name: blob for name, blob in (chunks | put).items() if name not in delete}
     again = KeyBook(4)
     again.restore(chunks.items())
-    for event in rows[5:]:  # those that some part still needs
+    for event in rows[5:]:  # rows that a part still needs
         again.add(event)
     for number in range(11):
         known = [one.find(given(str(number))) for one in (book, again)]

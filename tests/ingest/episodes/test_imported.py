@@ -1,4 +1,4 @@
-"""Episodes of an import: from their journal event to parts, pieces of long ones included."""
+"""Episodes of an import, from their journal event to parts, including pieces of long ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def started(key: int) -> Started:
 
 
 def event(episodes: list[ImportedEpisode], part_steps: int = 0, first: int = 0) -> Imported:
-    """Steps whose observations, actions and rewards are their numbers, from a first one on."""
+    """Steps from a first one on, whose observations, actions and rewards are their numbers."""
     count = sum(episode.steps for episode in episodes)
     numbers = np.arange(first, first + count)
     return Imported(
@@ -39,7 +39,7 @@ def event(episodes: list[ImportedEpisode], part_steps: int = 0, first: int = 0) 
 
 @pytest.mark.parametrize("part_steps", [0, 2])
 def test_each_step_is_in_one_part(part_steps: int) -> None:
-    """A part ends with the observation that the next one begins with."""
+    """A part ends with the observation with which the next one begins."""
     given = event([ImportedEpisode(started(n), n + 1, "terminated") for n in range(5)], part_steps)
     found = {episode.started.key: parts for episode, parts in parts_of(given, RECEIVED)}
     sizes = {0: [1], 1: [2], 2: [2, 1], 3: [2, 2], 4: [2, 2, 1]} if part_steps else {
@@ -62,7 +62,7 @@ def test_each_step_is_in_one_part(part_steps: int) -> None:
 
 
 def test_pieces_make_the_parts_of_one_episode() -> None:
-    """Sealed together, each with its own row; the last one may be an end without a step."""
+    """They are sealed together, each with its own row; the last may be an end without a step."""
     staged, pieces = Staged(), ((3, "", 0), (2, "", 3), (0, "broken", 5))
     for row, (steps, how, t0) in enumerate(pieces, 10):
         episode = ImportedEpisode(started(7), steps, how, t0, "why")

@@ -1,4 +1,4 @@
-"""A step's info in several pieces: what it becomes, what it costs, how much it may be."""
+"""A step's info in several pieces: the result, its cost and its limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ infos = st.dictionaries(keys, values, max_size=5)
 
 
 def text_of(info: dict[str, Any]) -> str:
-    """An info as journal events have it."""
+    """The text of an info in journal events."""
     return json.dumps(info, ensure_ascii=False)
 
 
@@ -36,7 +36,7 @@ def text_of(info: dict[str, Any]) -> str:
 def test_pieces_are_one_object_where_the_later_value_wins(
     pieces: list[dict[str, Any]], earlier: dict[str, Any]
 ) -> None:
-    """The text is that of the merged objects, in order, and its size is known without it."""
+    """The text is that of the merged objects, in order, and its size is known in advance."""
     merged, expected = MergedInfo.of(text_of(pieces[0])), dict(pieces[0])
     for piece in pieces[1:]:
         merged.add(text_of(piece))
@@ -65,7 +65,7 @@ def said(info: dict[str, Any], seq: int | None = None, step: int | None = None) 
 
 
 def test_a_small_piece_is_small_work_however_much_is_known() -> None:
-    """What a step knows is never read or written again: the very same strings stay."""
+    """A step's earlier infos are never read or written again: the very same strings stay."""
     shell = acting()
     shell.send(said({f"k{i}": [i] for i in range(1_000)}), said({"x": 0}))
     info = shell.assembler.episodes[NAME].infos[0]
@@ -81,7 +81,7 @@ def test_a_small_piece_is_small_work_however_much_is_known() -> None:
 
 
 def test_another_decision_costs_what_it_says_however_much_is_known() -> None:
-    """The step's infos stay as they are; what the decision brings fills in the rest."""
+    """The step's infos stay unchanged; the decision adds only keys that they lack."""
     shell = started()
     shell.send(decision(1, 0))
     for info in ({"page": 3, "k": 1}, {"k": 2}):
@@ -97,7 +97,7 @@ def test_another_decision_costs_what_it_says_however_much_is_known() -> None:
 
 
 def test_the_bytes_of_infos_are_counted_through_merges_and_cuts() -> None:
-    """A part's size is that of the text that its infos become; keys are counted beside it."""
+    """A part's size is that of its merged infos as text; keys are counted separately."""
     shell = acting(reward_window=10.0)
     episode = shell.assembler.episodes[NAME]
     for at in range(4):
@@ -117,7 +117,7 @@ def test_the_bytes_of_infos_are_counted_through_merges_and_cuts() -> None:
 
 @pytest.mark.parametrize("step", [None, 0])
 def test_the_infos_of_a_step_have_an_end(step: int | None) -> None:
-    """422 names the bound; the episode is as it was, and a single info has its message's bound."""
+    """422 names the limit; the episode is unchanged, and a single info has the message's limit."""
     shell = acting()
     long = "x" * (MAX_MERGED - 20)
     assert shell.send(said({"long": long + long}, seq=2)) == ["accepted"]

@@ -1,8 +1,8 @@
-"""Odd events of episodes of two agents: a state machine against docs/multi_agent.md.
+"""Unusual events of episodes with two agents: a state machine against docs/multi_agent.md.
 
-What holds within one agent's track is tried by test_odd_events.py. Here agents join and leave in
-any order, an id is taken by another kind of episode or another client, an end tells how many there
-were, rewards come late for a track, and time, broken events and kills strike the whole episode.
+test_odd_events.py covers one agent's track. Here agents join and leave in any order, an id is used
+by another kind of episode or another client, and ends give numbers of agents. Rewards arrive late
+for a track, and time-outs, broken events and kills affect the whole episode.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ POLICIES = {name: declared(name, window) for name, window in (("strict", 0.0), (
 
 @dataclass
 class Track:
-    """What the page says of one agent, or of a lone one."""
+    """The state of one agent by the page, or of a lone one."""
 
     policy_id: str
     rewards: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Track:
 
 @dataclass
 class Whole:
-    """What the page says of one id: its kind, its client, its agents, when it was heard of."""
+    """The state of one id by the page: its kind, client, agents, and the time of its last event."""
 
     instance: str
     seen: float
@@ -100,7 +100,7 @@ class Whole:
 
 
 class OddAgents(RuleBasedStateMachine):
-    """The assembler with its shell, beside the model."""
+    """The assembler with its shell, next to the model."""
 
     names = st.sampled_from(["x", "x", "x", "y"])
     agents = st.sampled_from(["b", "b", DEFAULT_AGENT, "c", None])
@@ -127,14 +127,14 @@ class OddAgents(RuleBasedStateMachine):
     # --- starts ------------------------------------------------------------------------------
 
     def startable(self, name: str, agent: str | None, instance: str) -> str:
-        """What the page says of a start with a new number."""
+        """The expected answer to a start with a new number."""
         whole = self.model.get(name)
         if whole is None:
             return "accepted"
         known = whole.tracks.get(agent)
         if known is not None:
             return OVER.get(known.how, known.how) or "already_started"
-        if agent is None:  # the id is of several agents
+        if agent is None:  # the id has several agents
             return "already_started" if whole.open else "completed"
         if whole.is_lone:
             how = whole.tracks[None].how
@@ -158,7 +158,7 @@ class OddAgents(RuleBasedStateMachine):
     # --- numbered events ---------------------------------------------------------------------
 
     def expected(self, name: str, agent: str | None, who: int) -> str:
-        """What the page says of the next numbered event of a track."""
+        """The expected answer to the next numbered event of a track."""
         track = self.track(name, agent)
         if track is None:
             return "not_found"
@@ -172,7 +172,7 @@ class OddAgents(RuleBasedStateMachine):
 
     @rule(name=names, agent=agents, who=whose, ahead=st.sampled_from([1, 1, 3, 0, -1]))
     def act(self, name: str, agent: str | None, who: int, ahead: int) -> None:
-        """An action, whose step of the environment must be beyond the agent's latest."""
+        """An action, whose step of the environment must be later than the agent's latest."""
         track, expected = self.track(name, agent), self.expected(name, agent, who)
         latest = track.env_t[-1] if track is not None and track.env_t else -1
         env_t = None if agent is None else max(0, latest + ahead)
@@ -199,7 +199,7 @@ class OddAgents(RuleBasedStateMachine):
 
     @rule(name=names, agent=agents, who=whose, told=st.sampled_from([None, None, 1, 2, 3]))
     def end(self, name: str, agent: str | None, who: int, told: int | None) -> None:
-        """An agent leaves; `told` is how many there were, where the episode is over."""
+        """An agent leaves; `told` is the number of agents, if the episode is over."""
         expected = self.expected(name, agent, who)
         if expected == "accepted" and told is not None:
             whole = self.model[name]
@@ -225,7 +225,7 @@ class OddAgents(RuleBasedStateMachine):
 
     @rule(name=names, agent=agents, who=whose, t=st.sampled_from([0, 0, 1]))
     def reward_step(self, name: str, agent: str | None, who: int, t: int) -> None:
-        """Of any track, by whomever, while it is open and within its window."""
+        """For any track, by any client, while it is open and within its window."""
         track = self.track(name, agent)
         if track is None:
             expected = "not_found"
@@ -248,7 +248,7 @@ class OddAgents(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 45.0, 60.0, 120.0]))
     def wait(self, seconds: float) -> None:
-        """Of several agents all are abandoned, once nothing came of any."""
+        """All agents are abandoned together, once no event arrived for any of them."""
         now = self.shell.now + seconds
         self.shell.tick(now)
         for whole in self.model.values():
@@ -279,7 +279,7 @@ class OddAgents(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The journal is read back: time-outs begin anew."""
+        """The journal is read back: time-outs restart."""
         self.shell.restart()
         for whole in self.model.values():
             whole.seen = self.shell.now

@@ -1,9 +1,9 @@
-"""Every odd event has one outcome: a state machine against a model of docs/semantics.md.
+"""Every unusual event has one outcome: a state machine against a model of docs/semantics.md.
 
-Two client instances send starts, actions, rewards, named rewards and ends in any order, with right,
-repeated, changed and skipped numbers; time passes, episodes break, instances are forgotten, the
-collector is killed, and its journal is put back to a backup. The model is the page's table; in the
-end the parts hold what it says.
+Two client instances send starts, actions, rewards, named rewards and ends in any order, with
+correct, repeated, changed and skipped numbers. Time passes, episodes break, instances are
+forgotten, the collector is killed, and its journal is restored from a backup. The model is the
+page's table; at the end the parts must match it.
 
 Also of `ingest.episodes.event_checks`.
 """
@@ -63,13 +63,13 @@ ENDED = {"terminated": "completed", "truncated": "completed"}
 
 @dataclass
 class Episode:
-    """What the page says of one episode."""
+    """The state of one episode by the page."""
 
     instance: str
     start: int
     policy: PolicyDeclaration
     seen: float
-    begun: dict[str, Any]  # what its start said beside its number
+    begun: dict[str, Any]  # content of its start without the number
     sent: list[Any] = field(default_factory=lambda: [None])  # content by seq; the start is 0
     rewards: list[list[float]] = field(default_factory=list)
     opened: list[float] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Episode:
 
     @property
     def known(self) -> int:
-        """The first number that the client has no acknowledgement for, once it is over."""
+        """The lowest number that the client has no acknowledgement for, once it is over."""
         return len(self.sent) if self.how in ENDED else len(self.sent) - 1
 
     def takes(self, t: int, now: float) -> bool:
@@ -94,7 +94,7 @@ class Episode:
 
 
 class OddEvents(RuleBasedStateMachine):
-    """The assembler with its shell, beside the model."""
+    """The assembler with its shell, next to the model."""
 
     agent: str | None = None  # of every event
 
@@ -112,10 +112,10 @@ class OddEvents(RuleBasedStateMachine):
         self.backup: Any = None
 
     picks = st.integers(0, 13)
-    whose = st.sampled_from([None, None, None, None, 0, 1])  # None: whoever started it
+    whose = st.sampled_from([None, None, None, None, 0, 1])  # None: any client
 
     def named(self, pick: int) -> str:
-        """Mostly the episode that was started last, or a new one; else any, or one that is not."""
+        """Mostly the latest episode or a new one; else any, or an unknown one."""
         if pick > 9:
             return [*self.model, "nobody"][-1 - pick % (len(self.model) + 1)]
         if not self.model or (pick < 8 and self.model[[*self.model][-1]].how):
@@ -155,7 +155,7 @@ class OddEvents(RuleBasedStateMachine):
 
     @rule(pick=picks, other=st.sampled_from([None, None, *STARTS]))
     def start_again(self, pick: int, other: dict[str, Any] | None) -> None:
-        """The start that was, or one with its number and name and another content."""
+        """The earlier start, or one with its number and name and other content."""
         found = self.model.get(name := self.named(pick))
         if found is None or found.instance not in self.instances:
             return
@@ -172,7 +172,7 @@ class OddEvents(RuleBasedStateMachine):
         )
         if self.shell.assembler.instances.get(instance) is None:
             expected = "unknown_instance"
-            self.instances[who] = self.shell.register()  # for what comes
+            self.instances[who] = self.shell.register()  # for later events
             self.starts[self.instances[who]] = set()
             answer = self.shell.send(event, instance=instance)
             assert answer == [expected]
@@ -197,7 +197,7 @@ class OddEvents(RuleBasedStateMachine):
 
     @rule(chance=st.integers(0, 5))
     def forget(self, chance: int) -> None:
-        """Newer instances come, and the one that was idle longest is forgotten."""
+        """Newer instances arrive, and the longest idle one is forgotten."""
         for _ in range(3 * (chance == 5)):
             self.shell.register()
         self.shell.assembler.forget_instances()
@@ -205,7 +205,7 @@ class OddEvents(RuleBasedStateMachine):
     # --- numbered events ---------------------------------------------------------------------
 
     def numbered(self, name: str, instance: str, skew: int, content: Any) -> tuple[str, int]:
-        """What the page says of a numbered event, and its number."""
+        """The expected answer to a numbered event, and its number."""
         found = self.model.get(name)
         if found is None:
             return "not_found", max(0, 1 + skew)
@@ -293,7 +293,7 @@ class OddEvents(RuleBasedStateMachine):
         amount=amounts,
     )
     def reward_step(self, pick: int, who: int, t: int, key: str, amount: float) -> None:
-        """Whoever sends it, and without a number."""
+        """By any client, and without a number."""
         name = self.named(pick)
         found = self.model.get(name)
         if found is None:
@@ -342,7 +342,7 @@ class OddEvents(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The journal is read back: time-outs begin anew, reward windows go on."""
+        """The journal is read back: time-outs restart, reward windows continue."""
         self.shell.restart()
         for episode in self.model.values():
             episode.seen = self.shell.now
@@ -356,7 +356,7 @@ class OddEvents(RuleBasedStateMachine):
 
     @rule(chance=st.integers(0, 2))
     def restore(self, chance: int) -> None:
-        """What is sealed goes to shards; then the journal is the copy again, and it is noticed."""
+        """Sealed parts go to shards; then the copy replaces the journal, which is detected."""
         if chance or self.backup is None:
             return
         shell, (journal, model, self.starts, self.instances) = self.shell, self.backup
@@ -371,10 +371,10 @@ class OddEvents(RuleBasedStateMachine):
         self.kill()
 
     def restored(self, backup: dict[str, Episode], there: set[str]) -> dict[str, Episode]:
-        """What the page says of every episode, `there` being those that shards hold."""
+        """The expected state of every episode; `there` are the ones that shards hold."""
         for name in there:
             known, latest = backup.get(name), self.model[name]
-            if known is None:  # its id is taken, and nobody's number of it is known
+            if known is None:  # its id is taken, and no number of it is known
                 backup[name] = replace(latest, instance="", start=-1, sent=[None])
             else:
                 ended = [] if known.how else [("end", None)]
@@ -398,7 +398,7 @@ TestOddEvents = OddEvents.TestCase
 
 
 class OddTracks(OddEvents):
-    """The same of agents' tracks: each is an episode of its own in all of this."""
+    """The same for agents' tracks: each acts as an episode of its own here."""
 
     agent = "agent0"
 

@@ -1,4 +1,4 @@
-"""Rewards that come late, through a real collector: from another service, and over a kill."""
+"""Late rewards through a real collector: from another service, and over a kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OBS = [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_click_counts_once_whoever_reports_it_and_whatever_is_killed(tmp_path: Path) -> None:
-    """Two services, one step: the window goes on after a kill, then the step is in a shard."""
+    """Two services report one step: its window continues after a kill, then it is in a shard."""
     declare(tmp_path, reward_window=4.0, seal_seconds=0.1)
     with CollectorProcess(tmp_path) as collector:
         with (
@@ -42,7 +42,7 @@ def test_a_click_counts_once_whoever_reports_it_and_whatever_is_killed(tmp_path:
 
 
 def test_several_rewards_become_one_as_the_policy_declares(tmp_path: Path) -> None:
-    """The client does not add up what the policy wants to choose from."""
+    """The client does not add up rewards from which the policy is to select."""
     declare(tmp_path, reward_combination="last", reward_default=-1.0)
     with CollectorProcess(tmp_path) as collector:
         with PolicyClient(collector.address) as client:

@@ -1,4 +1,4 @@
-"""Steps that wait for late rewards: when an episode is cut meanwhile, and when it is abandoned."""
+"""Steps that wait for late rewards: when their episode is cut, and when it is abandoned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def windowed(window: float, steps: int) -> Shell:
 
 
 def test_a_long_window_does_not_make_a_part_of_every_step() -> None:
-    """A cut leaves at most three times what it takes, so that copying is linear in the steps."""
+    """A cut leaves at most three times the steps that it takes, so copying is linear in the
+    steps.
+    """
     shell = windowed(100.0, 400)
     sizes = [part.steps for part in shell.parts(NAME)]
     assert len(sizes) < 10
@@ -41,7 +43,7 @@ def test_a_long_window_does_not_make_a_part_of_every_step() -> None:
 def test_a_cut_for_size_takes_all_closed_steps_of_what_is_too_long(
     window: float, expected: int
 ) -> None:
-    """As soon as one step more is there than a part is to hold, where the window is shorter."""
+    """With a short window it comes as soon as an episode has one step more than a part may hold."""
     shell = windowed(window, 30)
     sizes = [part.steps for part in shell.parts(NAME)]
     assert sizes == [expected] * len(sizes)
@@ -50,14 +52,14 @@ def test_a_cut_for_size_takes_all_closed_steps_of_what_is_too_long(
 
 @pytest.mark.parametrize("least", [0.0, 0.5])
 def test_cuts_can_ask_for_a_share_of_closed_steps(least: float) -> None:
-    """So that a lack of memory does not make small parts each second."""
+    """This keeps a shortage of memory from making small parts every second."""
     shell = windowed(5.0, 7)
     cuts = list(shell.assembler.cuts(["default"], shell.now, least=least))
     assert len(cuts) == (least == 0.0)
 
 
 def test_rewards_for_named_steps_put_off_the_time_out() -> None:
-    """Abandoned is an episode of which nothing came; after a replay as before."""
+    """An episode is abandoned once no event arrives for it; the same after a replay."""
     shell = windowed(10_000.0, 1)
     for number in range(4):
         shell.tick(shell.now + 400.0)
@@ -66,14 +68,14 @@ def test_rewards_for_named_steps_put_off_the_time_out() -> None:
         assert NAME in shell.assembler.episodes
     shell.tick(shell.now + 599.0)
     assert NAME in shell.assembler.episodes
-    assert shell.send(late) == ["retry"]  # it is known: nothing new came
+    assert shell.send(late) == ["retry"]  # a repetition: nothing new
     shell.tick(shell.now + 1.0)
     assert NAME not in shell.assembler.episodes
     assert shell.send(action(2)) == ["abandoned"]
 
 
 def test_tags_and_the_last_observation_are_memory_too() -> None:
-    """An episode without a step, and one whose end waits for its windows, hold what came."""
+    """An episode without a step, and one whose end waits for its windows, take memory."""
     policies = {"default": replace(STEPS, observation=parse_space("box:1000"), reward_window=9.0)}
     plain, tagged = Shell(policies), Shell(policies)
     plain.send(wire.Start(episode_id=NAME, start=0))

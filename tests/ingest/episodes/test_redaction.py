@@ -1,4 +1,4 @@
-"""What a policy's file takes out of its events never reaches the disk, a log or a message."""
+"""Fields that a policy's file redacts never reach the disk, a log or a message."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def info_after(redact: Mapping[str, str], info: dict[str, Any]) -> Any:
 
 
 def test_dropped_and_hashed_fields_of_an_observation() -> None:
-    """The rest stays as it was; what is hashed is 32 hex digits that come out the same again."""
+    """Other fields are unchanged; a hashed field becomes 32 hex digits, the same each time."""
     event = wire.LogAction(episode_id="e", seq=1, obs=OBS, action=1)
     found = redaction(REDACT).event(event)
     obs = Codec(OBSERVATION).decode(found.obs)  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def test_a_dropped_leaf_is_the_legal_value_nearest_to_zero(
 
 @given(st.integers(-50, 49), st.integers(-50, 49))
 def test_a_hashed_code_is_of_the_same_range(first: int, second: int) -> None:
-    """And the same for the same value, whatever was there before."""
+    """Equal values get equal codes, within the space's range."""
     space = Discrete(100, start=-50)
     codec, rule = Codec(space), redaction({"obs": "hash"}, space)
     found = [codec.decode(rule.observation(codec.encode(value))) for value in (first, second)]
@@ -112,7 +112,9 @@ def test_a_hashed_code_is_of_the_same_range(first: int, second: int) -> None:
 
 @given(st.data())
 def test_what_is_put_in_place_is_always_valid(data: st.DataObject) -> None:
-    """For any space: a dropped observation passes the check that comes next, twice as once."""
+    """In any space, the substitute for a dropped observation is valid, and stable when redacted
+    again.
+    """
     space = data.draw(spaces)
     codec, rule = Codec(space), redaction({"obs": "drop"}, space)
     encoded = codec.encode(data.draw(values(space)))
@@ -145,7 +147,7 @@ def test_what_is_put_in_place_is_always_valid(data: st.DataObject) -> None:
 def test_infos_are_redacted_wherever_the_path_leads(
     redact: dict[str, str], info: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """Into lists and through keys that hold dots: what is named does not slip through."""
+    """A path leads into lists and through keys that contain dots: no named field escapes."""
     before = repr(info)
     assert info_after(redact, info) == expected
     assert repr(info) == before
@@ -163,7 +165,7 @@ def test_infos_are_redacted_wherever_the_path_leads(
     ],
 )
 def test_tags_below_a_name_are_meant_too(redact: dict[str, str], expected: dict[str, str]) -> None:
-    """A tag `user.id` lies below `tags.user`; a rule of its own comes first."""
+    """A tag `user.id` lies below `tags.user`; a more specific rule takes precedence."""
     tags = {"user": "a", "user.id": "1", "users": "c"}
     event = wire.Start(episode_id="e", tags=tags)
     assert redaction(redact).event(event).tags == expected
@@ -176,13 +178,13 @@ def test_what_json_cannot_say_is_hashed_all_the_same(value: Any) -> None:
 
 
 def test_a_pseudonym_needs_the_key() -> None:
-    """Another root has others: nobody can join two, or try out what a value may have been."""
+    """Another root has other pseudonyms: they can't be joined, or tried out for known values."""
     assert pseudonym(KEY, SECRET) == pseudonym(KEY, SECRET)
     assert pseudonym(KEY, SECRET) != pseudonym(b"j" * 32, SECRET)
 
 
 def test_a_bad_observation_is_refused_without_showing_it() -> None:
-    """Neither the refusal nor what caused it holds a value that was to be taken out."""
+    """Neither the refusal nor its cause holds a value that was to be redacted."""
     for bad in ({**OBS, "age": 1000}, {**OBS, "extra": 1}, SECRET, SECRET.encode(), [SECRET]):
         with pytest.raises(Refusal, match="redacted") as refused:
             redaction(REDACT).event(wire.End(episode_id="e", obs=bad))
@@ -215,7 +217,7 @@ def test_a_leaf_without_room_for_a_pseudonym_takes_none(space: Space) -> None:
 
 
 def test_the_rules_survive_their_file(tmp_path: Path) -> None:
-    """Written, read, and part of what `collect` reports as changed."""
+    """Written, read, and among the changes that `collect` reports."""
     declared = PolicyDeclaration(observation=OBSERVATION, action=Discrete(2), redact=REDACT)
     assert PolicyDeclaration.from_json(declared.to_json()) == declared
     old = declared.to_json()
@@ -250,9 +252,9 @@ def everything(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("redacts", [True, False])
 def test_no_secret_is_on_the_disk(tmp_path: Path, redacts: bool) -> None:
-    """Neither before a kill, nor after a replay and a drain: not in the journal, shards or logs.
+    """Before a kill and after a replay and a drain: not in the journal, shards or logs.
 
-    With the same traffic and no rules it is there: the search would find it.
+    Without rules, the same traffic does leave it there, so the search can find it.
     """
     root, log = tmp_path / "root", tmp_path / "log"
     save_declaration(
@@ -301,7 +303,7 @@ def test_no_secret_is_on_the_disk(tmp_path: Path, redacts: bool) -> None:
 
 
 def test_no_pseudonym_is_made_up_without_a_key(tmp_path: Path) -> None:
-    """Status 2, and no key is made: rows that were never hashed would be searched in vain."""
+    """Status 2, and no key is created: rows that were never hashed would be searched in vain."""
     save_declaration(
         tmp_path, PolicyDeclaration(observation=OBSERVATION, action=Discrete(2), redact=REDACT)
     )
@@ -333,7 +335,7 @@ def test_a_retry_of_a_redacted_event_is_still_a_retry(tmp_path: Path) -> None:
 
 
 def test_a_policy_acts_on_what_was_sent_and_a_lost_answer_is_repeated(tmp_path: Path) -> None:
-    """Redaction is of what is kept: the forward sees the observation, and a retry its answer."""
+    """Redaction applies to stored data: the policy gets the observation, and a retry its answer."""
     space = parse_space("box:4")
     spec = PolicySpec(space, Discrete(2))
     save_declaration(
@@ -361,7 +363,7 @@ def test_a_policy_acts_on_what_was_sent_and_a_lost_answer_is_repeated(tmp_path: 
 def test_a_call_for_an_action_shows_nothing_that_is_taken_out(
     tmp_path: Path, redact: dict[str, str], shown: bool
 ) -> None:
-    """What does not fit is refused without its values, alone or in a batch."""
+    """Invalid values are refused without showing them, alone or in a batch."""
     save_declaration(
         tmp_path, PolicyDeclaration(observation=OBSERVATION, action=Discrete(2), redact=redact)
     )

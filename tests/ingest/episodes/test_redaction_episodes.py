@@ -1,4 +1,4 @@
-"""Redaction over an episode's whole life: late, under new rules, by strangers, with odd content."""
+"""Redaction over an episode's life: late, under new rules, by other clients, with odd content."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class KeptJournal(MemoryJournal):
 
     @property
     def infos(self) -> list[str]:
-        """What infos the events of all rows have."""
+        """The infos of the events of all rows."""
         events = [event for blob in self.blobs for event in decode_row(blob).events]
         return [one.info for one in events if isinstance(one, (Acted, Rewarded, RewardedStep))]
 
@@ -95,7 +95,7 @@ def named_reward(**given: Any) -> wire.LogReturns:
 
 
 def test_a_reward_after_the_end_is_redacted() -> None:
-    """In its reward window an episode that is over has the rules that it had."""
+    """Within its reward window, an ended episode keeps its rules."""
     journal = KeptJournal()
 
     async def body(collector: Collector) -> None:
@@ -108,7 +108,7 @@ def test_a_reward_after_the_end_is_redacted() -> None:
 
 
 def test_without_a_redactor_nothing_with_rules_is_judged() -> None:
-    """An assembler that nobody gave one refuses to work rather than keep what came."""
+    """An assembler without a redactor refuses the event instead of storing it."""
     assembler = EpisodeAssembler({"default": declared(redact=EMAIL)})
     with pytest.raises(TypeError, match="expected a redactor"):
         Judge(assembler).judge(None, wire.Start(episode_id="e"))
@@ -120,7 +120,7 @@ def test_without_a_redactor_nothing_with_rules_is_judged() -> None:
 
 
 def test_new_rules_hold_for_an_open_episode_of_an_earlier_space() -> None:
-    """The space has changed with the rules: the episode keeps its space, and heeds the rules."""
+    """The space changed with the rules: the episode keeps its space, and follows the new rules."""
     journal = KeptJournal()
 
     async def before(collector: Collector) -> None:
@@ -138,12 +138,12 @@ def test_new_rules_hold_for_an_open_episode_of_an_earlier_space() -> None:
 
 
 def test_what_rules_mean_in_an_earlier_space() -> None:
-    """Its own hold on, but below what is dropped today; today's come to them where the field is
-    there; dropped if not hashable."""
+    """Earlier rules stay, except below a path that is dropped today. Today's rules apply if the
+    field exists; one that cannot be hashed is dropped."""
     space = Dict((("user", Text(8)), ("age", Discrete(9)), ("x", Box(shape=(2,)))))
     earlier = {"obs.x": "drop", "infos.a": "drop", "tags.t": "hash"}
     today = {
-        "obs.user": "hash",  # no room for a pseudonym here
+        "obs.user": "hash",  # too short for a pseudonym
         "obs.age": "hash",
         "obs.elsewhere": "drop",
         "infos.a": "hash",
@@ -179,7 +179,7 @@ BAD_OBS = {"obs": [0.0, 1.0, 2.0]}
 def test_nobody_breaks_the_episode_of_another_client(
     redact: dict[str, str], event: wire.Event, code: str
 ) -> None:
-    """Whatever a stranger sends, its owner goes on; the owner's own bad event breaks it."""
+    """Another client's events never break it; the owner's own bad event does."""
 
     async def body(collector: Collector) -> None:
         mine, other = [collector.register(wire.Register())[0].instance for _ in range(2)]
@@ -219,7 +219,7 @@ DROP, HASH, ALL = {"tags.user": "drop"}, {"tags.user": "hash"}, {"tags": "drop"}
 def test_a_start_again_is_compared_by_what_the_rules_leave_of_it(
     first: dict[str, str], then: dict[str, str], answer: list[str]
 ) -> None:
-    """By the rules that it came under, and by today's where these take out more."""
+    """By the rules of its first arrival, and by today's where these redact more."""
     journal, mine = KeptJournal(), list[str]()
 
     def start(experiment: str) -> wire.Start:
@@ -261,7 +261,7 @@ def nested(depth: int) -> list[Any]:
     ],
 )
 def test_a_deep_info_is_refused_as_such(redact: dict[str, str], event: wire.Event) -> None:
-    """Its depth is looked at before what lies in it: the state need not be rebuilt for anybody."""
+    """The depth is checked before the content, so the state need not be rebuilt."""
 
     async def body(collector: Collector) -> None:
         assert await sent(collector, wire.Start(episode_id="e"), action()) == []
@@ -273,7 +273,7 @@ def test_a_deep_info_is_refused_as_such(redact: dict[str, str], event: wire.Even
 
 
 def test_rules_over_a_change_of_the_file_alone() -> None:
-    """The same space with other rules: today's, and they alone, hold for what is open."""
+    """With the same space, only today's rules apply to open episodes."""
     journal = KeptJournal()
 
     async def before(collector: Collector) -> None:
@@ -295,7 +295,7 @@ def test_rules_over_a_change_of_the_file_alone() -> None:
 def test_a_bad_cell_of_an_import_is_not_shown_where_it_is_redacted(
     column: str, path: str | None
 ) -> None:
-    """What no rule can be applied to, as it is no JSON, might hold what the rules name."""
+    """No rule can be applied to a cell that is not JSON, and it might hold redacted fields."""
     policy = declared(redact={} if path is None else {path: "drop"})
     cells = [f'{{"email":"{SECRET}","n":NaN}}', None]
     table, rules = steps({"e": 2}, **{column: cells}), PolicyRules.of(policy)

@@ -1,4 +1,4 @@
-"""Cells: numbers, times and flags are what Python makes of them; what is none is a fault."""
+"""Cells: numbers, times and flags are read as Python does; invalid ones are faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = st.none() | st.integers(-(2**62), 2**62) | st.sampled_from(["x", "", "1_
 
 @given(st.lists(WHOLE))
 def test_whole_numbers_of_texts_are_exact(cells: list[Any]) -> None:
-    """A text that is no number is marked, and costs no other cell a digit."""
+    """A text that is not a number is marked, and no other cell loses a digit."""
     texts = pa.array([None if cell is None else f" {cell} " for cell in cells], pa.string())
     values, bad = to_numbers(texts, whole=True)
     assert bad.tolist() == [isinstance(cell, str) for cell in cells]
@@ -60,7 +60,7 @@ def test_numbers_of_other_kinds(column: Any, expected: list[float]) -> None:
 
 
 def test_what_is_not_whole_is_no_integer() -> None:
-    """3.0 is one, 3.5 and what int64 cannot hold are none; a date is no number at all."""
+    """3.0 is an integer; 3.5 and values beyond int64 are not; a date is not a number."""
     values, bad = to_numbers(pa.array([3.0, 3.5, 1e30, None]), whole=True)
     assert (values.tolist(), bad.tolist()) == ([3, 0, 0, 0], [False, True, True, False])
     _, bad = to_numbers(pa.array([2**63, 1], pa.uint64()), whole=True)
@@ -86,7 +86,7 @@ def test_times_are_those_of_python(times: list[datetime], sep: str, zone: str) -
 
 
 def test_times_without_a_zone_are_the_given_ones() -> None:
-    """Of an hour that comes twice the first; numbers, dates and stamped times need no zone."""
+    """An hour that occurs twice means the first; numbers, dates and stamped times need no zone."""
     zone = "Europe/Berlin"
     texts = ["2026-07-01T12:00", "2026-10-25 02:30:00", "2026-07-01T12:00Z", "2026-07-01"]
     expected = [
@@ -116,7 +116,7 @@ def test_times_without_a_zone_are_the_given_ones() -> None:
 def test_units_and_what_is_no_time(
     column: list[Any], unit: str, micros: list[int], bad: list[bool]
 ) -> None:
-    """Numbers are of the unit; what is neither a number nor a time is marked."""
+    """Numbers are in the given unit; a cell that is neither a number nor a time is marked."""
     values, wrong = to_micros(pa.array(column), unit, "UTC")
     assert wrong.tolist() == bad
     assert np.where(wrong, 0, values).tolist() == micros
@@ -129,7 +129,7 @@ def cells(column: list[Any], **options: Any) -> Cells:
 
 
 def test_flags_are_booleans_zero_and_one_and_such_texts() -> None:
-    """Anything else is a fault, which shows the cell."""
+    """Any other cell is a fault, and the error shows it."""
     found = cells(["true", " FALSE ", "1", "0.0", "yes", None])
     assert found.flags("x").tolist() == [True, False, True, False, False, False]
     assert found.faults.bad.tolist() == [False] * 4 + [True, True]
@@ -152,7 +152,7 @@ def test_flags_are_booleans_zero_and_one_and_such_texts() -> None:
 def test_a_missing_cell_is_what_the_options_say(
     options: dict[str, Any], values: list[float], bad: list[bool], dropped: list[bool]
 ) -> None:
-    """A fault, a row less, 0, or the column's default before any of them."""
+    """It is a fault, a dropped row or 0; the column's default takes precedence."""
     found = cells([1.0, None], **options)
     assert found.numbers("x").tolist() == values
     assert (found.faults.bad.tolist(), found.faults.dropped.tolist()) == (bad, dropped)
@@ -167,7 +167,7 @@ def test_texts_are_the_same_for_the_same_number() -> None:
 
 
 def test_lists_within_each_other_are_one_row_of_numbers() -> None:
-    """Also as JSON texts; the counts say how many numbers each row has."""
+    """The same for JSON texts; the counts give each row's number of values."""
     lists = [[[1, 2], [3]], [[4]], None]
     texts = ["[[1, 2], [3]]", "[4]", None]
     for column in (pa.array(lists), cells(texts).lists("x")):

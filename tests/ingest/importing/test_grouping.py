@@ -1,4 +1,4 @@
-"""Grouping: every row comes once, with all of its episode, in the order in which these end."""
+"""Grouping: each row is returned once, with its whole episode, ordered by the episodes' ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingest.protocol.errors import ImportFailed
 
 
 class Pieces:
-    """A unit whose blocks are given."""
+    """A unit with given blocks."""
 
     label, once = "pieces", False
 
@@ -44,7 +44,7 @@ KEYS = st.none() | st.integers(0, 5)
 
 @given(st.lists(st.lists(KEYS, max_size=6), max_size=6))
 def test_every_row_comes_once_with_its_whole_episode(blocks: list[list[int | None]]) -> None:
-    """Whatever lies between them and wherever blocks end; rows without a key stand alone."""
+    """Whatever rows lie in between and wherever blocks end; rows without a key stand alone."""
     rows = [key for block in blocks for key in block]
     found: list[tuple[str | None, int]] = []
     for chunk in by_episode([Pieces(blocks)], ["e"], "e"):
@@ -65,7 +65,7 @@ def test_blocks_of_several_kinds_are_joined_as_texts() -> None:
 
 
 def test_rows_too_far_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits is bounded: the source has to be sorted."""
+    """Waiting rows are bounded: the source has to be sorted."""
     monkeypatch.setattr(grouping, "HELD_BYTES", 1_000)
     table = pa.table({"e": [*range(1_000), *range(1_000)]})
     units = open_source(table, None)

@@ -39,7 +39,7 @@ BANDIT: dict[str, Any] = {
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    """A bandit's log whose rewards tell its rows apart."""
+    """A bandit's log with a different reward in each row."""
     return [
         {"x": i / 8, "y": -float(i), "a": i % 2, "r": float(i), "p": 0.25 + i % 2 / 2}
         for i in range(count)
@@ -110,7 +110,7 @@ def test_every_row_becomes_an_episode_of_one_step(
 def test_a_second_run_adds_nothing_but_another_file_or_meaning_does(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """An import is its content and what its columns mean, wherever the file lies."""
+    """An import is identified by its content and its columns' meaning, wherever the file is."""
     path = write(tmp_path / "log.csv", rows_of(20))
     options = ImportOptions(source=path, address=collector.address, **BANDIT)
     first, again = run_import(options), run_import(options)
@@ -129,7 +129,9 @@ def test_a_second_run_adds_nothing_but_another_file_or_meaning_does(
 def test_a_file_that_grows_or_changes_its_format_adds_new_rows_under_its_name(
     collector: CollectorProcess, tmp_path: Path, episode: str | None
 ) -> None:
-    """With `name` the rows are known; without it they are another import's, and stored again."""
+    """With `name` the rows are known; without it they belong to another import, and are stored
+    again.
+    """
     rows = [row | {"e": f"{at // 2:03d}"} for at, row in enumerate(rows_of(60))]
     options = ImportOptions(
         source="", address=collector.address, name="shop", episode=episode, **BANDIT
@@ -154,7 +156,7 @@ def test_the_mean_of_many_times_lies_between_them() -> None:
 def test_an_interrupted_import_tells_what_is_acknowledged(
     collector: CollectorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same import knows exactly these rows, and adds the rest."""
+    """Repeating the import finds exactly these rows, and adds the rest."""
     monkeypatch.setattr("ingest.importing.posting.ROWS", 10)
     monkeypatch.setattr("ingest.importing.sources.BLOCK_ROWS", 20)
 
@@ -175,7 +177,7 @@ def test_an_interrupted_import_tells_what_is_acknowledged(
 def test_rows_of_an_episode_may_lie_anywhere_and_are_ordered_by_time(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """Interleaved rows are grouped; t follows the time column; the last row says how it ended."""
+    """Interleaved rows are grouped; t follows the time column; the last row gives the ending."""
     rows = [
         {"e": name, "at": at, "x": 0, "y": at, "a": 0, "r": at, "p": 1, "end": at == 3}
         for at, name in [(2, "A"), (1, "B"), (3, "B"), (1, "A"), (1, "C"), (2, "B"), (3, "A")]
@@ -236,7 +238,7 @@ def test_a_bad_row_is_named_counted_and_stops_nothing(
 def test_a_bad_row_leaves_its_whole_episode_out(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """No part of an episode with a hole is stored; the row at fault and its episode are named."""
+    """No part of an episode with a gap is stored; the faulty row and its episode are named."""
     rows = [
         {"e": name, "x": 0, "y": 0, "a": 0, "r": r, "p": 1}
         for name, r in [("A", 1), ("A", "?"), ("A", 3), ("B", 4), ("B", 5), ("", 6)]
@@ -260,7 +262,7 @@ def test_a_bad_row_leaves_its_whole_episode_out(
 
 
 def test_an_end_before_the_last_row_is_a_fault(collector: CollectorProcess, tmp_path: Path) -> None:
-    """An episode that goes on after its end is two episodes under one name."""
+    """An episode that continues after its end is two episodes under one name."""
     rows = [{"e": 1, "x": 0, "y": 0, "a": 0, "r": 1, "p": 1, "end": end} for end in (1, 0)]
     path = write(tmp_path / "log.jsonl", rows)
     report = run_import(
@@ -276,7 +278,7 @@ def test_an_end_before_the_last_row_is_a_fault(collector: CollectorProcess, tmp_
 
 
 def checked(table: dict[str, list[Any]], **meaning: Any) -> ImportReport:
-    """What would be imported, without a collector, of a table with a reward r and an action a."""
+    """The result of an import without a collector, for a table with a reward r and an action a."""
     rows = len(next(iter(table.values())))
     usual = {"x": [0.5] * rows, "a": [n % 2 for n in range(rows)], "r": [1.0] * rows}
     whole = pa.table({**usual, **table})
@@ -304,7 +306,7 @@ def test_several_columns_of_rewards_are_added_up() -> None:
 def test_a_declared_uniform_policy_is_the_propensity(
     action: list[Any], space: str, prob: float
 ) -> None:
-    """Every action of the space was as likely, those that the log lacks too."""
+    """Every action of the space was equally likely, including those that the log lacks."""
     report = checked({"a": action}, uniform=True)
     seen = report.understood["propensities"]
     assert report.understood["spaces"]["action"]["kind"] == space
@@ -330,7 +332,7 @@ def test_nothing_is_uniform_on_a_box_without_bounds() -> None:
 def test_steps_of_an_episode_are_in_order_and_without_gaps(
     steps: list[int | None], rows: int, bad: dict[str, int]
 ) -> None:
-    """Another episode beside it is as it was."""
+    """Other episodes are unchanged."""
     table = {"t": [*steps, 0], "e": ["A"] * 3 + ["B"]}
     report = checked(table, episode="e", step="t")
     assert (report.steps, report.bad_counts) == (rows + 1, bad)
@@ -344,7 +346,7 @@ def test_times_that_fall_along_the_steps_are_a_fault() -> None:
 
 
 def test_a_dropped_row_leaves_its_episode(collector: CollectorProcess) -> None:
-    """Its episode goes on without it; the report counts it apart from faults."""
+    """The rest of the episode is kept; the report counts the row apart from faults."""
     table = pa.table(
         {
             "e": ["A", "A", "A", "B"],
@@ -372,7 +374,7 @@ def test_a_dropped_row_leaves_its_episode(collector: CollectorProcess) -> None:
 
 
 def test_tags_and_keys_of_any_text_arrive(collector: CollectorProcess) -> None:
-    """Quotes, line ends and what a path would misread; a missing tag is none."""
+    """Quotes, line ends and characters that are special in paths; a missing tag is absent."""
     texts = ['say "hi"', "back\\slash", "line\nend", "a/b", None, "ünï"]
     rows = range(len(texts))
     table = {
@@ -431,7 +433,7 @@ def test_spaces_of_several_leaves_are_filled_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tags", [{"c": "c"}, {"c": "c", "d": "d"}])
 def test_tags_may_be_missing_in_all_rows_of_a_block(tags: dict[str, str]) -> None:
-    """As of a folder whose partition has no value."""
+    """For example in a folder whose partition has no value."""
     none = pa.array([None, None], pa.string())
     table = {"x": [1.0, 2.0], "a": [0, 1], "r": [0.0, 1.0], "c": none, "d": none}
     assert checked(table, tags=tags).bad_counts == {}
@@ -439,7 +441,7 @@ def test_tags_may_be_missing_in_all_rows_of_a_block(tags: dict[str, str]) -> Non
 
 
 def test_a_late_key_of_json_lines_is_a_column(tmp_path: Path) -> None:
-    """A sparse reward may first be there far down."""
+    """A sparse reward may first occur late in the file."""
     rows = [{"x": 0.5, "a": 0} for _ in range(3_000)] + [{"x": 0.5, "a": 0, "r": 1.0}]
     path = write(tmp_path / "log.jsonl", rows)
     given = {"observation": ["x"], "action": "a", "reward": "r", "missing": "value"}
@@ -448,7 +450,7 @@ def test_a_late_key_of_json_lines_is_a_column(tmp_path: Path) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    """Before anything is read."""
+    """The error comes before any file is read."""
     table = {"x": [1.0]}
     for meaning, text in (
         ({"action_prob": "x", "uniform": True}, "one of action_prob, action_logp and uniform"),
@@ -467,7 +469,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 def test_a_folder_that_has_grown_adds_its_new_file(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """Files are named by themselves where a row is an episode."""
+    """Where each row is an episode, files are named individually."""
     folder = tmp_path / "logs"
     folder.mkdir()
     write(folder / "1.csv", rows_of(10))
@@ -483,7 +485,7 @@ def test_a_folder_that_has_grown_adds_its_new_file(
 
 
 def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
-    """Codes are the places among the sorted values of the first log; others are named, unknown."""
+    """Codes are positions in the sorted values of the first log; unknown values are named."""
     declare(tmp_path / "root", "multi_discrete:3,10", "discrete:2")
     first = write(
         tmp_path / "first.parquet",
@@ -514,7 +516,7 @@ def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
 
 
 def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
-    """The route takes no integers for them: they could be meant as codes."""
+    """The route takes no integers for them, which could be meant as codes."""
     rules = {"observation": Box((1,)), "action": Discrete.of(["42", "7"]), "seal_seconds": 0.2}
     save_declaration(tmp_path / "root", PolicyDeclaration(**rules))
     with CollectorProcess(tmp_path / "root") as collector:
@@ -527,7 +529,7 @@ def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
 
 
 def test_a_changed_list_of_names_makes_another_import(tmp_path: Path) -> None:
-    """Law: what an import's codes mean is part of its name, so that new codes are not "known"."""
+    """The meaning of an import's codes is part of its name, so new codes are not "known"."""
     path = write(tmp_path / "log.csv", [{"x": 0, "item": "b", "r": 1}])
     steps = []
     for names in (["a", "b"], ["a", "b"], ["b", "a"]):
@@ -578,7 +580,7 @@ def test_a_reader_is_kept_only_where_it_is_read_twice(
 
 
 def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
-    """Few whole numbers are choices, measurements a float Box, categories names."""
+    """Few integers are choices, measurements a float Box, categories names."""
     rows = [
         {"c": c, "n": n, "f": f, "v": [0.5, 1.5], "a": a, "r": 0}
         for c, n, f, a in [("x", 3, 0.5, 7), ("y", 5, -2.0, 300), ("x", None, "bad", 4)]
@@ -603,7 +605,7 @@ def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
 
 
 def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path: Path) -> None:
-    """Columns that cannot fill the declared space are refused before anything is sent."""
+    """Columns that do not fit the declared space are refused before anything is sent."""
     path = write(tmp_path / "log.csv", rows_of(3))
     options = ImportOptions(source=path, address=collector.address, **BANDIT)
     with pytest.raises(ImportFailed, match="expects 2 numbers, got the columns x, y, r"):
@@ -638,7 +640,7 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
 def test_a_file_that_cannot_be_used_says_why(
     name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:
-    """Before any request: the address leads nowhere."""
+    """Before any request: the address has no server."""
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ImportFailed, match=message):
@@ -648,7 +650,7 @@ def test_a_file_that_cannot_be_used_says_why(
 def test_a_missing_file_and_an_absent_collector_are_told_apart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The one is the caller's to mend, the other passes, and is waited for with a word."""
+    """The caller has to correct the one; the other is waited for, with a message."""
     options = ImportOptions(source=tmp_path / "no.csv", address="http://127.0.0.1:9", **BANDIT)
     with pytest.raises(ImportFailed, match="cannot be read: No such file"):
         run_import(options)
@@ -660,7 +662,7 @@ def test_a_missing_file_and_an_absent_collector_are_told_apart(
 
 
 def test_a_header_alone_is_no_log(collector: CollectorProcess, tmp_path: Path) -> None:
-    """A file without rows is a mistake that must not look like success."""
+    """A file without rows is an error, not a success."""
     path = tmp_path / "log.csv"
     path.write_text("x,y,a,r,p\n")
     with pytest.raises(ImportFailed, match="has no rows"):

@@ -1,4 +1,4 @@
-"""SIGKILL of the collector, its writer and the client in the middle of importing the real log."""
+"""SIGKILL of the collector, its writer and the client during an import of the real log."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ main()
 
 
 def importing(rows: int, *words: object) -> subprocess.Popen[bytes]:
-    """`headrace import` with requests of about so many rows."""
+    """`headrace import` with requests of about the given number of rows."""
     command = [sys.executable, "-c", RUN, str(rows), "import", *map(str, words), "--json"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
 
 
 def ended(client: subprocess.Popen[bytes]) -> None:
-    """SIGKILL, and its pipe closed."""
+    """Send SIGKILL and close the pipe."""
     client.kill()
     client.wait()
     if client.stdout is not None:
@@ -54,7 +54,7 @@ def ended(client: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.long
 def test_kills_within_an_import_lose_and_double_nothing(tmp_path: Path) -> None:
-    """Each kill comes after more of the log has arrived; at the end every row is there once."""
+    """Each kill comes after more of the log has arrived; at the end every row is stored once."""
     declare(tmp_path, observation="box:1", action="discrete:80")
     chance = random.Random(7)
     with CollectorProcess(tmp_path) as collector:
@@ -94,7 +94,7 @@ def await_steps(
     client: subprocess.Popen[bytes],
     begin: Callable[[], subprocess.Popen[bytes]],
 ) -> subprocess.Popen[bytes]:
-    """Wait until so many have arrived; a client that was killed is followed by another."""
+    """Wait until this many have arrived; a killed client is replaced."""
     while collector.get("/readyz")[1]["steps"] < steps:
         if client.poll() is not None:
             ended(client)
@@ -103,9 +103,9 @@ def await_steps(
 
 
 def test_a_killed_import_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """What arrived before SIGKILL is known in the next run, which sends the rest and no more.
+    """The next run recognises the rows that arrived before SIGKILL, and sends only the rest.
 
-    Episodes of several steps, whose rows lie between each other's.
+    Episodes have several steps, with interleaved rows.
     """
     declare(tmp_path / "root", observation="box:1", action="discrete:2")
     count = np.arange(8_000)
@@ -135,7 +135,9 @@ def test_a_killed_import_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_killed_import_of_several_policies_makes_whole_episodes(tmp_path: Path) -> None:
-    """The tracks of an episode come in requests of several policies, of which some had arrived."""
+    """The tracks of an episode are sent in requests of several policies, some of which had
+    arrived.
+    """
     root, path, episodes = tmp_path / "root", tmp_path / "log.csv", 1_000
     for name in ("walker", "flyer"):
         space, action = Box((1,)), Discrete(2)

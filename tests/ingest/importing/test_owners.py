@@ -1,4 +1,4 @@
-"""Several agents and policies in one log; infos and final observations: what a reader has of them.
+"""Several agents and policies in one log, with infos and final observations, as read back.
 
 Also of `ingest.importing.episodes`.
 """
@@ -41,7 +41,7 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
-    """One for all tests here: their imports are told apart by their names' prefixes."""
+    """One for all tests here, whose imports have distinct name prefixes."""
     root = tmp_path_factory.mktemp("root")
     for name, (observation, action) in POLICIES.items():
         declared = PolicyDeclaration(
@@ -99,7 +99,7 @@ def write(path: Path, rows: list[tuple[Any, ...]], columns: tuple[str, ...] = CO
 def test_agents_of_several_policies_are_one_episode(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """Law: what `MultiAgentReader` puts together is what the log says; again adds nothing."""
+    """`MultiAgentReader` returns the log's episodes; a second import adds nothing."""
     path = write(tmp_path / "log.csv", JOINT)
     options = ImportOptions(source=path, policies=AGENTS, address=collector.address, **JOINTLY)
     report, again = run_import(options), run_import(options)
@@ -128,7 +128,7 @@ def test_agents_of_several_policies_are_one_episode(
     ]
     ends = {(row["agent_id"], row["ended"], row["agents"]) for row in rows if row["agents"] > 0}
     assert ends == {
-        ("f1", "truncated", 3),  # m1: no row of it says that it is done
+        ("f1", "truncated", 3),  # no row of m1 is marked as done
         ("f1", "terminated", 1),
         ("w1", "terminated", 3),
         ("w2", "terminated", 3),
@@ -155,7 +155,9 @@ def test_agents_of_several_policies_are_one_episode(
 
 
 def test_a_column_names_the_policy_and_times_the_steps(collector: CollectorProcess) -> None:
-    """Who acts at one time acts in one step; a tag is the episode's, whoever acts first."""
+    """Agents that act at one time share a step; a tag belongs to the episode, whoever acts
+    first.
+    """
     table = pa.table(
         {
             "match": ["a", "a", "a", "a"],
@@ -209,7 +211,7 @@ def test_a_column_names_the_policy_and_times_the_steps(collector: CollectorProce
 def test_a_fault_of_one_agent_leaves_the_episode_out(
     change: dict[int, dict[str, Any]], reason: str, collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """Law: of all agents; the other episodes stay."""
+    """All of its agents are left out; other episodes stay."""
     rows = [list(row) for row in JOINT]
     for at, cells in change.items():
         for name, value in cells.items():
@@ -242,7 +244,7 @@ def test_agents_of_one_policy_need_no_list_of_policies(collector: CollectorProce
 
 
 def test_rows_of_several_policies_need_no_agents(collector: CollectorProcess) -> None:
-    """A log of two policies: each row, or episode, is of its own."""
+    """A log of two policies: each row, or episode, belongs to one."""
     table = pa.table(
         {
             "p": ["walker", "hopper", "nobody", "walker"],
@@ -284,7 +286,7 @@ def test_options_of_agents_that_make_no_sense_are_refused() -> None:
 
 
 def test_final_observations_are_those_of_the_last_rows(collector: CollectorProcess) -> None:
-    """Law: a reader's next observation of an episode's last step is the column's; or none."""
+    """The next observation of an episode's last step is the column's value, or absent."""
     table = pa.table(
         {
             "e": ["a", "a", "b", "c"],
@@ -331,7 +333,7 @@ def test_final_observations_are_those_of_the_last_rows(collector: CollectorProce
 
 
 def test_a_tuple_takes_a_column_for_each_part(collector: CollectorProcess) -> None:
-    """In their order; one of names by the names that its part has."""
+    """In order; a part with names takes its names."""
     table = {"x": [1.0, 2.0], "to": ["right", "?"], "a": [0, 1], "r": [1.0, 2.0]}
     given = {"action": "a", "reward": "r", "policy_id": "pair", "address": collector.address}
     report = import_table(pa.table(table), observation=["x", "to:categories"], **given)
@@ -353,7 +355,7 @@ def test_a_tuple_takes_a_column_for_each_part(collector: CollectorProcess) -> No
 def test_a_final_observation_that_lacks_a_cell(
     missing: str, bad: dict[str, int], final: list[float], collector: CollectorProcess
 ) -> None:
-    """It is at fault, or none, or has a 0, as `missing` says; no row is dropped for it."""
+    """It is a fault, absent or filled with 0, as `missing` says; no row is dropped for it."""
     table = {"x": [1.0], "y": [2.0], "next_x": [7.0], "next_y": [None], "a": [0], "r": [1.0]}
     report = import_table(
         pa.table(table),
@@ -374,7 +376,7 @@ def test_a_final_observation_that_lacks_a_cell(
 
 
 def test_infos_are_json_of_their_columns(collector: CollectorProcess, tmp_path: Path) -> None:
-    """Numbers, truth, lists and structures as they are; a text that reads as a number is one."""
+    """Numbers, booleans, lists and structures are kept; text that reads as a number becomes one."""
     table = {
         "x": [1.0, 2.0],
         "y": [0.0, 0.0],
@@ -414,7 +416,7 @@ def test_infos_are_json_of_their_columns(collector: CollectorProcess, tmp_path: 
 
 
 def test_names_and_ranges_are_those_of_final_observations_too(tmp_path: Path) -> None:
-    """A state that only ends episodes is a state."""
+    """Values that occur only in final observations count too."""
     rows = [("a", 1, "b", 2, 0, 0.0), ("b", 2, "goal", 3, 1, 1.0)]
     path = write(tmp_path / "log.csv", rows, ("s", "n", "next_s", "next_n", "a", "r"))
     given = {"source": path, "action": "a", "reward": "r"}

@@ -1,4 +1,4 @@
-"""Requests: cut where episodes end, the same in every run; an episode may be larger than one."""
+"""Requests are cut where episodes end, the same in every run; long episodes take several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHUNKS = st.lists(st.lists(st.integers(1, 60) | st.just(300), max_size=8), max_s
 
 @given(CHUNKS)
 def test_requests_hold_all_episodes_and_fit_a_body(chunks: list[list[int]]) -> None:
-    """Whole ones, in their order, numbered from 0; a long one comes in pieces of its own."""
+    """Whole episodes in order, numbered from 0; a long one is sent in pieces of its own."""
     found = requests(chunks)
     lengths = [length for chunk in chunks for length in chunk]
     assert [request.number for request in found] == list(range(len(found)))
@@ -64,7 +64,7 @@ def test_requests_hold_all_episodes_and_fit_a_body(chunks: list[list[int]]) -> N
 
 @given(CHUNKS)
 def test_requests_are_the_same_however_rows_were_read(chunks: list[list[int]]) -> None:
-    """Blocks may end anywhere: what a key stands for depends on the episodes alone."""
+    """Blocks may end anywhere: a key's content depends on the episodes alone."""
     one = requests([[length for chunk in chunks for length in chunk]])
     several = requests(chunks)
     assert [request.episodes.table["eps_id"].to_pylist() for request in one] == [
@@ -95,7 +95,7 @@ def test_a_long_episode_goes_on_in_another(tmp_path: Path) -> None:
 
 
 def test_other_rows_under_a_name_are_refused(tmp_path: Path) -> None:
-    """A query that answers otherwise the second time must not lose or double rows."""
+    """A query that returns other rows the second time must not lose or double rows."""
     declare(tmp_path / "root", "box:1", "discrete:2")
     meaning = {"observation": ["x"], "action": "a", "reward": "x", "name": "mine"}
     with CollectorProcess(tmp_path / "root") as collector:
@@ -110,7 +110,7 @@ def test_other_rows_under_a_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_collector_refuses_is_named(tmp_path: Path) -> None:
-    """An episode that is there already, and not by this import."""
+    """An episode that exists already, from another source."""
     declare(tmp_path / "root", "box:1", "discrete:2")
     meaning = {"observation": ["x"], "action": "a", "reward": "x", "episode": "e", "name": "mine"}
     with CollectorProcess(tmp_path / "root") as collector:

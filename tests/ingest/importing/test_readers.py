@@ -1,4 +1,4 @@
-"""Files as blocks: any cell comes back as it was written, with the number of its row."""
+"""Files as blocks: each cell is read back as written, with its row number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_si
 
 @given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=8))
 def test_csv_cells_are_those_of_the_file(rows: list[tuple[str, str]]) -> None:
-    """For any text: what was written is read, row by row."""
+    """Any text is read back as written, row by row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerows([("a", "b"), *rows])
@@ -31,7 +31,7 @@ def test_csv_cells_are_those_of_the_file(rows: list[tuple[str, str]]) -> None:
 
 
 def cells(path: Path, *columns: str) -> list[tuple[object, ...]]:
-    """All rows, whose numbers run from 1."""
+    """All rows, numbered from 1."""
     found: list[tuple[object, ...]] = []
     for block in file_blocks(path, columns):
         assert not block.problems
@@ -46,7 +46,7 @@ JSON = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | CELL | st.just
 
 @given(st.lists(st.tuples(JSON, JSON), min_size=1, max_size=8))
 def test_json_cells_are_those_of_the_file_or_their_text(rows: list[tuple[Any, Any]]) -> None:
-    """A column of one kind keeps it; of several kinds each cell becomes its text."""
+    """A column of one type keeps it; in a column of several types each cell becomes text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log.jsonl")
         path.write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows))
@@ -61,7 +61,7 @@ def test_json_cells_are_those_of_the_file_or_their_text(rows: list[tuple[Any, An
 
 
 def test_a_line_that_is_no_object_costs_itself(tmp_path: Path) -> None:
-    """Blank lines are passed over; numbers count the others, in the later lines too."""
+    """Blank lines are skipped; the other lines are numbered, including later ones."""
     path = tmp_path / "log.jsonl"
     path.write_text('{"a": 1}\n\n[2]\n{"a": "x"}\nnot json\n{"a": 5, "b": {"c": []}}')
     blocks = list(file_blocks(path, ["a"]))
@@ -73,7 +73,7 @@ def test_a_line_that_is_no_object_costs_itself(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_cost_their_row(tmp_path: Path) -> None:
-    """A CSV file of another encoding loses the rows that show it."""
+    """A CSV file in another encoding loses only the rows that do not decode."""
     path = tmp_path / "log.csv"
     path.write_bytes(b"\xef\xbb\xbfa,b\n1,x\n2,\xff\n3\n4,y\n")
     (block,) = file_blocks(path, ["a", "b"])
@@ -86,7 +86,7 @@ def test_bytes_that_are_no_text_cost_their_row(tmp_path: Path) -> None:
 
 
 def test_numbers_of_rows_go_on_from_block_to_block(tmp_path: Path) -> None:
-    """Rows that are left out are counted where they stand, in a file of several blocks."""
+    """Skipped rows are counted at their place, in a file of several blocks."""
     path, count = tmp_path / "log.csv", 3 * BLOCK_BYTES // 20
     path.write_text("a,b\n" + "".join(f"{n},{'x' * 20}\n" for n in range(1, count)) + "z\n7,\n")
     blocks = list(file_blocks(path, ["a"]))

@@ -1,4 +1,4 @@
-"""Sources: whatever holds the same rows is imported as the same rows, and none twice."""
+"""Sources with the same rows give the same import, with no row twice."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WRITE: dict[str, Callable[[Path], object]] = {
 
 
 def check(source: Any, tmp_path: Path, **more: Any) -> ImportReport:
-    """What would be imported, for a collector that is not there."""
+    """The result of an import without a collector."""
     meaning = {**MEANING, "address": "http://127.0.0.1:9", "timeout": 0.1}
     meaning["categories"] = tmp_path / "codes.json"
     return import_table(source, check=True, **{**meaning, **more})
@@ -108,7 +108,7 @@ def test_a_reader_needs_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["sqlite", "adbc+sqlite"])
 def test_a_query_is_a_source(scheme: str, tmp_path: Path) -> None:
-    """By SQLAlchemy and by a driver of ADBC; errors name the database and no parameter."""
+    """By SQLAlchemy and by an ADBC driver; errors name the database and no parameter."""
     with sqlite3.connect(tmp_path / "shop.db") as database:
         database.execute("CREATE TABLE log (x REAL, a INTEGER, r REAL, e INTEGER, c TEXT)")
         rows = [tuple(row.values()) for row in ROWS]
@@ -129,7 +129,7 @@ def test_a_query_is_a_source(scheme: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_its_files_and_their_partitions(tmp_path: Path) -> None:
-    """`name=value` of a path is a column; hidden files and others are passed over."""
+    """`name=value` in a path is a column; hidden and unrelated files are skipped."""
     folder = tmp_path / "logs"
     for country, part in (("DE", TABLE.slice(0, 4)), ("F%2FR", TABLE.slice(4))):
         (folder / f"country={country}").mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_a_folder_is_its_files_and_their_partitions(tmp_path: Path) -> None:
 
 
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
-    """A folder without files, an object that is no table, a column that is not there."""
+    """A folder without files, an object that is not a table, a missing column."""
     with pytest.raises(ImportFailed, match="expected files of"):
         check(tmp_path, tmp_path)
     with pytest.raises(ImportFailed, match="got list"):

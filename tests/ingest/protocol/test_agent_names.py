@@ -1,4 +1,4 @@
-"""Tracks: the laws of a whole episode of several agents, and its single calls over HTTP."""
+"""Tracks: the invariants of an episode of several agents, and its single calls over HTTP."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def end(agent: str | None, seq: int, agents: int | None = None, name: str = "e")
 
 @pytest.mark.parametrize("over", [False, True])
 def test_one_id_is_an_episode_of_one_agent_or_of_several(over: bool) -> None:
-    """Whichever began first, open or ended; an agent may be called as the lone one is stored."""
+    """The first start decides, open or ended; an agent may have the stored name of a lone one."""
     shell = Shell()
     taken = "completed" if over else "already_started"
     shell.send(start(None, 0, "one"), start("agent0", 1, "several"))
@@ -94,7 +94,7 @@ def test_the_tracks_of_an_episode_belong_to_one_client() -> None:
 
 
 def test_nobody_joins_an_episode_that_is_whole() -> None:
-    """Once as many agents are known as an end told, and not before: starts may come late."""
+    """It is whole once all agents that an end counted are known, not before: starts may be late."""
     shell = Shell()
     shell.send(start("a", 0), act("a", 1, 0), end("a", 2, 2))
     assert shell.send(start("b", 1), act("b", 1, 0)) == ["accepted"] * 2
@@ -107,7 +107,7 @@ def test_nobody_joins_an_episode_that_is_whole() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_ends_tell_one_number_of_agents_and_no_fewer_than_acted(restarts: bool) -> None:
-    """What they tell is the number that readers put an episode together by."""
+    """Readers use this number to put an episode together."""
     shell = Shell()
     shell.send(start("a", 0), act("a", 1, 0), start("b", 1), act("b", 1, 0), start("idle", 2))
     if restarts:
@@ -127,7 +127,7 @@ def test_ends_tell_one_number_of_agents_and_no_fewer_than_acted(restarts: bool) 
 
 
 def test_who_acted_is_known_when_the_steps_are_in_shards() -> None:
-    """After a cut and a restart, of an agent that goes on and of one that has left."""
+    """After a cut and a restart, for an agent that goes on and one that has left."""
     shell = Shell()
     for number, agent in enumerate("ab"):
         shell.send(start(agent, number), act(agent, 1, 0), act(agent, 2, 1))
@@ -154,7 +154,7 @@ def test_env_t_grows_and_belongs_to_several_agents_only() -> None:
 
 
 def test_an_episode_is_abandoned_when_nothing_comes_of_any_agent() -> None:
-    """Not while one acts; then all of them are, and nobody joins."""
+    """Not while one acts; then all of them are abandoned, and no agent can join."""
     shell = Shell()
     shell.send(start("a", 0), act("a", 1, 0), start("b", 1, policy="default"))
     for i in range(1, 5):
@@ -184,7 +184,7 @@ def test_an_episode_is_broken_with_one_of_its_tracks() -> None:
 
 
 def test_episodes_of_several_agents_are_forgotten_with_their_tracks() -> None:
-    """What is remembered is bounded by a count of tracks."""
+    """Memory is bounded by a count of tracks."""
     shell = Shell(limits=Limits(finished=3))
     for i in range(6):
         shell.send(start("a", 2 * i, f"e{i}"), end("a", 1, 1, f"e{i}"))
@@ -195,7 +195,7 @@ def test_episodes_of_several_agents_are_forgotten_with_their_tracks() -> None:
 
 
 def _as_before(blob: bytes) -> bytes:
-    """A row as it was written before there were tracks: without their fields."""
+    """A row as it was written before tracks existed: without their fields."""
     received, steps, events, running = msgspec.msgpack.decode(blob)
     new = {1, 2, 4}  # the tags of Started, Acted and Ended
     old = [event[:-1] if event[0] in new else event for event in events]
@@ -224,7 +224,7 @@ def test_an_end_from_before_tracks_is_remembered() -> None:
     found = msgspec.msgpack.decode(msgspec.msgpack.encode([old]), type=list[Finished])
     assert found == [Finished("e", 1, "i", 0, 5, "terminated")]
     assert found[0].name == "e"
-    assert (found[0].policy_id, found[0].schema_id) == ("", "")  # nor with the rules it was under
+    assert (found[0].policy_id, found[0].schema_id) == ("", "")  # nor its rules
 
 
 KINDS = [(JournalFailed, False), (JournalFailed, True), (JournalFull, False)]
@@ -276,7 +276,7 @@ def test_every_tracks_events_count_once_whenever_a_commit_fails(
 
 
 def test_single_calls_name_the_agent_in_the_body(tmp_path: Path) -> None:
-    """What curl can do: start, log, ask and end each agent's track."""
+    """curl can start, log, ask for and end each agent's track."""
     declare_two(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         post, one = collector.post, "/v1/episodes/e"

@@ -1,4 +1,4 @@
-"""What a refusal repeats of what came is short: it is answered, logged and kept."""
+"""A refusal shortens the input that it repeats in answers, logs and the journal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVENTS = {
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """Its log."""
+    """The collector's log."""
     return tmp_path_factory.mktemp("told") / "log"
 
 
@@ -47,7 +47,7 @@ def collector(tmp_path_factory, told):
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_episode_that_breaks_on_a_long_text(collector, told, name):
-    """Its answer, its cause and its line are short, and the journal keeps no copy: of no track."""
+    """Its answer, cause and log line are short, and the journal has no copy for any track."""
     instance = collector.post("/v1/instances", {})[1]["instance"]
     agents = [f"agent {number}" for number in range(20)]
     starts = [
@@ -85,7 +85,7 @@ def test_a_request_that_is_refused_for_a_long_text(collector, body):
 
 
 def test_what_was_refused_is_not_kept(collector):
-    """Fifteen such requests leave nothing that only a collection of garbage would find."""
+    """Fifteen such requests leave no garbage that only a full collection would free."""
     instance = collector.post("/v1/instances", {})[1]["instance"]
     body = {"instance": instance, "events": [{"type": LONG}]}
     assert collector.post("/v1/events", body)[0] == 422
