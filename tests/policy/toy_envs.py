@@ -1,4 +1,4 @@
-"""Small environments whose every number is known."""
+"""Small environments in which every number is known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 class CountEnv(gym.Env):
     """Observes [t] and earns t + 1 a step; terminated (or truncated) after `length` steps.
 
-    `context`: length (5), truncated (False), fails: t -> how many times a step at t raises, shared
-    by all copies that are given the same dict; made: a list that every instance adds itself to.
+    `context`: length (5), truncated (False), fails: t -> how often a step at t raises, shared by
+    all copies with the same dict; made: a list to which every instance adds itself.
     """
 
     observation_space = gym.spaces.Box(0, 1000, (1,), np.float32)
@@ -50,13 +50,13 @@ class CountEnv(gym.Env):
 
 
 class LimitedEnv(CountEnv):
-    """The same with a limit of its own on the steps of an episode."""
+    """The same with its own limit on the steps of an episode."""
 
     spec = gym.envs.registration.EnvSpec("Limited-v0", max_episode_steps=50)
 
 
 class BoxEnv(CountEnv):
-    """Takes actions of [-0.1, 0.1]^2 and keeps those that it got."""
+    """Takes actions of [-0.1, 0.1]^2 and records them."""
 
     action_space = gym.spaces.Box(-0.1, 0.1, (2,), np.float32)
 

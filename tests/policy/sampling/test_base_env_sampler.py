@@ -1,4 +1,4 @@
-"""Laws of sampling with several agents and policies.
+"""Sampling with several agents and policies.
 
 Also of `policy.sampling.agent_rows` and `policy.sampling.agent_rows`.
 """
@@ -33,8 +33,8 @@ def worker(**arguments):
 
 
 def test_agents_are_mapped_once_an_episode():
-    """The mapping is asked when an agent appears and holds for that episode; it gets the episode as
-    its second argument when it takes one.
+    """The mapping is called when an agent appears and holds for that episode. It gets the episode
+    as a second argument if it takes one.
 
     Row: policy_mapping_fn(agent_id)
     """
@@ -51,7 +51,7 @@ def test_agents_are_mapped_once_an_episode():
 
 
 def test_a_mapping_that_is_none_or_leads_nowhere_is_refused():
-    """Not callable, absent where it is needed, or an id that is no policy's.
+    """Not callable, absent where it is needed, or an id without a policy.
 
     Row: policy_mapping_fn(agent_id)
     """
@@ -67,8 +67,8 @@ def test_a_mapping_that_is_none_or_leads_nowhere_is_refused():
 
 
 def test_agents_join_late_and_leave_early():
-    """Every agent has the rows in which it acted, of its own policy; env steps and agent steps are
-    counted each in their way."""
+    """Every agent has the rows in which it acted, in its own policy's batch; env steps and agent
+    steps are counted separately."""
     with worker(batch_mode="complete_episodes") as made:
         batch = made.sample()
         [metrics] = made.get_metrics()
@@ -100,7 +100,7 @@ def test_truncated_fragments_of_several_agents_are_exact_in_env_steps(fragment):
 
 
 def test_one_policy_for_all_agents_gives_a_plain_batch():
-    """The lone default policy is unwrapped; its rows tell agents apart."""
+    """The lone default policy is unwrapped; the rows name their agents."""
     with worker(policy=None, policy_mapping_fn=None) as made:
         batch = made.sample()
     assert (batch.count, set(batch["agent_id"])) == (8, {"a", "b"})
@@ -128,7 +128,8 @@ def test_policies_that_are_not_trained_are_left_as_they_are():
 
 
 def test_the_filter_of_a_policy_that_is_not_trained_stands_still():
-    """Frozen weights would see ever other inputs else; those of trained policies go on learning.
+    """A frozen policy's filter would otherwise change its inputs; those of trained policies keep
+    learning.
 
     Row: policies_to_train
     """
@@ -142,7 +143,7 @@ def test_the_filter_of_a_policy_that_is_not_trained_stands_still():
 
 
 def test_each_policy_explores_as_its_own_config_says():
-    """One takes the most likely action while the other draws.
+    """One policy takes the most likely action while the other samples.
 
     Row: policy: class or {id: (cls, obs_space, act_space, config)}
     """
@@ -163,7 +164,7 @@ def same(one, other):
 
 
 def test_gradients_of_several_policies_come_by_id():
-    """The count stands beside the ids, not among them.
+    """compute_gradients returns gradients by policy id, and the number of rows separately.
 
     Row: compute_gradients(samples)
     """
@@ -176,7 +177,7 @@ def test_gradients_of_several_policies_come_by_id():
 
 
 def test_learning_of_several_policies_gives_infos_by_id():
-    """And a batch of one policy is refused where there are several without a default.
+    """A batch of one policy is refused if there are several policies and no default.
 
     Row: learn_on_batch(samples)
     """
@@ -192,7 +193,7 @@ def test_learning_of_several_policies_gives_infos_by_id():
 
 
 def test_an_observation_hook_sees_and_changes_what_agents_observe():
-    """It gets the env's observations by agent and returns a dict; anything else is refused.
+    """It gets the env's observations by agent and returns a dict; any other result is refused.
 
     Row: observation_fn
     """
@@ -213,8 +214,8 @@ def test_an_observation_hook_sees_and_changes_what_agents_observe():
 
 
 def test_a_live_agents_last_observation_may_not_be_forgotten():
-    """An env that ends for all gives the last observation of every live agent; with no_done_at_end
-    it need not, and the row says that there is none.
+    """An env that ends for all must give the last observation of every live agent. With
+    no_done_at_end it may omit it, and the row records that there is none.
 
     Row: no_done_at_end
     """
@@ -231,7 +232,9 @@ def test_a_live_agents_last_observation_may_not_be_forgotten():
 
 
 def test_horizons_hold_for_all_agents():
-    """A horizon truncates every live agent and resets; a soft one goes on with those that live."""
+    """A horizon truncates every live agent and resets; a soft one continues with the live
+    agents.
+    """
     with worker(episode_horizon=3, rollout_fragment_length=6) as made:
         batch = made.sample()
         assert batch.policy_batches["left"]["truncateds"].tolist() == [False, False, True] * 2
@@ -257,7 +260,9 @@ class Failing(AgentsEnv):
 
 
 def test_a_failing_env_of_several_agents_loses_its_own_episode_alone():
-    """It is made anew and begins another episode; with restarts off its exception comes out."""
+    """The env is recreated and begins another episode; with restarts off its exception is
+    raised.
+    """
     fails = {"left": 1}
     with worker(
         env_creator=Failing,
@@ -280,8 +285,8 @@ def test_a_failing_env_of_several_agents_loses_its_own_episode_alone():
 
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 def test_an_env_that_is_not_mended_stops_its_worker(mode):
-    """With restarts off the same error comes at every call: no part of an episode is handed out as
-    a whole one, and no other error hides the first."""
+    """With restarts off, every call raises the same error: no partial episode is returned as a
+    whole one, and no later error hides the first."""
     made = worker(
         env_creator=Failing,
         env_config={"fails": {"left": 1}},
@@ -295,7 +300,7 @@ def test_an_env_that_is_not_mended_stops_its_worker(mode):
 
 
 def test_agents_with_different_spaces_have_policies_of_their_own():
-    """Spaces come with the policies where agents differ; a form without them says so."""
+    """Spaces come with the policies where agents differ; policies without spaces are refused."""
 
     class Mixed(AgentsEnv):
         observation_spaces = {"a": SPACES[0], "b": gym.spaces.Discrete(99)}  # noqa: RUF012
@@ -328,7 +333,7 @@ def test_agents_with_different_spaces_have_policies_of_their_own():
 
 
 class Turns(AgentsEnv):
-    """a and b act in turns for 6 steps; everybody earns 1 in every step."""
+    """a and b act in turns for 6 steps; each earns 1 in every step."""
 
     def reset(self, seed=None):
         self.t, self.agents = 0, ["a", "b"]
@@ -345,8 +350,8 @@ class Turns(AgentsEnv):
 
 
 def test_an_agent_that_waits_gathers_what_it_earns():
-    """A row lasts from its action to the agent's next observation, and all rewards of that time are
-    its own; those before an agent's first action belong to no row."""
+    """A row lasts from the agent's action to its next observation, and has all rewards of that
+    time. Rewards before an agent's first action belong to no row."""
     with worker(env_creator=Turns, batch_mode="complete_episodes") as made:
         batch = made.sample()
         left, right = batch.policy_batches["left"], batch.policy_batches["right"]
@@ -369,7 +374,7 @@ class Steps(Callbacks):
 
 @pytest.mark.parametrize("fragment", [1, 2, 5])
 def test_env_steps_without_a_whole_row_count_for_the_next_fragment(fragment):
-    """Rows last several env steps where agents act in turns: every env step is counted, once."""
+    """Rows last several env steps where agents act in turns: each env step is counted once."""
     with worker(env_creator=Turns, rollout_fragment_length=fragment, callbacks=Steps) as made:
         counted = 0
         for _ in range(40):
@@ -378,7 +383,7 @@ def test_env_steps_without_a_whole_row_count_for_the_next_fragment(fragment):
 
 
 class PaidLate(AgentsEnv):
-    """b, who leaves at step 4, is paid 100 in the last step."""
+    """b, which leaves at step 4, earns 100 in the last step."""
 
     def step(self, actions):
         obs, rewards, *rest = super().step(actions)
@@ -387,8 +392,8 @@ class PaidLate(AgentsEnv):
 
 @pytest.mark.parametrize(("fragment", "paid", "late"), [(6, 101, None), (2, 1, 100.0)])
 def test_a_reward_after_an_agents_rows_went_out_is_told(fragment, paid, late, caplog):
-    """An agent that has ended is paid on its last row while that is here; afterwards the amount is
-    warned of, once, and stands in the episode's metrics: it is not lost in silence."""
+    """A reward of an ended agent is added to its last row while that is still buffered. A later one
+    is logged as a warning, once, and appears in the episode's metrics."""
     with worker(env_creator=PaidLate, rollout_fragment_length=fragment) as made:
         batches = [made.sample() for _ in range(6)]
         rows = [b.policy_batches["right"] for b in batches if "right" in b.policy_batches]
@@ -401,7 +406,7 @@ def test_a_reward_after_an_agents_rows_went_out_is_told(fragment, paid, late, ca
 
 
 def acting(batch):
-    """Each policy's (env_t, agent, what it saw); the toy environments observe their own time."""
+    """Each policy's (env_t, agent, observation); the toy environments observe their own time."""
     return {
         name: list(zip(rows["env_t"], rows["agent_id"], rows["obs"][:, 0], strict=True))
         for name, rows in batch.policy_batches.items()
@@ -411,9 +416,9 @@ def acting(batch):
 @pytest.mark.parametrize("env", [AgentsEnv, Turns])
 @pytest.mark.parametrize("mode", ["complete_episodes", "truncate_episodes"])
 def test_rows_know_the_environments_time_and_slices_go_by_it(env, mode):
-    """`env_t` is the environment's step when the action was made, `t` the agent's own number; the
-    rows of one environment step are one step of a slice, for those who join late and who take
-    turns too; two workers' episodes stay apart."""
+    """`env_t` is the environment's step of the action, `t` the agent's own step. The rows of one
+    environment step form one step of a slice, also with late agents and turns; two workers'
+    episodes stay separate."""
     with worker(env_creator=env, batch_mode=mode, rollout_fragment_length=12) as made:
         batch = made.sample()
         with worker(env_creator=env, batch_mode=mode, rollout_fragment_length=12) as other:
@@ -427,14 +432,16 @@ def test_rows_know_the_environments_time_and_slices_go_by_it(env, mode):
         seen = {int(obs) for rows in acting(one).values() for _, _, obs in rows}
         assert seen == {number % 6}
     assert [one.count for one in both.split_by_episode()] == [6] * 4
-    for rows in both.policy_batches.values():  # ids that two programs chose alike
+    for rows in both.policy_batches.values():  # equal ids, chosen by two programs
         rows["eps_id"] = np.full(rows.count, "the same", object)
     assert len(both.split_by_episode()) == 2
 
 
 @pytest.mark.parametrize("fragment", [1, 4, 12])
 def test_the_last_rows_tell_how_many_agents_there_were(fragment):
-    """Those of the agents that end with the episode, however it is cut; the others do not know."""
+    """The rows of agents that end with the episode have the count, however it is cut; others do
+    not.
+    """
     with worker(rollout_fragment_length=fragment) as made:
         batch = MultiAgentBatch.concat_samples([made.sample() for _ in range(12 // fragment)])
     left, right = batch.policy_batches["left"], batch.policy_batches["right"]

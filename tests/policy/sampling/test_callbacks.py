@@ -1,4 +1,4 @@
-"""Callbacks see what is sampled, and change it, in both of their forms.
+"""Callbacks observe and change samples, as a class and as a dict.
 
 Also of `policy.sampling.episode`.
 """
@@ -19,7 +19,7 @@ def worker(**arguments):
 
 
 class Recording(Callbacks):
-    """Notes every call."""
+    """Records every call."""
 
     def __init__(self):
         self.calls = []
@@ -50,8 +50,8 @@ class Recording(Callbacks):
 
 
 def test_callbacks_see_episodes_steps_trajectories_and_samples():
-    """The class form: what a callback puts into an episode comes out with its metrics, and what it
-    changes in a trajectory is in the batch.
+    """The class form: data that a callback adds to an episode is in its metrics, and its changes to
+    a trajectory are in the batch.
 
     Row: callbacks
     """
@@ -68,7 +68,7 @@ def test_callbacks_see_episodes_steps_trajectories_and_samples():
 
 
 def test_callbacks_in_the_form_of_old():
-    """A dict of functions of one dict; an unknown name is refused.
+    """A dict of functions that take a dict; an unknown name is refused.
 
     Row: callbacks
     """

@@ -1,4 +1,4 @@
-"""Laws of sampling: fragments and episodes, horizons, clipping, copies that fail.
+"""Sampling: fragments and episodes, horizons, clipping, failing copies.
 
 Also of `policy.envs.vector_env` and `policy.sampling.vector_sampler`.
 """
@@ -37,7 +37,7 @@ def cuts(batch):
 
 
 def test_the_fragment_length_is_that_of_every_copy():
-    """100 unless given; batch_steps is its name of old and warns.
+    """100 by default; batch_steps is the deprecated name and warns.
 
     Row: batch_steps / rollout_fragment_length = 100
     """
@@ -50,7 +50,7 @@ def test_the_fragment_length_is_that_of_every_copy():
 
 @given(st.integers(1, 4), st.integers(1, 13), st.integers(1, 9), st.booleans())
 def test_truncated_fragments_are_exact_and_continue_each_other(copies, fragment, length, truncated):
-    """Every sample holds fragment * copies steps; the samples of a copy joined are its episodes
+    """Every sample holds fragment * copies steps. The joined samples of a copy are its episodes
     from the first step to the last, and every row leads to the next.
 
     Row: batch_mode="truncate_episodes"
@@ -75,7 +75,7 @@ def test_truncated_fragments_are_exact_and_continue_each_other(copies, fragment,
 
 
 def test_a_row_says_why_nothing_is_carried_over_it():
-    """A fragment's cut bootstraps, a terminated row does not.
+    """The last row of a cut fragment bootstraps, a terminated row does not.
 
     Row: batch_mode="truncate_episodes"
     """
@@ -97,8 +97,8 @@ class Halves(TrainablePolicy):
 
 
 def test_postprocessing_may_change_the_size():
-    """A policy's own postprocessing gets one trajectory at a time, and fewer rows are fewer rows: a
-    sample never takes more than num_envs batches of the input.
+    """A policy's own postprocessing gets one trajectory at a time and may drop rows: a sample never
+    takes more than num_envs batches of the input.
 
     Row: batch_mode="truncate_episodes"
     """
@@ -108,7 +108,7 @@ def test_postprocessing_may_change_the_size():
 
 
 def test_complete_episodes_are_whole_and_reach_the_target():
-    """Whole episodes, at least fragment * copies steps, an episode a batch of the input.
+    """Whole episodes, at least fragment * copies steps, one episode per batch of the input.
 
     Row: batch_mode="complete_episodes"
     """
@@ -152,8 +152,8 @@ def test_a_horizon_truncates_and_resets():
 
 
 def test_a_soft_horizon_goes_on_under_a_new_id():
-    """Nothing is recorded as done, the environment is not reset, rewards count from 0 anew, and the
-    ids are random ones.
+    """No step is marked as done, the environment is not reset, rewards count from 0 again, and the
+    ids are random.
 
     Row: soft_horizon
     """
@@ -170,7 +170,8 @@ def test_a_soft_horizon_goes_on_under_a_new_id():
 
 
 def test_without_done_at_the_end_nothing_is_recorded_as_done():
-    """Terminated, truncated or at a horizon: both flags stay False, and the environment is reset.
+    """Whether terminated, truncated or at a horizon: both flags stay False, and the environment is
+    reset.
 
     Row: no_done_at_end
     """
@@ -184,7 +185,7 @@ def test_without_done_at_the_end_nothing_is_recorded_as_done():
 
 
 class Remembering:
-    """A recurrent actor: its state counts how often it acted."""
+    """A recurrent actor whose state counts its actions."""
 
     def __init__(self, policy):
         weights = policy.get_weights()
@@ -203,8 +204,8 @@ class Recurrent(TrainablePolicy):
 
 
 def test_recurrent_state_begins_with_an_episode_and_outlives_a_soft_horizon():
-    """The state that an action was chosen in is stored; a reset begins it anew, a soft horizon
-    keeps it.
+    """Each row has the state in which its action was chosen; a reset restarts the state, a soft
+    horizon keeps it.
 
     Row: soft_horizon
     """
@@ -218,8 +219,8 @@ def test_recurrent_state_begins_with_an_episode_and_outlives_a_soft_horizon():
 
 
 def test_rewards_are_clipped_for_learning_and_raw_ones_stay():
-    """True and "sign" give signs, a number a range, None and False nothing; the raw rewards stand
-    beside, metrics count those, and advantages the clipped ones.
+    """True and "sign" give signs, a number a range, None and False nothing. The raw rewards are
+    kept in their own column; metrics use those, and advantages the clipped ones.
 
     Row: clip_rewards
     """
@@ -237,8 +238,8 @@ def test_rewards_are_clipped_for_learning_and_raw_ones_stay():
 
 
 def test_clipped_actions_are_sent_and_unclipped_ones_stored():
-    """The stored action is the one whose logp is stored; what was sent stands beside it where it
-    differs.
+    """The stored action is the one whose logp is stored; the action sent has its own column where
+    it differs.
 
     Row: clip_actions=True
     """
@@ -262,7 +263,7 @@ def test_clipped_actions_are_sent_and_unclipped_ones_stored():
 
 
 def test_observations_are_compressed_last_and_come_back():
-    """Rows or bulk, in place, after everything else saw them; the raw arrays come back, and no
+    """By row or in bulk, in place, as the last stage; decompression returns the raw arrays, and no
     pickle is involved.
 
     Row: compress_observations
@@ -280,7 +281,8 @@ def test_observations_are_compressed_last_and_come_back():
 
 @pytest.mark.parametrize("how", [True, "bulk"])
 def test_a_worker_learns_from_its_own_compressed_samples(how):
-    """As from plain ones, in every method that learns; the sample itself stays compressed.
+    """Every method that learns gives the result of plain samples; the sample itself stays
+    compressed.
 
     Row: compress_observations
     """
@@ -301,8 +303,8 @@ def test_a_worker_learns_from_its_own_compressed_samples(how):
 
 
 def test_only_the_failed_copys_partial_episode_is_lost():
-    """A copy that raises is made anew; its episode's rows are discarded and counted, every other
-    row is there, and the sample is as large as ever.
+    """A copy that raises is recreated; its episode's rows are discarded and counted. All other rows
+    are there, and the sample has its full size.
 
     Row: num_envs, VectorEnv
     """
@@ -337,8 +339,8 @@ class FailsOnce(CountEnv):
 
 
 def test_after_an_error_that_is_not_mended_nothing_torn_is_handed_out():
-    """With restarts off, a copy's error stops the worker: what is whole comes first, then the same
-    error at every call, never rows from which a step that was played is missing."""
+    """With restarts off, a copy's error stops the worker: complete rows come first, then the same
+    error at every call, never rows with a played step missing."""
     fails = [OSError("broke")]
     with worker(
         env_creator=FailsOnce,
@@ -354,7 +356,7 @@ def test_after_an_error_that_is_not_mended_nothing_torn_is_handed_out():
 
 
 def test_a_copy_that_only_fails_is_given_up():
-    """Restarts are bounded over the whole of one copy's failures without progress.
+    """Restarts of a copy are bounded over all of its failures without progress.
 
     Row: num_envs, VectorEnv
     """
@@ -379,8 +381,8 @@ def vector_of(mode):
 
 @pytest.mark.parametrize("mode", gym.vector.AutoresetMode)
 def test_a_gymnasium_vector_logs_no_dummy_step(mode):
-    """Whatever its autoreset mode, rows are the environments' own steps, with the observation that
-    each led to.
+    """In every autoreset mode, rows are the environments' own steps, each with its next
+    observation.
 
     Row: num_envs, VectorEnv
     """
@@ -395,8 +397,8 @@ def test_a_gymnasium_vector_logs_no_dummy_step(mode):
 
 
 def test_copies_in_processes_give_the_same_rows():
-    """Each copy in a process of its own: no dummy step, the same numbers, in whatever order the
-    copies answer; with a wait the batches are the same.
+    """Each copy runs in its own process: no dummy step, equal numbers, in any order of the copies'
+    answers; with a wait the batches are equal.
 
     Row: remote_worker_envs, remote_env_batch_wait_ms, async_remote_worker_envs
     """
@@ -428,7 +430,7 @@ class Dies(CountEnv):
 
 
 def test_a_copys_process_may_die(tmp_path):
-    """Its partial episode is discarded, a new process goes on.
+    """Its partial episode is discarded, and a new process takes over.
 
     Row: remote_worker_envs, remote_env_batch_wait_ms, async_remote_worker_envs
     """
@@ -448,7 +450,7 @@ def test_a_copys_process_may_die(tmp_path):
 
 @pytest.mark.parametrize("where", ["worker", "policy"])
 def test_a_policy_that_does_not_explore_takes_the_most_likely_action(where):
-    """Told to the worker or in the policy's own config.
+    """Set for the worker or in the policy's own config.
 
     Row: model_config, policy_config
     """

@@ -1,4 +1,4 @@
-"""Laws of a worker's input, output and evaluation of its input.
+"""A worker's input, its output and the evaluation of its input.
 
 Also of `policy.worker.input_evaluation`.
 """
@@ -27,7 +27,7 @@ def worker(**arguments):
 
 
 class Given(InputReader):
-    """Hands out batches that are given."""
+    """Returns the given batches."""
 
     def __init__(self, batches):
         self.batches = list(batches)
@@ -42,8 +42,8 @@ class Given(InputReader):
 
 
 def test_creators_get_a_context_and_give_readers_and_writers(tmp_path):
-    """The context knows the log's directory (the working directory unless given), the config, the
-    worker and its index, and the default input; what is no reader or writer is refused.
+    """The context has the log's directory (the working directory by default), the config, the
+    worker and its index, and the default input. A result that is not a reader or writer is refused.
 
     Row: input_creator(ioctx) / output_creator(ioctx)
     """
@@ -72,8 +72,7 @@ def test_creators_get_a_context_and_give_readers_and_writers(tmp_path):
     "arguments", [{}, {"clip_rewards": 2.0}, {"batch_mode": "complete_episodes"}]
 )
 def test_shards_that_a_worker_writes_are_read_as_its_input(tmp_path, arguments):
-    """What was sampled comes back from the shards, row for row, in another worker: a log like any
-    other.
+    """Another worker reads the samples from the shards row by row, like any other log.
 
     Row: input_creator(ioctx) / output_creator(ioctx)
     """
@@ -98,7 +97,7 @@ def test_shards_that_a_worker_writes_are_read_as_its_input(tmp_path, arguments):
         written = mine[row["eps_id"], row["t"]]
         for name in ("obs", "new_obs", "actions", "action_logp", "policy_version", "terminateds"):
             np.testing.assert_array_equal(row[name], written[name])
-        assert row["rewards"] == row["t"] + 1  # raw, whatever learning saw
+        assert row["rewards"] == row["t"] + 1  # raw, without the changes for learning
 
 
 @pytest.mark.parametrize(
@@ -106,8 +105,8 @@ def test_shards_that_a_worker_writes_are_read_as_its_input(tmp_path, arguments):
     [{"batch_mode": "complete_episodes"}, {"rollout_fragment_length": 12}, {"num_envs": 2}],
 )
 def test_episodes_of_several_agents_that_a_worker_writes_are_joined_again(tmp_path, arguments):
-    """Late joiners and early leavers, whole or in fragments: the same rows at the same steps of the
-    environment, as many of either kind; each policy's rows by its id too.
+    """Late and early agents, whole episodes or fragments: the same rows at the same steps of the
+    environment, and equal counts of both; each policy's rows can also be read by its id.
 
     Row: input_creator(ioctx) / output_creator(ioctx)
     """
@@ -150,8 +149,8 @@ def estimates(made):
 
 
 def test_whole_episodes_are_judged_not_fragments():
-    """Fragments wait until their episode is whole, over several samples: a policy judged by its own
-    episodes has their mean discounted return.
+    """Fragments wait, over several samples, until their episode is whole: a policy evaluated on its
+    own episodes has their mean discounted return.
 
     Row: input_evaluation: is / wis / simulation
     """
@@ -190,7 +189,7 @@ def test_every_estimator_may_judge_the_input():
 
 
 def test_what_cannot_be_judged_is_refused():
-    """An unknown method, several policies, an input that says of no row how likely its action was.
+    """An unknown method, several policies, an input whose rows have no propensity.
 
     Row: input_evaluation: is / wis / simulation
     """
@@ -221,7 +220,7 @@ def test_what_cannot_be_judged_is_refused():
 
 
 def test_an_episode_without_its_beginning_is_given_up():
-    """It is counted and judges nothing."""
+    """It is counted and not evaluated."""
     rows = worker(rollout_fragment_length=10).sample()
     given = [rows.slice(2, 10)]
     with worker(input_evaluation=["is"], input_creator=lambda ioctx: Given(given)) as made:
@@ -235,7 +234,7 @@ def test_an_episode_without_its_beginning_is_given_up():
 )
 def test_an_end_that_is_not_recorded_as_done_is_an_end(ends):
     """Episodes that a soft horizon cuts, or that end without a flag, are whole: all of them are
-    judged, not those alone that happen to terminate.
+    evaluated, not only those that terminate.
 
     Row: input_evaluation: is / wis / simulation
     """
@@ -251,8 +250,8 @@ def test_an_end_that_is_not_recorded_as_done_is_an_end(ends):
 
 
 def test_episodes_that_are_never_seen_whole_are_told(caplog):
-    """Rows that wait, and episodes that were given up, are no silence: an estimate says why there
-    is none and how many there are of each, and a warning that what is judged is a selection."""
+    """The estimate says why it is missing, and counts waiting rows and dropped episodes. A warning
+    says that the evaluated episodes are a selection."""
     rows = worker(rollout_fragment_length=10).sample()
     given = [rows.slice(0, 3), rows.slice(7, 10)]
     with worker(input_evaluation=["is"], input_creator=lambda ioctx: Given(given)) as made:
@@ -267,13 +266,13 @@ def test_episodes_that_are_never_seen_whole_are_told(caplog):
 
 
 def play_out(made):
-    """Wait until all that was allowed has been played, or playing has failed."""
+    """Wait until all permitted episodes have been played, or playing has failed."""
     made._sampling._simulation._wanted.join()
 
 
 def test_a_simulation_plays_beside_the_input_for_its_metrics():
-    """The worker's own environments are played by its policy in a thread; their rows go nowhere,
-    their episodes are in the metrics.
+    """A thread plays the worker's own environments with its policy; their rows are discarded, their
+    episodes are in the metrics.
 
     Row: input_evaluation: is / wis / simulation
     """

@@ -1,4 +1,6 @@
-"""Laws of learning from a worker's input: it brings what policies need, or the error names it."""
+"""Learning from a worker's input: it has the columns that policies need, or the error names
+them.
+"""
 
 import math
 
@@ -29,13 +31,13 @@ def to_shards(ioctx):
 
 @pytest.fixture
 def played(tmp_path):
-    """What a worker played, in memory and as shards under tmp_path."""
+    """The steps that a worker played, in memory and as shards under tmp_path."""
     with worker(output_creator=to_shards, log_dir=str(tmp_path)) as made:
         return made.sample()
 
 
 class Given(InputReader):
-    """One batch, again and again."""
+    """Returns one batch again and again."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -50,7 +52,7 @@ def keyed(batch, name):
 
 @pytest.mark.parametrize("mode", ["transitions", "fragments", "episodes"])
 def test_a_sample_of_shards_is_as_ready_for_learning_as_a_played_one(tmp_path, played, mode):
-    """Whatever the reader's mode: the same advantages, and the same gradient step."""
+    """Every mode of the reader gives the same advantages and the same gradient step."""
 
     def from_shards(ioctx):
         return ShardReader(ioctx.log_dir, policy_id="default", batch_size=15, mode=mode)
@@ -85,7 +87,7 @@ def test_episodes_of_several_agents_are_learned_from_as_well(tmp_path):
 
 
 def test_a_policys_own_postprocessing_sees_what_is_read(tmp_path, played):
-    """Run by run, one agent's rows of one episode each, in the order of t."""
+    """One call for each run of one agent's rows in one episode, in the order of t."""
     seen = []
 
     class Shaped(TrainablePolicy):
@@ -107,8 +109,8 @@ def test_a_policys_own_postprocessing_sees_what_is_read(tmp_path, played):
 
 
 def test_a_row_that_is_left_out_ends_the_fragment_before_it(played):
-    """A logged step among a policy's own: the one before it bootstraps from the value of its next
-    observation, as where the learner leaves the row out first."""
+    """A logged step lies among a policy's own: the one before it bootstraps from the value of its
+    next observation, as if the learner had dropped the row first."""
     policy = worker().get_policy()
     source = played["source"].copy()
     source[2] = "logged"
@@ -121,7 +123,7 @@ def test_a_row_that_is_left_out_ends_the_fragment_before_it(played):
 
 
 def test_the_filter_of_a_trained_policy_learns_from_what_is_read(tmp_path, played):
-    """As it does from what is sampled; that of a policy which is not trained stands still."""
+    """The filter learns as from samples; that of an untrained policy stays unchanged."""
 
     def from_shards(ioctx):
         return ShardReader(ioctx.log_dir, batch_size=15)
@@ -134,7 +136,7 @@ def test_the_filter_of_a_trained_policy_learns_from_what_is_read(tmp_path, playe
 
 
 def test_columns_that_are_missing_are_named(tmp_path, played):
-    """A reader that was asked for too few: the worker says which ones learning needs."""
+    """The reader was asked for too few columns: the worker names the ones that learning needs."""
 
     def from_shards(ioctx):
         return ShardReader(ioctx.log_dir, columns=("obs", "actions", "rewards"), batch_size=15)
@@ -147,7 +149,7 @@ def test_columns_that_are_missing_are_named(tmp_path, played):
 
 @pytest.mark.parametrize("kind", ["empty", "logged"])
 def test_an_idle_or_off_policy_input_changes_nothing_and_keeps_the_shape(played, kind):
-    """`learn_on_batch` of a sample without a row to learn from: the same keys, the same weights."""
+    """`learn_on_batch` without a row to learn from: the same keys, the same weights."""
     given = SampleBatch()
     if kind == "logged":
         source = np.full(played.count, "logged", object)
@@ -169,7 +171,7 @@ def test_an_idle_or_off_policy_input_changes_nothing_and_keeps_the_shape(played,
 
 
 def test_policies_without_rows_are_in_the_info_all_the_same():
-    """A joint batch in which nobody of one policy acted, or nobody at all."""
+    """A joint batch in which no agent of one policy acted, or none at all."""
     several = {
         "env_creator": AgentsEnv,
         "policy": {"left": None, "right": None},
@@ -189,7 +191,7 @@ def test_policies_without_rows_are_in_the_info_all_the_same():
 
 
 def test_a_reader_brings_what_is_wanted_unless_it_was_told_itself(tmp_path, played):
-    """So that a worker's policies have their columns, and nobody else pays for them."""
+    """By default it reads the columns of the worker's policies, and no others."""
     wanted = PPOConfig.columns
     with ShardReader(tmp_path, batch_size=100) as reader:
         reader.want(wanted)

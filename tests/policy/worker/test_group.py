@@ -1,4 +1,4 @@
-"""Laws of remote workers, on a real Ray on this machine.
+"""Remote workers, on a real Ray on this machine.
 
 Also of `policy.worker.ray_actor`.
 """
@@ -19,7 +19,7 @@ from policy.worker.group import WorkerGroup
 from policy.worker.rollout_worker import RolloutWorker
 from tests.policy.toy_envs import AgentsEnv, CountEnv
 
-# Ray's own: it opens files and sockets that it leaves to the interpreter's exit.
+# Ray's own: it leaves files and sockets open until the interpreter exits.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -28,18 +28,18 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ray():
-    """One Ray for all, started once; it guards its ports by a token."""
+    """One Ray for all tests, started once; a token guards its ports."""
     import ray  # noqa: PLC0415  half a second that the other files are spared
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")  # by default they give way to all other tests
+        patch.setenv("RAY_worker_niceness", "0")  # lower priority by default
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield ray
         ray.shutdown()
 
 
 class Blocks(CountEnv):
-    """A copy of worker 2 that finds the flag armed stops in its third step, until its process is
+    """A copy of worker 2 that finds the flag set blocks in its third step until its process is
     killed."""
 
     def step(self, action):
@@ -53,7 +53,7 @@ class Blocks(CountEnv):
 
 
 class Fickle(RolloutWorker):
-    """Raises in the next call of the method that `raises_in` names."""
+    """Raises in the next call of the method named by `raises_in`."""
 
     raises_in = None
 
@@ -101,7 +101,7 @@ def flag(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def group(ray, flag):
-    """Two remote workers, for all tests, in the order of this file."""
+    """Two remote workers for all tests, in the order of this file."""
     made = WorkerGroup(
         RolloutWorker,
         2,
@@ -114,7 +114,8 @@ def group(ray, flag):
 
 
 def test_a_worker_class_becomes_an_actor_class(ray):
-    """The same constructor's arguments by `.remote`, the same methods, with what an actor may use.
+    """`.remote` takes the constructor's arguments, the methods are the same, and actor resources
+    can be set.
 
     Row: as_remote(num_cpus, num_gpus, memory, object_store_memory, resources)
     """
@@ -133,7 +134,7 @@ def versions(batches):
 
 
 def test_filters_of_a_group_count_every_observation_once(group):
-    """After two rounds of merging, all filters hold the statistics of all that was sampled."""
+    """After two rounds of merging, all filters hold the statistics of all samples."""
     seen = []
     for _ in range(2):
         seen += [one["obs"] for one in group.sample()]
@@ -147,8 +148,8 @@ def test_filters_of_a_group_count_every_observation_once(group):
 
 
 def test_a_group_samples_learns_and_sends_weights_once(group):
-    """A sample of every worker; after sync_weights all act with the new version, which was put into
-    Ray's store once."""
+    """Every worker returns a sample; after sync_weights all act with the new version, which was put
+    into Ray's store once."""
     batches = group.sample()
     assert [one.count for one in batches] == [8, 8]
     assert len({stream for one in batches for stream in one["stream"]}) == 2
@@ -169,7 +170,7 @@ def test_a_group_samples_learns_and_sends_weights_once(group):
 
 
 def test_what_a_workers_own_code_raises_reaches_the_driver(group):
-    """It is no loss of a worker, and the exception has its own type."""
+    """The worker is not counted as lost, and the exception keeps its type."""
 
     def fails(worker):
         if worker.settings.worker_index:
@@ -181,8 +182,9 @@ def test_what_a_workers_own_code_raises_reaches_the_driver(group):
 
 
 def test_a_worker_that_is_killed_while_it_samples_costs_its_fragment_alone(group, flag):
-    """SIGKILL in the middle of a sample: the other worker's batch is there, learning and sending go
-    on, and the next sample has both again, the new worker with the newest weights and filters."""
+    """SIGKILL in the middle of a sample: the other worker's batch is returned, and learning and
+    sending continue. The next sample has both again, the new worker with the latest weights and
+    filters."""
     flag.touch()
     killer = threading.Thread(target=kill_when_stuck, args=(flag.with_suffix(".pid"),))
     killer.start()
@@ -205,7 +207,7 @@ def test_a_worker_that_is_killed_while_it_samples_costs_its_fragment_alone(group
 
 @pytest.mark.long
 def test_who_takes_a_lost_ones_place_gets_every_policy(ray):
-    """Also when the latest weights that were sent are those of one policy alone."""
+    """This holds even if the last weights sent were those of one policy alone."""
     given = {
         "env_creator": AgentsEnv,
         "policy": {"left": None, "right": None},
@@ -233,7 +235,7 @@ def die(worker):
 
 @pytest.fixture(scope="module")
 def fickle(ray):
-    """Two remote workers that raise when they are told to."""
+    """Two remote workers that raise on request."""
     made = WorkerGroup(
         Fickle,
         2,
@@ -245,7 +247,7 @@ def fickle(ray):
 
 
 def arm(group, method):
-    """Worker 2 raises in its next call of that method."""
+    """Make worker 2 raise in its next call of that method."""
 
     def told(worker):
         worker.raises_in = method if worker.settings.worker_index == 2 else None
@@ -254,7 +256,7 @@ def arm(group, method):
 
 
 def test_one_workers_error_costs_no_other_workers_batch(fickle):
-    """The next sample has the batch of the worker that was well, and asks the other one alone."""
+    """The next sample has the good worker's batch, and calls only the other one again."""
     arm(fickle, "sample")
     with pytest.raises(LookupError, match="sample"):
         fickle.sample()
@@ -268,7 +270,7 @@ def test_one_workers_error_costs_no_other_workers_batch(fickle):
 
 
 def test_one_workers_error_costs_no_metrics(fickle):
-    """What was drained elsewhere is in the next answer."""
+    """Metrics drained elsewhere are in the next answer."""
     arm(fickle, "get_metrics")
     with pytest.raises(LookupError, match="get_metrics"):
         fickle.get_metrics()
@@ -276,7 +278,7 @@ def test_one_workers_error_costs_no_metrics(fickle):
 
 
 def test_one_workers_error_costs_no_observation_of_a_filter(fickle):
-    """What was flushed elsewhere is in the driver's filter; the next round counts the rest."""
+    """Data flushed elsewhere is in the driver's filter; the next round counts the rest."""
     arm(fickle, "get_filters")
     with pytest.raises(LookupError, match="get_filters"):
         fickle.sync_filters()
@@ -286,7 +288,7 @@ def test_one_workers_error_costs_no_observation_of_a_filter(fickle):
 
 
 def test_weights_that_a_worker_cannot_take_are_not_silent(fickle):
-    """The next call that asks the worker for something raises what it said against them."""
+    """The next call to that worker raises its error."""
     arm(fickle, "set_weights")
     fickle.sync_weights({"timestep": 1})
     with pytest.raises(LookupError, match="set_weights"):
@@ -294,7 +296,7 @@ def test_weights_that_a_worker_cannot_take_are_not_silent(fickle):
 
 
 def test_a_group_that_was_stopped_says_so(fickle):
-    """Every call but stop."""
+    """Every call but stop raises."""
     fickle.stop()
     fickle.stop()
     calls = [fickle.sample, fickle.sync_weights, fickle.sync_filters, fickle.get_metrics]
@@ -305,7 +307,7 @@ def test_a_group_that_was_stopped_says_so(fickle):
 
 @pytest.mark.long
 def test_a_group_without_anybody_left_says_so(group):
-    """Workers that die again and again are left out after their restarts."""
+    """Workers that die repeatedly are dropped after their restarts."""
     for _ in range(2):
         group.foreach_worker(die)
     with pytest.raises(RuntimeError, match="none of 2 remote workers answered; ") as told:
@@ -325,7 +327,7 @@ def kill_when_stuck(path):
 
 
 def test_without_ray_the_extra_is_named():
-    """In a process where Ray cannot be imported, everything else works and as_remote says what to
+    """In a process that cannot import Ray, everything else works and as_remote names the package to
     install."""
     program = (
         "import sys; sys.modules['ray'] = None\n"

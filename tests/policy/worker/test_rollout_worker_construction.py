@@ -1,4 +1,4 @@
-"""Laws of how a rollout worker is put together.
+"""Construction of a rollout worker.
 
 Also of `policy.worker.policy_map`.
 """
@@ -33,7 +33,7 @@ def worker(**arguments):
 
 def test_every_copy_is_made_with_its_own_context():
     """The context is a dict of the env_config with the worker's and the copy's index; the creator
-    is called once a copy.
+    is called once per copy.
 
     Row: env_creator(EnvContext), env_config, worker_index, vector_index, remote
     """
@@ -52,7 +52,7 @@ def test_every_copy_is_made_with_its_own_context():
 
 
 class Named(TrainablePolicy):
-    """Remembers in which order policies are built."""
+    """Records the order in which policies are built."""
 
     built: ClassVar[list] = []
     config_keys = ("name", "extra")
@@ -63,8 +63,8 @@ class Named(TrainablePolicy):
 
 
 def test_policies_are_built_in_the_order_of_their_ids_with_merged_configs():
-    """policy_config comes first, the policy's own over it, the worker's place beside; a class is
-    the default policy, under any of the argument's names.
+    """The policy's own config overrides policy_config, and the worker's indices are added; a class
+    is the default policy, under any of the argument's names.
 
     Row: policy: class or {id: (cls, obs_space, act_space, config)}
     """
@@ -87,7 +87,7 @@ def test_policies_are_built_in_the_order_of_their_ids_with_merged_configs():
 
 
 def test_a_spec_is_a_policy_too():
-    """A PolicySpec brings module and filter; it has to fit the environment's spaces.
+    """A PolicySpec has module and filter; it must fit the environment's spaces.
 
     Row: policy: class or {id: (cls, obs_space, act_space, config)}
     """
@@ -105,7 +105,7 @@ def test_a_spec_is_a_policy_too():
 
 
 def test_one_agent_has_one_policy():
-    """Several policies want an environment of several agents.
+    """Several policies need an environment of several agents.
 
     Row: several policies but env not multi-agent
     """
@@ -114,7 +114,7 @@ def test_one_agent_has_one_policy():
 
 
 def test_what_is_of_tensorflow_names_its_replacement():
-    """NotImplementedError says what to use instead; None, the old default, is taken.
+    """NotImplementedError names the alternative; None, the old default, is accepted.
 
     Row: tf_session_creator, tf paths, import_policy_model_from_h5
     """
@@ -129,7 +129,7 @@ def test_what_is_of_tensorflow_names_its_replacement():
 
 
 def test_unknown_arguments_and_values_are_refused():
-    """Each with what was expected."""
+    """Each error says what was expected."""
     for wrong, text in (
         ({"rollout_fragment_length": 0}, "rollout_fragment_length: expected an integer >= 1"),
         ({"num_envs": 1.5}, "num_envs: expected an integer"),
@@ -161,7 +161,7 @@ def test_unknown_arguments_and_values_are_refused():
 
 
 def test_composite_observations_are_flattened_unless_that_is_off():
-    """Dict observations reach the network flat and the batch raw, a column a leaf; without a
+    """Dict observations reach the network flat and the batch raw, with a column per leaf. Without a
     preprocessor they are refused, and plain ones pass.
 
     Row: preprocessor_pref, preprocessors
@@ -180,8 +180,8 @@ def test_composite_observations_are_flattened_unless_that_is_off():
 
 
 def test_filters_see_every_observation_and_batches_keep_the_raw_ones():
-    """The filter learns from each observation that is acted on and the policy sees it filtered; the
-    stored logp is that of the filtered observation, and the batch holds the raw one.
+    """The filter learns from each observation that the policy acts on, and the policy sees it
+    filtered. The stored logp is that of the filtered observation; the batch holds the raw one.
 
     Row: observation_filter NoFilter / MeanStdFilter / ConcurrentMeanStdFilter
     """
@@ -207,8 +207,8 @@ def test_filters_see_every_observation_and_batches_keep_the_raw_ones():
 
 
 def test_a_seed_reaches_every_copy_and_makes_weights_alike():
-    """Copy i of worker w is first reset with seed + 10007 w + i, later ones without; two workers of
-    a seed have the same weights, and one worker twice the same actions.
+    """Copy i of worker w is first reset with seed + 10007 w + i, later without a seed. Two workers
+    with one seed have the same weights, and one worker repeats its actions.
 
     Row: seed
     """
@@ -229,8 +229,8 @@ def test_a_seed_reaches_every_copy_and_makes_weights_alike():
 
 
 def test_who_takes_a_lost_ones_place_does_not_play_its_episodes_again():
-    """Its copies' seeds and its actions are those of no other worker, however many were lost before
-    it."""
+    """Its copies' seeds and its actions differ from every other worker's, however many were lost
+    before it."""
     arguments = {"seed": 5, "worker_index": 1, "num_workers": 2, "num_envs": 4}
     with worker(**arguments) as lost, worker(**arguments, incarnation=1) as follower:
         assert (lost.sample()["actions"] != follower.sample()["actions"]).any()
@@ -256,8 +256,8 @@ class Pictures(CountEnv):
 
 
 def test_monitoring_puts_statistics_into_the_last_info(tmp_path, caplog):
-    """gymnasium's statistics stand in an episode's last info; what renders is recorded under the
-    path.
+    """gymnasium's statistics are in an episode's last info; environments that render are recorded
+    under the path.
 
     Row: monitor_path
     """
@@ -277,8 +277,9 @@ def wrappers(env):
 
 
 def test_process_settings_and_the_fake_sampler(tmp_path):
-    """log_dir reaches the creators of input and output, log_level the package's logger, the extra
-    environment variables the process; a fake sampler plays once and repeats its first batch.
+    """log_dir is passed to the creators of input and output, log_level to the package's logger, the
+    extra environment variables to the process. A fake sampler plays once and repeats its first
+    batch.
 
     Row: log_dir, log_level, extra_python_environs, fake_sampler
     """
@@ -307,8 +308,8 @@ def test_process_settings_and_the_fake_sampler(tmp_path):
 
 
 def test_models_and_policies_are_configured_by_dicts_or_dataclasses():
-    """model_config names layers by today's keys or the old ones; policy_config holds the fields of
-    PolicySettings; the typed form does the same.
+    """model_config takes current or old keys for layers; policy_config has the fields of
+    PolicySettings; the typed form gives the same result.
 
     Row: model_config, policy_config
     """
@@ -337,8 +338,8 @@ class Reading(TrainablePolicy):
 
 
 def test_a_key_that_nothing_reads_is_refused_with_the_nearest_name():
-    """In policy_config, in a policy's own config and in a policy without a worker; a key that one
-    of the classes reads may stand in the common config.
+    """In policy_config, in a policy's own config and in a policy without a worker. The common
+    config may have a key that one of the classes reads.
 
     Row: model_config, policy_config
     """
@@ -357,7 +358,7 @@ def test_a_key_that_nothing_reads_is_refused_with_the_nearest_name():
 
 
 def test_sample_takes_no_arguments():
-    """They are the constructor's: the text names the nearest.
+    """They belong to the constructor: the error names the nearest one.
 
     Row: sample()
     """
@@ -369,7 +370,7 @@ def test_sample_takes_no_arguments():
 
 
 def test_input_is_a_name_of_old_for_the_input_creator():
-    """`input_=` of the API that this one succeeds; what is no function is refused at once.
+    """`input_=` is the name in the previous API; a value that is not a function is refused at once.
 
     Row: input_creator(ioctx) / output_creator(ioctx)
     """
@@ -380,8 +381,8 @@ def test_input_is_a_name_of_old_for_the_input_creator():
 
 
 def test_the_update_rule_takes_its_short_names():
-    """gamma, lambda and lr are those of the update rule, in a policy's own config over the common
-    one; an algorithm holds them itself, so that both at once are refused where they differ.
+    """gamma, lambda and lr set the update rule, and a policy's own config overrides the common one.
+    An algorithm has its own values, so giving both is refused where they differ.
 
     Row: model_config, policy_config
     """
@@ -409,7 +410,7 @@ def test_the_update_rule_takes_its_short_names():
 
 
 def test_the_spec_of_a_workers_policy_acts_in_a_thin_client():
-    """What the worker samples with, a client computes from spec, weights and filter state."""
+    """A client computes the same from spec, weights and filter state as the sampling worker."""
     with worker(env_creator=BoxEnv, observation_filter="ConcurrentMeanStdFilter") as made:
         batch = made.sample()
         policy = made.get_policy()

@@ -1,4 +1,4 @@
-"""Laws of a worker's methods: sampling's order, weights, gradients, learning, metrics, the rest."""
+"""A worker's methods: the order of sampling, weights, gradients, learning, metrics, the rest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def worker(**arguments):
 
 
 class Order(Callbacks, OutputWriter):
-    """Notes who saw a sample, and how its observations looked then."""
+    """Records who saw a sample, and its observations at that time."""
 
     def __init__(self):
         self.seen = []
@@ -46,7 +46,7 @@ class Order(Callbacks, OutputWriter):
 
 
 class Pieces(InputReader):
-    """Hands out the same rows, three at a time, and ends."""
+    """Returns the same rows, three at a time, and ends."""
 
     def __init__(self, source, pieces):
         self.rows, self.left = source, pieces
@@ -59,8 +59,8 @@ class Pieces(InputReader):
 
 
 def test_a_sample_passes_its_stations_in_order():
-    """The input's batches are joined, then the callback, the output and the estimators see them,
-    and compression comes last.
+    """The input's batches are joined, then the callback, the output and the estimators see them;
+    compression comes last.
 
     Row: sample()
     """
@@ -76,13 +76,13 @@ def test_a_sample_passes_its_stations_in_order():
         assert order.seen == [("callback", np.float32), ("output", np.float32)]
         assert batch["obs"].dtype != np.float32
         [estimate] = [one for one in made.get_metrics() if not isinstance(one, RolloutMetrics)]
-        # two whole episodes, whose rewards the callback had set
+        # two whole episodes, with rewards set by the callback
         assert (estimate.metrics["n"], estimate.metrics["v_old"]) == (2, 5 * (1 + 0.98 + 0.98**2))
 
 
 def test_a_sample_of_an_input_takes_what_the_batch_mode_says():
-    """truncate_episodes: at most num_envs batches; complete_episodes: until the target is reached;
-    an input that ends gives what is left, then says so.
+    """truncate_episodes: at most num_envs batches; complete_episodes: until the target is reached.
+    An input that ends returns the rest, then raises.
 
     Row: sample()
     """
@@ -119,8 +119,8 @@ def test_a_worker_is_an_endless_iterator_or_ends_with_its_input():
 
 
 def test_weights_are_copies_and_an_unknown_policy_is_an_error():
-    """Learning does not change what get_weights gave; set_weights copies too, stamps the version on
-    later steps and sets global variables.
+    """Learning does not change the result of get_weights. set_weights copies too, records the
+    version on later steps and sets global variables.
 
     Row: get_weights(policies=None) / set_weights(weights, global_vars=None)
     """
@@ -148,7 +148,7 @@ def same(one, other):
 
 
 def test_global_variables_reach_every_policy_and_its_schedule():
-    """timestep is where the learning rate stands.
+    """timestep is the position in the learning-rate schedule.
 
     Row: set_global_vars / get_global_vars
     """
@@ -185,8 +185,8 @@ def test_gradients_are_copies_with_their_count():
 
 
 def test_applying_computed_gradients_is_learning():
-    """compute + apply moves weights as learn_on_batch does; a wrong number or shape is refused and
-    changes nothing.
+    """compute + apply changes weights as learn_on_batch does; a wrong number or shape is refused
+    and changes nothing.
 
     Row: apply_gradients(grads)
     """
@@ -210,7 +210,8 @@ def test_applying_computed_gradients_is_learning():
     ("columns", "left_out"), [({"advantages": 1e200}, 1), ({"action_logp": -1e6}, 8)]
 )
 def test_rows_whose_loss_is_not_finite_are_left_out_by_name(columns, left_out):
-    """A number beyond float32 is left out alone; of others the whole batch is, and nothing changes.
+    """A number beyond float32 excludes its row alone; any other excludes the batch, and nothing
+    changes.
 
     Row: learn_on_batch(samples)
     """
@@ -227,7 +228,7 @@ def test_rows_whose_loss_is_not_finite_are_left_out_by_name(columns, left_out):
 
 
 def test_learning_on_a_batch_tells_what_happened():
-    """One gradient step; its info says the loss and the rows.
+    """It is one gradient step; the info has the loss and the number of rows.
 
     Row: learn_on_batch(samples)
     """
@@ -238,8 +239,8 @@ def test_learning_on_a_batch_tells_what_happened():
 
 
 def test_epochs_over_a_sample():
-    """Fields are standardised once, in a copy; minibatches cover the sample, the last may be short,
-    and the statistics are those of the last epoch; another size than expected is refused.
+    """Fields are standardised once, in a copy. Minibatches cover the sample, and the last may be
+    short; the statistics are those of the last epoch. A size other than expected is refused.
 
     Row: sample_and_learn(expected_batch_size, num_sgd_iter, sgd_minibatch_size, standardize_fields)
     """
@@ -283,7 +284,7 @@ def test_standardising_leaves_the_batch_and_bounds_the_divisor():
 
 
 def test_a_workers_batches_teach_a_learner_too():
-    """policy.algorithms.learner takes them as they come: every column that it needs is there."""
+    """policy.algorithms.learner accepts them unchanged: they have every column that it needs."""
     with worker(rollout_fragment_length=64) as made:
         policy = made.get_policy()
         learner = Learner(Policy(policy.spec, seed=1), policy.settings.algorithm)
@@ -292,7 +293,7 @@ def test_a_workers_batches_teach_a_learner_too():
 
 
 def test_learning_by_the_worker_solves_a_small_problem():
-    """Action 1 earns, action 0 does not: after some updates it is taken nearly always."""
+    """Action 1 earns, action 0 does not: after some updates the policy nearly always takes 1."""
 
     class Choice(CountEnv):
         def step(self, action):
@@ -326,7 +327,7 @@ def test_metrics_are_drained():
 
 
 def test_filters_of_workers_merge_into_one_over_all_data():
-    """N workers that flush and are synced over several rounds give the statistics of one filter
+    """After several rounds of flushing and syncing, N workers have the statistics of one filter
     over all observations (1e-9); nothing is counted twice.
 
     Row: sync_filters(new) / get_filters(flush_after)
@@ -352,7 +353,7 @@ def test_filters_of_workers_merge_into_one_over_all_data():
 
 
 def test_filters_are_copied_whole_and_have_to_be_all_there():
-    """sync takes statistics and buffer; get gives copies, and without flushing leaves the buffer.
+    """sync takes statistics and buffer; get returns copies, and without flushing keeps the buffer.
 
     Row: sync_filters(new) / get_filters(flush_after)
     """
@@ -391,8 +392,8 @@ def test_functions_of_every_env_and_policy():
 
 
 def test_stopping_closes_everything_once():
-    """Environments, input and output are closed; stopping again, a context's end and the last
-    reference going are the same; a stopped worker does not sample.
+    """Environments, input and output are closed. A second stop, the end of a context and the last
+    reference going away do the same; a stopped worker does not sample.
 
     Row: stop(), __del__
     """
@@ -438,7 +439,7 @@ def test_creation_args_make_the_same_worker():
 
 
 def test_addresses_and_ports():
-    """The address is one of IPv4; the port can be bound.
+    """The address is IPv4; the port can be bound.
 
     Row: get_node_ip(), find_free_port()
     """
@@ -467,7 +468,8 @@ def test_interleaved_fragments_are_put_together_again():
 
 
 def test_batch_operations_keep_dtypes():
-    """Joined, shuffled, sliced, copied and compressed rows are the rows; rewards stay float64.
+    """Joined, shuffled, sliced, copied and compressed batches keep their rows; rewards stay
+    float64.
 
     Row: concat_samples / shuffle / slice / rows / columns / copy / compress
     """
@@ -501,9 +503,8 @@ def test_a_multi_agent_batch_counts_env_steps_and_in_total_agent_steps():
 
 @pytest.mark.parametrize("context", [{"length": 3}, {"length": 3, "truncated": True}])
 def test_advantages_are_those_of_each_fragment(context):
-    """What a sample brings is what the algorithm computes from its rows alone: nothing is carried
-    over an end, a terminated row bootstraps from nothing, every other last row from its own next
-    observation."""
+    """A sample has what the algorithm computes from its rows alone: no value crosses an end, a
+    terminated row does not bootstrap, every other last row does from its own next observation."""
     with worker(env_config=context, num_envs=2, rollout_fragment_length=7) as made:
         batch = made.sample()
         bare = batch.select([name for name in batch if name not in ("advantages", "value_targets")])

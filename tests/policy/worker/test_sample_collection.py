@@ -1,4 +1,4 @@
-"""Sampling in a thread of its own, ahead of who asks for samples."""
+"""Sampling in its own thread, ahead of the calls of sample()."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def worker(**arguments):
 
 
 def test_a_thread_samples_ahead_and_stamps_the_version_of_each_step():
-    """sample() hands out what was played meanwhile; after set_weights every later fragment is acted
-    with the new version.
+    """sample() returns the steps played meanwhile; after set_weights, every later fragment uses the
+    new version.
 
     Row: sample_async
     """
@@ -32,7 +32,7 @@ def test_a_thread_samples_ahead_and_stamps_the_version_of_each_step():
 
 
 def test_what_the_thread_raises_reaches_the_caller():
-    """At the call after the batches that are good, and at every later one.
+    """At the call after the good batches, and at every later one.
 
     Row: sample_async
     """

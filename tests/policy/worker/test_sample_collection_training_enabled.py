@@ -1,4 +1,4 @@
-"""Laws of episodes that learners are to skip: in no sample, stored and marked, for every env."""
+"""Episodes excluded from training: in no sample, but stored and marked, for every kind of env."""
 
 import gymnasium as gym
 import numpy as np
@@ -14,9 +14,9 @@ from tests.policy.toy_envs import CountEnv
 
 
 class EveryOther(CountEnv):
-    """Every second episode is not for training; observations say which one it is.
+    """Every second episode is not for training; observations hold the episode's number.
 
-    `context`: said: "reset" or a step's number, where the info says so.
+    `context`: said: "reset" or the number of the step whose info marks it.
     """
 
     def __init__(self, context=None):
@@ -41,7 +41,7 @@ class EveryOther(CountEnv):
 
 
 class Program(ExternalEnv):
-    """The same by its own program."""
+    """The same as an external program."""
 
     def run(self):
         for episode in range(1, 200):
@@ -86,14 +86,14 @@ KINDS = [
 
 @pytest.mark.parametrize("arguments", KINDS, ids=lambda one: ",".join(one) or "plain")
 def test_the_rows_of_a_skipped_episode_are_stored_and_in_no_sample(tmp_path, arguments):
-    """Odd episodes alone are in the samples, whole and as many steps as were asked for; readers
-    skip the even ones, and find them when they ask.
+    """Samples have odd episodes alone, whole and with the requested number of steps. Readers skip
+    the even ones by default.
 
     Row: start_episode(episode_id=None, training_enabled=True)
     """
     with worker(output_creator=to_shards, log_dir=str(tmp_path), **arguments) as made:
         batch = concat_samples([made.sample() for _ in range(4)])
-        made.sample()  # writes what was skipped since
+        made.sample()  # writes the episodes skipped since
     excluded = made.excluded["training_enabled"]
     assert (batch["obs"][:, 0] % 2 == 1).all()
     assert all("training_enabled" not in info for info in batch["infos"])
@@ -113,7 +113,7 @@ def test_the_rows_of_a_skipped_episode_are_stored_and_in_no_sample(tmp_path, arg
 
 @pytest.mark.parametrize("env_creator", [EveryOther, program])
 def test_the_filter_does_not_learn_from_them(env_creator):
-    """What learners skip moves no running mean either."""
+    """Episodes that learners skip do not change a running mean either."""
     with worker(
         env_creator=env_creator,
         observation_filter="MeanStdFilter",
@@ -141,7 +141,7 @@ class FullOnce(OutputWriter):
 
 
 def test_rows_that_could_not_be_stored_are_stored_with_the_next_sample():
-    """A disk that was full for a moment loses none of them."""
+    """A disk that was briefly full loses none of them."""
     output = FullOnce()
     with worker(output_creator=lambda ioctx: output) as made:
         made.sample()

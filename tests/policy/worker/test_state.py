@@ -1,4 +1,4 @@
-"""Laws of saving, restoring and exporting.
+"""Saving, restoring and exporting a worker.
 
 Also of `policy.networks.export`.
 """
@@ -39,8 +39,8 @@ def learned():
 
 
 def test_a_restored_worker_goes_on_as_the_saved_one(tmp_path):
-    """Weights, optimizer, filters with what they had not handed over, global variables and random
-    state: the same next update. Saving clears the filters' buffers.
+    """Weights, optimizer, filters with their unmerged buffers, global variables and random state:
+    the next update is the same. Saving clears the filters' buffers.
 
     Row: save() / restore(bytes)
     """
@@ -76,7 +76,8 @@ def test_a_state_is_no_pickle():
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "other", "empty"])
 def test_a_damaged_state_changes_nothing(damage):
-    """A flipped bit, a missing end, other bytes: WeightsDamaged, and the worker is as it was.
+    """A flipped bit, a missing end or other bytes raise WeightsDamaged, and the worker is
+    unchanged.
 
     Row: save() / restore(bytes)
     """
@@ -96,7 +97,7 @@ def test_a_damaged_state_changes_nothing(damage):
 
 
 def test_the_state_of_other_policies_is_refused():
-    """The text names those that differ.
+    """The error names the policies that differ.
 
     Row: save() / restore(bytes)
     """
@@ -118,8 +119,8 @@ def test_the_state_of_other_policies_is_refused():
 
 
 def test_the_network_is_exported_for_torch(tmp_path):
-    """torch.export.load computes what the policy computes, for any number of rows; the spec lies
-    beside.
+    """torch.export.load gives the policy's results for any number of rows; the spec is saved next
+    to it.
 
     Row: export_policy_model(dir), export_policy_checkpoint(dir, prefix="model")
     """
@@ -136,7 +137,7 @@ def test_the_network_is_exported_for_torch(tmp_path):
 
 
 def test_the_network_is_exported_as_onnx(tmp_path):
-    """onnxruntime computes what the policy computes.
+    """onnxruntime gives the policy's results.
 
     Row: export_policy_model(dir), export_policy_checkpoint(dir, prefix="model")
     """
@@ -154,7 +155,7 @@ def test_the_network_is_exported_as_onnx(tmp_path):
 
 
 def test_a_checkpoint_is_a_state_dict_and_its_spec(tmp_path):
-    """Under the prefix that was asked for; what it holds makes the policy again.
+    """It has the requested prefix, and is sufficient to recreate the policy.
 
     Row: export_policy_model(dir), export_policy_checkpoint(dir, prefix="model")
     """
