@@ -12,7 +12,7 @@ from storage.spaces.descriptors import Discrete, Space, schema_id
 
 
 def log(root: Path, spaces: tuple[Space, Space], rows: int, policy_id: str = "default") -> str:
-    """So many one-step episodes, and the declaration of these spaces; their schema."""
+    """Log this many one-step episodes under a declaration of these spaces; return their schema."""
     rng = np.random.default_rng(rows)
     observation = spaces[0]
     kept = isinstance(observation, Discrete)

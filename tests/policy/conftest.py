@@ -1,4 +1,4 @@
-"""A log of one-step decisions, in memory and as real shards, whose best policy is known."""
+"""A log of one-step decisions, in memory and as real shards, with a known best policy."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ STREAM = f"0123456789ab-{schema_id(OBSERVATION, ACTION)}"
 
 @dataclass
 class BanditLog:
-    """N decisions: the sign of obs[0] says whether action 1 or 3 earns; action 2 never does."""
+    """N decisions: the sign of obs[0] decides whether action 1 or 3 earns; action 2 never does."""
 
     obs: np.ndarray  # (N, 2) float32
     actions: np.ndarray  # (N,) int64, 1 to 3

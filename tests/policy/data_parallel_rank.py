@@ -1,5 +1,5 @@
-"""The ranks of a data-parallel group: each learns 20 times from its half of each batch; then, in a
-second group, from batches of two policies that do not fit those of the other rank.
+"""The ranks of a data-parallel group: each learns 20 times from its half of each batch. In a second
+group, each then learns from batches of two policies that do not match the other rank's.
 
 The ranks are forked from a process that has learned once, and so loaded torch and its compiler.
 """
@@ -28,7 +28,7 @@ def make(seed):
 
 
 def batches():
-    """The same batches of 32 rows for whoever asks."""
+    """The same batches of 32 rows on every rank."""
     source = make(99)
     rows = [source.sample() for _ in range(4)]
     rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def make_two(trained=None):
 
 
 def misfits(rank):
-    """What the ranks may not learn from at the same time -> this rank's batch."""
+    """Batches that the ranks may not learn from at the same time -> this rank's batch."""
     rows = next(batches()).slice(0, 8)
     infinite = rows.copy()
     infinite["advantages"], infinite["action_logp"] = np.full(8, -1.0), np.full(8, -1e6)

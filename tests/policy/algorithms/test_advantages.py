@@ -1,4 +1,6 @@
-"""Laws of GAE and V-trace: golden numbers, brute force, fragments that know nothing of others."""
+"""GAE and V-trace: golden numbers, brute force, and fragments that are independent of each
+other.
+"""
 
 import json
 from pathlib import Path
@@ -19,14 +21,14 @@ FORMS = {"terminated": TERMINATED, "ends": ENDS, "gamma": CASE["gamma"]}
 
 
 def test_gae_gives_the_golden_numbers():
-    """A terminated row bootstraps from nothing, a truncated one from its next value."""
+    """A terminated row does not bootstrap, a truncated one does from its next value."""
     result = gae(*ROWS, **FORMS, lam=CASE["lambda"])
     np.testing.assert_allclose(result.advantages, CASE["advantages"], atol=1e-12)
     np.testing.assert_allclose(result.value_targets, CASE["value_targets"], atol=1e-12)
 
 
 def test_vtrace_gives_the_golden_numbers():
-    """Weights above the bars are cut, those below count as they are."""
+    """Weights above the bars are clipped, those below count unchanged."""
     case = GOLDEN["vtrace"]
     log_ratios = np.log(np.array(case["pi"]) / np.array(case["mu"]))
     result = vtrace(*ROWS, **FORMS, log_ratios=log_ratios)
@@ -47,7 +49,7 @@ def fragments(draw):
 
 @given(fragments(), st.floats(0, 1), st.floats(0, 1))
 def test_gae_is_the_sum_of_discounted_errors(case, gamma, lam):
-    """Against the definition, term by term."""
+    """Checked against the definition, term by term."""
     r, v, after, terminated, ends = case
     found = gae(r, v, after, terminated=terminated, ends=ends, gamma=gamma, lam=lam)
     delta = r + gamma * np.where(terminated, 0.0, after) - v
@@ -90,7 +92,7 @@ def test_vtrace_on_policy_is_gae_with_lambda_one(case):
 
 
 def test_columns_that_do_not_fit_are_refused():
-    """Another length, or rows that go on beyond the last."""
+    """Columns of another length, or rows that continue beyond the last."""
     with pytest.raises(ValueError, match="one length"):
         gae([1, 2], [1], [1], terminated=[False], ends=[True], gamma=1, lam=1)
     with pytest.raises(ValueError, match="last row"):

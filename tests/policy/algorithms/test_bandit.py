@@ -1,4 +1,4 @@
-"""Laws of the bandit learner: it finds the better policy in a log, and counts what it left out."""
+"""The bandit learner finds the better policy in a log, and counts the rows that it left out."""
 
 import math
 
@@ -25,7 +25,7 @@ def trained(batch, spec=SPEC, seed=0, **settings):
 
 @pytest.mark.parametrize("objective", ["ips", "snips", "dr"])
 def test_it_finds_the_best_policy_of_a_known_problem(bandit_log, objective):
-    """From a log that earns 0.18 and mostly does the useless action, to 0.81 of 0.9."""
+    """The log earns 0.18, mostly from the useless action; the learned policy 0.81 of 0.9."""
     learner, _ = trained(bandit_log(4000).batch(), objective=objective, epochs=15)
     fresh = bandit_log(2000, seed=1).obs
     probabilities = learner.policy.to_numpy().probabilities(fresh)
@@ -36,13 +36,13 @@ def test_it_finds_the_best_policy_of_a_known_problem(bandit_log, objective):
 @pytest.mark.parametrize("objective", ["ips", "dr"])
 def test_it_beats_the_logging_policy_on_digits(objective):
     """scikit-learn's digits as a bandit: at least twice the logging policy's accuracy."""
-    # loaded by the one worker that needs it, as it takes a second
+    # loaded only by the worker that needs it, as it takes a second
     from sklearn.datasets import load_digits  # noqa: PLC0415
 
     rng = np.random.default_rng(0)
     images, labels = load_digits(return_X_y=True)
     obs = (images / 16).astype(np.float32)
-    # A logging policy that is right 40 % of the time, and uniform else.
+    # A logging policy that is right 40 % of the time, and uniform otherwise.
     prob = np.full((len(obs), 10), 0.6 / 9)
     prob[np.arange(len(obs)), labels] = 0.4
     actions = np.array([rng.choice(10, p=row) for row in prob])
@@ -75,7 +75,7 @@ def loss_of(objective, log, **settings):
 
 
 def test_losses_are_those_of_the_formulas(bandit_log):
-    """IPS, SNIPS and DR with clipping and entropy, worked in numpy on 200 rows, within 1e-6."""
+    """IPS, SNIPS and DR with clipping and entropy, computed in numpy on 200 rows, within 1e-6."""
     log = bandit_log(200)
     for objective in ("ips", "snips", "dr"):
         loss, pi, w, rows = loss_of(objective, log, weight_clip=1.2, entropy_coeff=0.5)
@@ -104,7 +104,7 @@ def test_the_reward_model_never_judges_a_row_it_was_fitted_on(bandit_log):
 
 
 def test_the_same_seed_gives_the_same_weights(bandit_log):
-    """Bit for bit; another seed gives others."""
+    """Bit for bit; another seed gives other weights."""
     batch = bandit_log(300).batch()
     one, two, other = (trained(batch, seed=s, epochs=2)[0].policy.get_weights() for s in (1, 1, 2))
     for name in one:
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_weights(bandit_log):
 
 
 def test_rows_that_cannot_be_used_are_excluded_and_counted(bandit_log):
-    """No propensity, several steps, abandoned, broken: one reason each, and the rest is learned."""
+    """No propensity, several steps, abandoned, broken: one reason each; the other rows are used."""
     log = bandit_log(100)
     log.logp[:7] = np.nan
     log.ended[0:3] = ["abandoned"] * 3

@@ -1,4 +1,4 @@
-"""Laws of what every algorithm promises a learner: metrics of one shape, columns named."""
+"""Every algorithm gives a learner metrics of one shape, and errors that name columns."""
 
 import logging
 import math
@@ -30,7 +30,9 @@ def played():
 
 
 def ppo_batches(played):
-    """Nothing to learn from: none, no rows, only logged ones, only ones without a propensity."""
+    """Batches without usable rows: no batch, no rows, only logged ones, only ones without
+    propensity.
+    """
     return [
         SampleBatch(),
         played.slice(0, 0),
@@ -40,7 +42,7 @@ def ppo_batches(played):
 
 
 def test_the_metrics_of_ppo_have_one_shape_whatever_the_batch(played):
-    """An update without a row to learn from gives the same names, NaN where rows would speak."""
+    """An update without a usable row gives the same names, with NaN for values that need rows."""
     learner = Learner(Policy(PLAYED, seed=0), PPOConfig(epochs=1), seed=0)
     whole = learner.update(played)
     assert whole["rows"] == played.count
@@ -53,7 +55,7 @@ def test_the_metrics_of_ppo_have_one_shape_whatever_the_batch(played):
 
 @pytest.mark.parametrize("objective", ["ips", "snips", "dr"])
 def test_the_metrics_of_the_bandit_have_one_shape_whatever_the_batch(bandit_log, objective):
-    """Also for a lone row, which DR has nothing to cross-fit with: it is left out and counted."""
+    """The same for a single row, which DR cannot cross-fit: it is left out and counted."""
     config = BanditConfig(objective=objective, epochs=1)
     learner = Learner(Policy(DECIDED, seed=0), config, seed=0)
     whole, unknown, alone = bandit_log(8), bandit_log(4), bandit_log(1)
@@ -65,8 +67,8 @@ def test_the_metrics_of_the_bandit_have_one_shape_whatever_the_batch(bandit_log,
 
 
 def test_a_learner_says_once_that_nothing_can_be_learned(played, caplog):
-    """A batch of logged rows alone warns with the reason; the next such batch does not again,
-    until rows were trained on in between."""
+    """A batch of logged rows alone warns with the reason. The next such batch does not, unless rows
+    were trained on in between."""
     learner = Learner(Policy(PLAYED, seed=0), PPOConfig(epochs=1), seed=0)
     logged = changed(played, source=np.full(played.count, "logged", object))
     with caplog.at_level(logging.WARNING, "headrace.learner"):
@@ -78,7 +80,9 @@ def test_a_learner_says_once_that_nothing_can_be_learned(played, caplog):
 
 
 def test_a_batch_without_its_columns_is_refused_by_their_names(played, bandit_log):
-    """Not a KeyError of the first one: the text lists what is missing and what is there."""
+    """The error is not a KeyError of the first one: it lists the missing and the present
+    columns.
+    """
     learner = Learner(Policy(PLAYED, seed=0), PPOConfig(), seed=0)
     batch = played.select([name for name in played if name not in ("source", "new_obs")])
     with pytest.raises(ValueError, match=r"ppo: .* the columns \['source', 'new_obs'\], got only"):

@@ -1,4 +1,4 @@
-"""Laws of conservative Q-learning: targets, caution, and that its policy acts near its best."""
+"""Conservative Q-learning: targets, caution, and a policy that acts close to its best."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINEAR = ModuleSpec(hidden=(), value_head=False)
 
 
 def rows(obs, actions, rewards, terminateds, new_obs):
-    """Transitions; nothing follows where `terminateds`."""
+    """Transitions; terminated ones have no next state."""
     ended = np.asarray(terminateds, np.bool_)
     return SampleBatch(
         obs=np.asarray(obs, np.float32),
@@ -37,7 +37,7 @@ def rows(obs, actions, rewards, terminateds, new_obs):
 
 
 def test_values_are_those_of_the_bellman_equation() -> None:
-    """Two states, one after the other: without caution Q is r + gamma max Q."""
+    """Two states in sequence: without the conservative term, Q is r + gamma max Q."""
     spec = PolicySpec(Box((2,)), Discrete(2), LINEAR)
     first, second = [1.0, 0.0], [0.0, 1.0]
     log = rows(
@@ -57,7 +57,7 @@ def test_values_are_those_of_the_bellman_equation() -> None:
 
 
 def test_an_action_that_was_never_logged_is_not_the_best() -> None:
-    """With caution its value lies below that of what was logged, without any reward for it."""
+    """With that term its value is below that of the logged actions, without any reward for it."""
     spec, n = PolicySpec(Box((1,)), Discrete(3), LINEAR), 512
     obs = np.random.default_rng(0).normal(size=(n, 1))
     log = rows(obs, np.arange(n) % 2, np.full(n, -1.0), np.ones(n), np.zeros((n, 1)))
@@ -68,7 +68,9 @@ def test_an_action_that_was_never_logged_is_not_the_best() -> None:
 
 
 def test_rows_without_what_follows_are_left_out() -> None:
-    """By name; a batch that lacks next observations is refused by theirs."""
+    """They are counted by reason; a batch without next observations is refused by the column's
+    name.
+    """
     spec = PolicySpec(Box((1,)), Discrete(2), LINEAR)
     learner = Learner(Policy(spec), CQLConfig(epochs=1))
     log = rows(np.zeros((4, 1)), [0, 1, 0, 1], np.ones(4), [0, 0, 1, 1], np.zeros((4, 1)))
@@ -97,7 +99,9 @@ def played(act, episodes: int, seed: int) -> tuple[list[tuple], list[float]]:
 
 
 def test_a_published_q_network_acts_epsilon_greedy_and_near_its_best() -> None:
-    """The softmax of its values falls at once, where the greedy policy stands for long."""
+    """Sampling by the softmax of its values fails at once, where the greedy policy balances for
+    long.
+    """
     rng = np.random.default_rng(3)
 
     def logging(obs: np.ndarray) -> int:

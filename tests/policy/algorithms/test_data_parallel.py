@@ -1,4 +1,4 @@
-"""Laws of learning on several processes at once."""
+"""Learning on several processes at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MODULE = "tests.policy.data_parallel_rank"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two ranks wrote: 20 updates together, then one with different counts; of two policies;
-    with other policies trained."""
+    """Results of two ranks: 20 joint updates, then one with different counts, one of two policies,
+    and one with other policies trained."""
     folder = tmp_path_factory.mktemp("ranks")
     urls = [f"tcp://127.0.0.1:{find_free_port()}" for _ in range(3)]
     outs = [folder / f"rank{rank}" for rank in (0, 1)]
@@ -27,8 +27,8 @@ def ranks(tmp_path_factory):
 
 
 def test_two_ranks_equal_one_process_on_the_joined_batch(ranks):
-    """Whatever weights the ranks began with: after 20 updates both have those of a single process
-    that began as rank 0 and learned from the joined batches, to 1e-6.
+    """The ranks begin with different weights. After 20 updates both have the weights of a single
+    process that began as rank 0 and learned from the joined batches, to 1e-6.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
@@ -50,7 +50,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(ranks):
 
 
 def test_unequal_counts_are_refused_on_every_rank(ranks):
-    """Nobody waits for ever, and both say which counts came.
+    """No rank waits for ever, and both errors name the counts.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
@@ -64,8 +64,8 @@ def said(ranks, name):
 
 
 def test_ranks_with_other_policies_are_refused_on_every_rank(ranks):
-    """One rank's gradients of a policy are never taken for another's: ranks whose batches hold
-    other policies, or one more, are all told which counts came.
+    """One rank's gradients of a policy are never taken for another's. Ranks whose batches hold
+    other policies, or one more, all raise with the counts.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
@@ -76,8 +76,8 @@ def test_ranks_with_other_policies_are_refused_on_every_rank(ranks):
 
 
 def test_what_one_rank_refuses_no_rank_learns(ranks):
-    """An unknown policy or a loss that is not finite is told where it came; the other rank does not
-    wait for it.
+    """An unknown policy or a non-finite loss is reported on its rank; the other rank does not wait
+    for it.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
@@ -91,7 +91,7 @@ def test_what_one_rank_refuses_no_rank_learns(ranks):
 
 
 def test_ranks_of_several_policies_stay_alike(ranks):
-    """After what was refused, and in whatever order a batch names its policies.
+    """After refused batches, and in whatever order a batch names its policies.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
@@ -110,7 +110,7 @@ def test_ranks_that_train_other_policies_are_refused(ranks):
 
 
 def test_a_rank_outside_the_world_is_refused():
-    """Before anything waits for it.
+    """Before any rank waits for it.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """

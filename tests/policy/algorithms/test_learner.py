@@ -1,4 +1,4 @@
-"""Laws of the learner: counted rows, exact lineage, and a checkpoint that goes on bit for bit."""
+"""The learner: counted rows, exact lineage, and a checkpoint that resumes bit for bit."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_a_resumed_learner_goes_on_as_if_nothing_had_happened(bandit_log, tmp_pa
 
 
 def test_lineage_holds_exactly_the_ordinals_trained_on(bandit_log):
-    """Rows that were left out leave holes."""
+    """Rows that were left out leave gaps."""
     log = bandit_log(10)
     log.logp[[0, 4, 5]] = np.nan
     learner = new_learner()
@@ -62,7 +62,7 @@ def test_lineage_holds_exactly_the_ordinals_trained_on(bandit_log):
 
 
 def test_a_batch_without_usable_rows_changes_no_weights(bandit_log):
-    """It is read and counted, and that is all."""
+    """The batch is read and counted, with no other effect."""
     log = bandit_log(5)
     log.logp[:] = np.nan
     learner = new_learner()
@@ -76,7 +76,7 @@ def test_a_batch_without_usable_rows_changes_no_weights(bandit_log):
 
 @pytest.mark.parametrize("objective", ["ips", "dr"])
 def test_numbers_beyond_float32_are_left_out_by_name(bandit_log, caplog, objective):
-    """One reward of 1e200 would make every loss infinite: its row is left out, the rest learned."""
+    """One reward of 1e200 would make every loss infinite: its row is left out, the rest is used."""
     batch, clean = bandit_log(20).batch(), bandit_log(20).batch()
     batch["rewards"][3] = 1e200
     config = BanditConfig(objective=objective, epochs=1)
@@ -93,7 +93,7 @@ def test_numbers_beyond_float32_are_left_out_by_name(bandit_log, caplog, objecti
 
 @pytest.mark.parametrize("how", ["loss", "weights", "actions"])
 def test_an_update_that_goes_wrong_is_taken_back(bandit_log, caplog, monkeypatch, how):
-    """Weights, optimizer, filter and lineage are those before it, and the next update is sound."""
+    """Weights, optimizer, filter and lineage are restored, and the next update succeeds."""
     first, second, third = (bandit_log(50, seed).batch() for seed in (1, 2, 3))
     learner, without = new_learner(), new_learner()
     learner.update(first)
@@ -130,7 +130,7 @@ def test_progress_is_told_up_to_the_end(bandit_log):
 
 
 def test_a_damaged_checkpoint_is_refused(bandit_log, tmp_path):
-    """Flip any byte: WeightsDamaged, never other numbers."""
+    """Any flipped byte raises WeightsDamaged, and never gives other numbers."""
     path = tmp_path / "learner.safetensors"
     learner = new_learner()
     learner.update(bandit_log(50).batch())
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_refused(bandit_log, tmp_path):
 
 
 def test_a_checkpoint_of_another_spec_or_algorithm_is_refused(tmp_path):
-    """The error says which it is."""
+    """The error names the difference."""
     path = tmp_path / "learner.safetensors"
     new_learner().save(path)
     other = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(9,)))
@@ -172,7 +172,7 @@ def test_a_checkpoint_holds_json_and_numbers_alone(bandit_log, tmp_path):
 
 
 def test_a_file_without_our_document_is_refused(tmp_path):
-    """A plain safetensors file is no checkpoint."""
+    """A plain safetensors file is not a checkpoint."""
     path = tmp_path / "weights.safetensors"
     safetensors.numpy.save_file({"a": np.zeros(2, np.float32)}, path)
     with pytest.raises(WeightsDamaged):

@@ -15,7 +15,7 @@ BATCH = DQN["batch"]
 STATES = torch.tensor([row["s"] for row in BATCH])
 ACTIONS = torch.tensor([row["a"] for row in BATCH])
 REWARDS = torch.tensor([row["r"] for row in BATCH], dtype=torch.float64)
-NEXT = torch.tensor([row.get("s2", 0) for row in BATCH])  # a terminated row's is not read
+NEXT = torch.tensor([row.get("s2", 0) for row in BATCH])  # a terminated row's value is not read
 TERMINATED = torch.tensor([row["terminated"] for row in BATCH])
 
 
@@ -30,7 +30,7 @@ def close(found, expected):
 
 
 def test_q_targets_and_both_td_losses():
-    """r + gamma max Q, r alone at the end."""
+    """The target is r + gamma max Q, and r alone at the end."""
     targets = losses.q_targets(REWARDS, TERMINATED, Q[NEXT], DQN["gamma"])
     close(targets, DQN["td_targets"])
     close(losses.td_loss(taken(Q), targets), DQN["mse"])
@@ -38,7 +38,7 @@ def test_q_targets_and_both_td_losses():
 
 
 def test_double_q_targets():
-    """One network chooses, the other values."""
+    """One network selects the action, the other gives its value."""
     case = GOLDEN["double_dqn"]
     other = torch.tensor(case["target_q"], dtype=torch.float64)
     targets = losses.double_q_targets(REWARDS, TERMINATED, Q[NEXT], other[NEXT], DQN["gamma"])
@@ -54,7 +54,7 @@ def test_targets_carry_no_gradient():
 
 
 def test_conservative_regulariser():
-    """logsumexp of all actions above the one that was logged."""
+    """logsumexp of all actions minus the value of the logged one."""
     found = losses.cql_regulariser(Q[STATES], ACTIONS)
     close(found, GOLDEN["cql_regulariser"]["value"])
 
@@ -67,7 +67,7 @@ def test_expectile_loss():
 
 
 def test_clipped_surrogate_and_the_two_estimates_of_kl():
-    """The terms, not only their mean: a clip on the wrong side shows."""
+    """The terms are compared, not only their mean, which reveals a clip on the wrong side."""
     case = GOLDEN["ppo_clip"]
     old, new = (torch.tensor(case[name], dtype=torch.float64) for name in ("p_old", "p_new"))
     log_ratio = new.log() - old.log()
@@ -81,7 +81,7 @@ def test_clipped_surrogate_and_the_two_estimates_of_kl():
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_surrogate_has_no_gradient_beyond_the_clip(sign):
-    """Where the ratio has already moved as far as the advantage may push it."""
+    """This applies where the ratio has already moved as far as the advantage may push it."""
     log_ratio = torch.tensor([sign * 0.5], dtype=torch.float64, requires_grad=True)
     losses.clipped_surrogate(log_ratio, torch.tensor([sign]), 0.2).sum().backward()
     assert log_ratio.grad.item() == 0.0

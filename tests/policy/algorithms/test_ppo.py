@@ -1,4 +1,4 @@
-"""Laws of PPO: it trusts the stored log probability, bootstraps as told, resumes, and learns.
+"""PPO uses the stored log probability, bootstraps as specified, resumes, and learns.
 
 Also of `policy.algorithms.base`.
 """
@@ -30,7 +30,7 @@ def new_learner(config=None, seed=0, spec=SPEC):
 
 @pytest.fixture(scope="module")
 def played():
-    """256 rows of CartPole, acted on by a policy of its own."""
+    """256 rows of CartPole, acted on by its own policy."""
     return CartPoles(8, 5).play(Policy(SPEC, seed=5).to_numpy(version=1), 32)
 
 
@@ -47,7 +47,7 @@ def same(one, two):
 
 
 def decided(learner, batch):
-    """One-step decisions, half of which earned: the sign of every advantage is plain."""
+    """One-step decisions, half of which earned, so that the sign of every advantage is known."""
     rewards = np.where(np.arange(batch.count) % 2 == 0, 10.0, -10.0)
     over = np.ones(batch.count, np.bool_)
     fresh = learner.policy.logp(learner.policy.flat_observations(batch), {"": batch["actions"]})
@@ -55,9 +55,9 @@ def decided(learner, batch):
 
 
 def test_the_stored_log_probability_is_the_denominator(played):
-    """Where every ratio lies beyond the clip already, on the side of its advantage, `pi` stays.
+    """If every ratio is already beyond the clip, on the side of its advantage, `pi` is unchanged.
 
-    An update that computed log mu anew would see ratios of 1, and move it.
+    An update that recomputed log mu would see ratios of 1, and change it.
     """
     config = PPOConfig(epochs=1)
     stale, fresh, before = (new_learner(config) for _ in range(3))
@@ -71,7 +71,7 @@ def test_the_stored_log_probability_is_the_denominator(played):
 
 
 def test_age_shows_in_the_effective_sample_size(played):
-    """1 for rows of the policy's own; less the farther the stored behaviour lies."""
+    """1 for rows of the current policy; less, the more the stored behaviour policy differs."""
     batch = decided(new_learner(), played)
     old = changed(batch, action_logp=batch["action_logp"] - np.linspace(0, 3, batch.count))
     assert new_learner().update(batch)["ess"] == pytest.approx(1.0, abs=1e-9)
@@ -84,7 +84,7 @@ def test_age_shows_in_the_effective_sample_size(played):
 
 
 def test_rows_that_say_nothing_of_the_policy_are_left_out(played):
-    """Logged by others, without a log probability, without an end or a next observation."""
+    """Logged by other policies, without a log probability, without an end or a next observation."""
     source, logp = played["source"].copy(), played["action_logp"].copy()
     has_next, over = played["has_new_obs"].copy(), played["terminateds"].copy()
     source[:3] = ["logged", "replayed", "logged"]
@@ -112,7 +112,7 @@ def one_episode(learner, count=3):
 
 @pytest.mark.parametrize("last", ["truncated", "cut", "left_out", "terminated"])
 def test_what_a_fragments_last_row_bootstraps_from(last):
-    """V of its next observation, also of a row that itself is left out; nothing at the end."""
+    """V of its next observation, even if the row itself is left out; nothing at the end."""
     learner = new_learner(PPOConfig(gamma=0.9, lam=0.8))
     batch = one_episode(learner)
     if last == "truncated":
@@ -136,7 +136,7 @@ def test_what_a_fragments_last_row_bootstraps_from(last):
 
 
 def test_an_episode_carries_nothing_into_another():
-    """Also where one's t goes on where the other's stopped, as parts of long episodes do."""
+    """This includes an episode whose t continues another's, as with parts of long episodes."""
     learner = new_learner()
     first = one_episode(learner)
     second = changed(first, t=first["t"] + 3, episode_ordinal=first["episode_ordinal"] + 1)
@@ -146,7 +146,7 @@ def test_an_episode_carries_nothing_into_another():
 
 
 def test_the_order_of_rows_means_nothing(played):
-    """However the reader brought them, an episode's rows are put together by t."""
+    """An episode's rows are sorted by t, whatever order the reader returned."""
     one, two = new_learner(), new_learner()
     one.update(played)
     two.update(played.shuffle(np.random.default_rng(1)))
@@ -154,7 +154,7 @@ def test_the_order_of_rows_means_nothing(played):
 
 
 def test_a_resumed_learner_goes_on_bit_for_bit(played, tmp_path):
-    """Weights, Adam's moments, random state, and where the schedules stand."""
+    """Weights, Adam's moments, random state, and the position in the schedules."""
     config = PPOConfig(epochs=2, minibatch=64, schedule_steps=1024)
     straight, stopped, resumed = (new_learner(config, seed) for seed in (0, 0, 9))
     straight.update(played)
@@ -168,7 +168,9 @@ def test_a_resumed_learner_goes_on_bit_for_bit(played, tmp_path):
 
 
 def test_schedules_fall_in_a_line_and_stay_at_their_end(played):
-    """By rows trained on, towards 0, but not below `schedule_end` times the first value."""
+    """They fall with the rows trained on, towards 0, but not below `schedule_end` times the first
+    value.
+    """
     learner = new_learner(PPOConfig(epochs=1, schedule_steps=1024, schedule_end=0.5))
     found = [learner.update(played)["lr"] for _ in range(4)]
     assert found == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.5e-3])
@@ -188,14 +190,14 @@ def test_settings_that_make_no_sense_are_refused(settings):
 
 
 def test_a_policy_without_a_value_head_is_refused():
-    """There would be nothing to take advantages over."""
+    """Advantages need a value function."""
     spec = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(value_head=False))
     with pytest.raises(ValueError, match="value head"):
         new_learner(spec=spec)
 
 
 def test_a_policy_that_acts_otherwise_than_it_learns_is_refused():
-    """pi of the ratio is what is sampled at temperature 1, never a rule's action."""
+    """The ratio's pi is sampling at temperature 1, never an action rule."""
     spec = replace(SPEC, action_rule=ActionRule("epsilon_greedy"))
     with pytest.raises(ValueError, match=r"expected the action rule sample:1\.0, .*got epsilon_"):
         new_learner(spec=spec)
@@ -205,5 +207,5 @@ def test_a_policy_that_acts_otherwise_than_it_learns_is_refused():
     ("returns", "steps"), [(100, 10_000), pytest.param(195, 20_000, marks=pytest.mark.long)]
 )
 def test_it_learns_cartpole(returns, steps):
-    """From a return of about 20; a wrong sign never gets there. 195 counts as solved."""
+    """The return starts at about 20; with a wrong sign it stays there. 195 counts as solved."""
     assert any(point.mean_return >= returns for point in learn(1, steps))

@@ -1,4 +1,4 @@
-"""Every kind of environment tells a worker the same story through poll and send_actions.
+"""Every kind of environment gives a worker the same results through poll and send_actions.
 
 Also of `policy.envs.vector_base_env`.
 """
@@ -53,7 +53,7 @@ class Steps(gym.Env[np.ndarray, int]):
 
 
 def histories(env: BaseEnv, episodes: int, actions_n: int = 5) -> dict[int, list[list[Any]]]:
-    """What a worker sees of each env's first episodes: observations, rewards, ends, infos."""
+    """A worker's view of each env's first episodes: observations, rewards, ends, infos."""
     seen: defaultdict[int, list[list[Any]]] = defaultdict(list)
     running: dict[int, list[Any]] = {}
 
@@ -88,7 +88,7 @@ def expected(copies: int, episodes: int) -> dict[int, list[list[Any]]]:
 
 
 def test_a_single_env_tells_each_episode_from_reset_to_its_final_observation():
-    """First observation, then one poll a step; the last one carries the final observation."""
+    """First observation, then one poll per step; the last one has the final observation."""
     first, second = expected(1, 2)[0]
     assert first == [
         ([0, 0, 0], 0.0, False, False, [("begins", 0)]),
@@ -101,13 +101,13 @@ def test_a_single_env_tells_each_episode_from_reset_to_its_final_observation():
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_a_vector_tells_the_same_whatever_its_autoreset_mode(kind, mode):
-    """No dummy step is told, no step is lost: the same as copies that are stepped alone."""
+    """No dummy step is reported, no step is lost: as with copies that are stepped alone."""
     vector = kind([lambda i=i: Steps(i) for i in range(3)], autoreset_mode=mode)
     assert histories(to_base_env(vector, num_envs=3), 7) == expected(3, 7)
 
 
 def test_a_vector_whose_envs_all_end_at_once_goes_on():
-    """In NEXT_STEP mode no env waits for an action then; poll begins the next episodes."""
+    """In NEXT_STEP mode no env then waits for an action; poll begins the next episodes."""
     env = to_base_env(gym.make_vec("CartPole-v1", num_envs=1))
     found = histories(env, 3, actions_n=2)
     assert [len(e) >= 9 for e in found[0]] == [True] * 3
@@ -115,7 +115,7 @@ def test_a_vector_whose_envs_all_end_at_once_goes_on():
 
 
 def test_rows_of_a_vector_stay_as_they_were():
-    """A vector that writes its observations into one buffer does not change what was told."""
+    """A vector that reuses one buffer for its observations does not change earlier results."""
     vector = SyncVectorEnv([Steps], copy=False)
     env = to_base_env(vector)
     first = env.poll()[0][0][DEFAULT_AGENT]
@@ -125,7 +125,9 @@ def test_rows_of_a_vector_stay_as_they_were():
 
 
 def test_a_horizon_resets_what_can_be_reset():
-    """can_reset: try_reset in the middle of an episode begins the next one, of that env alone."""
+    """With can_reset, try_reset in the middle of an episode begins the next one, of that env
+    alone.
+    """
     for mode in AutoresetMode:
         env = to_base_env(SyncVectorEnv([Steps, Steps], autoreset_mode=mode))
         assert env.can_reset
@@ -143,7 +145,7 @@ def test_a_horizon_resets_what_can_be_reset():
 
 
 def test_horizon_without_reset_is_a_value_error():
-    """A vector that resets itself alone cannot be cut by a horizon, and says so at once."""
+    """A vector that can only reset itself cannot be cut by a horizon; the error comes at once."""
     env = to_base_env(gym.make_vec("CartPole-v1", num_envs=2))
     require_reset_support(env, None)
     require_reset_support(env, float("inf"))
@@ -153,7 +155,7 @@ def test_horizon_without_reset_is_a_value_error():
 
 
 def test_a_failed_env_is_told_and_replaced_while_the_others_go_on():
-    """Its obs is the exception; try_restart closes it and makes it anew; no other step is lost."""
+    """Its obs is the exception; try_restart closes and recreates it; no other step is lost."""
     broken = Steps(0, fails_at=0)
     env = to_base_env(broken, num_envs=2, make_env=Steps)
     env.poll()
@@ -172,7 +174,7 @@ def test_a_failed_env_is_told_and_replaced_while_the_others_go_on():
 
 
 def test_seeds_are_given_once_each_copy_its_own():
-    """Copy i is first reset with seed + i; later resets go on with its own generator."""
+    """Copy i is first reset with seed + i; later resets continue with its own generator."""
     made = [Steps(i) for i in range(2)]
     env = to_base_env(made[0], num_envs=2, make_env=made.__getitem__, seed=5)
     env.poll()
@@ -182,7 +184,7 @@ def test_seeds_are_given_once_each_copy_its_own():
 
 
 def test_actions_of_the_wrong_agents_are_refused_before_any_env_steps():
-    """send_actions names the env, what it waits for and what came; nothing has moved."""
+    """The error names the env, the expected and the given agents; no env has stepped."""
     made = [Steps(i) for i in range(2)]
     env = to_base_env(made[0], num_envs=2, make_env=made.__getitem__)
     env.poll()
@@ -196,7 +198,7 @@ def test_actions_of_the_wrong_agents_are_refused_before_any_env_steps():
 
 
 class Team:
-    """Agents by dicts: "b" joins late, "a" leaves early; keys are left out where they may be."""
+    """Agents by dicts: "b" joins late, "a" leaves early; optional keys are omitted."""
 
     def __init__(self) -> None:
         self.observation_spaces = dict.fromkeys("ab", Steps.observation_space)
@@ -230,7 +232,7 @@ def test_missing_agent_keys_are_filled():
 
 
 def test_an_agent_that_left_is_not_waited_for():
-    """Only agents that see something and have not ended owe an action."""
+    """Only agents that have an observation and have not ended must act."""
     env = to_base_env(Team())
     env.poll()
     env.send_actions({0: {"a": 0}})
@@ -246,7 +248,7 @@ def test_an_agent_that_left_is_not_waited_for():
 
 
 def test_a_pettingzoo_env_runs_to_its_end():
-    """A real parallel environment, whose agents come and go, without "__all__"."""
+    """A real parallel environment with changing agents and without "__all__"."""
     parallel = generated_agents_parallel_v0.parallel_env()
     env = to_base_env(parallel, seed=3)
     news = env.poll()
@@ -265,7 +267,7 @@ def test_a_pettingzoo_env_runs_to_its_end():
 
 
 def test_what_is_no_environment_is_refused_with_what_would_be():
-    """The error names the kinds that work, and the converter for turn-based environments."""
+    """The error names the supported kinds, and the converter for turn-based environments."""
     with pytest.raises(TypeError, match="expected a gymnasium Env or VectorEnv"):
         to_base_env(object())
     turns = parallel_to_aec(generated_agents_parallel_v0.parallel_env())

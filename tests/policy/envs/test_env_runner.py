@@ -1,4 +1,4 @@
-"""Laws of the abstract env runner and of how it survives environments."""
+"""The abstract env runner, and how it survives failing environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.policy.toy_envs import CountEnv
 
 
 class Runner(EnvRunner):
-    """The least that a runner is."""
+    """The smallest possible runner."""
 
     def __init__(self, *, config, **kwargs):
         super().__init__(config=config, **kwargs)
@@ -47,9 +47,9 @@ def make(restart=True, most=3, **context):
 
 
 def test_the_config_is_a_copy_and_the_rest_is_the_runners():
-    """The config's containers are copied, env is None at first; sample, get_spaces and
-    assert_healthy are abstract, make_env and make_module say that they are optional, metrics are
-    empty and stopping is harmless.
+    """The config's containers are copied, and env is None at first. sample, get_spaces and
+    assert_healthy are abstract; make_env and make_module say that they are optional. Metrics are
+    empty, and stopping is harmless.
 
     Row: EnvRunner(*, config, **kw)
     """
@@ -72,7 +72,7 @@ def test_the_config_is_a_copy_and_the_rest_is_the_runners():
 
 
 def test_a_reset_that_fails_is_tried_again_with_a_new_env_and_growing_pauses():
-    """Pauses double up to the longest; no recursion; the env that answers is a new one.
+    """Pauses double up to the longest; there is no recursion; the env that answers is a new one.
 
     Row: _try_env_reset
     """
@@ -86,8 +86,8 @@ def test_a_reset_that_fails_is_tried_again_with_a_new_env_and_growing_pauses():
 
 
 def test_restarts_are_bounded_and_the_text_says_what_happened():
-    """More failures than allowed raise EnvFailed with the exception's type, empty text or not; with
-    restarts off the environment's own exception comes at once.
+    """More failures than allowed raise EnvFailed with the exception's type, whether its text is
+    empty or not. With restarts off, the environment's own exception is raised at once.
 
     Row: _try_env_reset
     """
@@ -101,8 +101,8 @@ def test_restarts_are_bounded_and_the_text_says_what_happened():
 
 
 def test_a_step_that_fails_says_so_and_leaves_a_new_env():
-    """ENV_STEP_FAILURE after the env was made anew; else the step's own answer, and with restarts
-    off its exception.
+    """ENV_STEP_FAILURE after the env was recreated, otherwise the step's own result; with restarts
+    off, its exception.
 
     Row: _try_env_step
     """
@@ -120,7 +120,7 @@ def test_a_step_that_fails_says_so_and_leaves_a_new_env():
 
 
 def test_a_row_of_failures_ends_with_progress():
-    """Failures count per copy, and progress forgives those of its copy alone."""
+    """Failures are counted per copy, and only progress of that copy resets its count."""
     restarts = Restarts(RestartLimits(most=1), pause=lambda seconds: None)
     restarts.failed(0, OSError())
     restarts.failed(1, OSError())
@@ -132,13 +132,13 @@ def test_a_row_of_failures_ends_with_progress():
 
 
 def test_limits_that_make_no_sense_are_refused():
-    """Counts and seconds are not negative."""
+    """Counts and seconds must not be negative."""
     with pytest.raises(ValueError, match="restart limits"):
         RestartLimits(most=-1)
 
 
 def test_nested_arrays_become_tensors():
-    """float64 becomes float32, other dtypes stay; dicts, tuples and lists keep their form.
+    """float64 becomes float32, other dtypes stay; dicts, tuples and lists keep their structure.
 
     Row: _convert_to_tensor
     """

@@ -1,4 +1,4 @@
-"""Laws of action rules: strict documents, and a propensity that is what occurs."""
+"""Action rules: strict documents, and propensities that match the frequencies of actions."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ RULES = [
     ActionRule("epsilon_greedy", epsilon=1.0),
     ActionRule("greedy"),
 ]
-# Logits with ties among the best in each choice; of bits the middle one is a tie.
+# Logits with ties for the best in each choice; of the bits, the middle one is a tie.
 TIED = [
     (Discrete(4, 2), [1.0, 2.0, 2.0, -1.0]),
     (Discrete(20), [0.0] * 18 + [1.5, 1.5]),
@@ -51,13 +51,13 @@ def with_rule(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_rule_comes_back_from_its_spec(rule):
-    """Through JSON, as it is in a policy's file and a version's manifest."""
+    """Through JSON, as in a policy's file and a version's manifest."""
     spec = with_rule(rule)
     assert PolicySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 def test_the_default_is_what_specs_without_a_rule_mean():
-    """An older document reads as sampling, and a spec that samples is written as it always was."""
+    """A document without a rule means sampling, and a spec that samples is written without one."""
     assert "action_rule" not in SPEC.to_json()
     document = {**SPEC.to_json(), "action_rule": {"kind": "sample", "temperature": 1.0}}
     assert PolicySpec.from_json(document) == SPEC == PolicySpec.from_json(SPEC.to_json())
@@ -84,7 +84,7 @@ def test_the_default_is_what_specs_without_a_rule_mean():
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(document, text):
-    """With what was expected and what came."""
+    """The error has the expected and the given value."""
     with pytest.raises(SpecError, match=text):
         PolicySpec.from_json({**SPEC.to_json(), "action_rule": document})
 
@@ -109,7 +109,7 @@ def test_a_text_that_names_no_rule_is_refused(text):
 
 @pytest.mark.parametrize("action", [Box((2,)), Dict({"a": Discrete(2), "b": Box((1,))})])
 def test_epsilon_greedy_is_refused_where_a_best_action_has_no_density(action):
-    """A Box takes part: sample and greedy remain, and greedy's logp is unknown."""
+    """With a Box in the space, sample and greedy remain, and greedy's logp is unknown."""
     with pytest.raises(SpecError, match="expected sample or greedy for continuous actions"):
         PolicySpec(Box((1,)), action, action_rule=ActionRule("epsilon_greedy"))
     assert PolicySpec(Box((1,)), action).has_propensity
@@ -132,7 +132,7 @@ def every_action(space):
 
 
 def constant_policy(space, logits, rule):
-    """Whose logits are those, whatever it observes."""
+    """A policy with these logits for every observation."""
     spec = PolicySpec(Box((1,)), space, ModuleSpec(hidden=(), value_head=False), action_rule=rule)
     policy = Policy(spec)
     weights = {"pi.0.weight": np.zeros((len(logits), 1)), "pi.0.bias": np.array(logits)}
@@ -141,7 +141,7 @@ def constant_policy(space, logits, rule):
 
 
 def fits(counts, probs):
-    """Whether counts are those of a multinomial: chi-square, wrong once in a million."""
+    """Whether counts fit a multinomial: chi-square, wrong once in a million."""
     possible = probs > 0
     expected = probs[possible] * counts.sum()
     statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
@@ -152,7 +152,7 @@ def fits(counts, probs):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize(("space", "logits"), TIED, ids=lambda one: str(one)[:20])
 def test_an_action_occurs_as_often_as_its_propensity_says(space, logits, rule):
-    """5,000 draws by numpy, by torch, and 500 one by one: chi-square; logp is what is logged, and
+    """5,000 draws by numpy, by torch, and 500 one by one: chi-square. logp is the logged one, and
     the probabilities of all actions sum to 1."""
     policy, n = constant_policy(space, logits, rule), 5000
     twin, flat = policy.to_numpy(), np.zeros((n, 1), np.float32)
@@ -212,7 +212,9 @@ def test_a_temperature_scales_the_deviation_of_continuous_actions():
 
 @pytest.mark.parametrize("explore", [True, False])
 def test_a_greedy_continuous_action_is_the_mean_and_has_no_density(explore):
-    """logp is unknown, of a Dict as a whole, whoever wants no exploration: rule or caller."""
+    """logp is unknown, for a Dict as a whole, whether the rule or the caller turns exploration
+    off.
+    """
     action = Dict({"a": Discrete(2), "b": Box((2,))})
     spec = PolicySpec(Box((1,)), action, action_rule=GREEDY if explore else SAMPLE)
     policy, flat = Policy(spec, seed=3), np.ones((4, 1), np.float32)
@@ -224,7 +226,7 @@ def test_a_greedy_continuous_action_is_the_mean_and_has_no_density(explore):
 
 @pytest.mark.parametrize("rule", [SAMPLE, ActionRule("epsilon_greedy")], ids=str)
 def test_without_exploration_the_logged_propensity_is_true_too(rule):
-    """Greedy whatever the rule: 1 for a single best action, 1/2 each where two share."""
+    """Greedy, whatever the rule: 1 for a single best action, 1/2 each if two share."""
     policy = constant_policy(Discrete(3), [0.0, 1.0, 1.0], rule)
     actions = policy.to_numpy().act(
         np.zeros((2000, 1), np.float32), np.random.default_rng(0), explore=False
@@ -259,7 +261,9 @@ def test_torch_and_numpy_give_an_action_the_same_propensity(action, rule, seed):
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e300])
 def test_an_extreme_temperature_acts_and_logs_numbers(temperature):
-    """Next to 0 it is greedy, ties shared; beyond all bounds uniform, and a std of at most e^2."""
+    """Near 0 it is greedy with shared ties; at very high values uniform, with a std of at most
+    e^2.
+    """
     rule = ActionRule("sample", temperature=temperature)
     for space, logits in TIED:
         policy, flat = constant_policy(space, logits, rule), np.zeros((50, 1), np.float32)
@@ -274,7 +278,7 @@ def test_an_extreme_temperature_acts_and_logs_numbers(temperature):
 
 
 def test_a_policy_of_a_published_document_acts_by_its_rule():
-    """The rule is in the manifest's spec: what a client builds from it acts by it."""
+    """The manifest's spec has the rule, and a client's policy follows it."""
     policy = constant_policy(Discrete(2), [0.0, 1.0], ActionRule("epsilon_greedy", epsilon=0.2))
     spec = PolicySpec.from_json(json.loads(json.dumps(policy.spec.to_json())))
     twin = NumpyPolicy(spec, policy.get_weights())

@@ -1,4 +1,4 @@
-"""Laws of the observation filters."""
+"""The observation filters."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ def test_golden_numbers_of_pushing_and_merging():
 
 
 def test_one_sample_has_the_variance_of_its_square():
-    """n = 1: var = mean^2; a filter that saw nothing changes nothing."""
+    """n = 1: var = mean^2; an empty filter changes nothing."""
     made = filter_that_saw([3.0])
     assert made.stats.var[0] == 9.0
     flat = np.array([[5.0]], np.float32)
@@ -122,8 +122,8 @@ def test_bad_rows_are_refused_and_leave_the_statistics(rows):
 
 
 def test_a_concurrent_filter_filters_alike_and_loses_nothing_between_threads():
-    """Threads that push while others read, merge and take its buffer: what was taken and what is
-    left add up to every row, and its state is a MeanStdFilter's.
+    """Threads push while others read, merge and take its buffer: the rows taken and left add up to
+    all rows, and its state is a MeanStdFilter's.
 
     Row: observation_filter NoFilter / MeanStdFilter / ConcurrentMeanStdFilter
     """

@@ -1,4 +1,4 @@
-"""Laws of numpy inference: equal to torch, one equals many, bad input is refused."""
+"""Numpy inference: equal to torch, single or batched, and bad input is refused."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ specs = st.builds(
 
 
 def random_policy(spec, seed):
-    """A torch policy whose head is not nearly uniform, and flat observations for it."""
+    """A torch policy with a head that is far from uniform, and flat observations for it."""
     policy, rng = Policy(spec, seed=seed), np.random.default_rng(seed)
     policy.set_weights(
         {
@@ -90,7 +90,7 @@ def test_numpy_equals_torch(spec, seed):
 @settings(max_examples=40, deadline=None)
 @given(specs, st.integers(0, 2**31))
 def test_the_same_generator_draws_the_same_actions_in_torch(spec, seed):
-    """compute_actions and NumpyPolicy.act agree action for action, explored or not."""
+    """compute_actions and NumpyPolicy.act agree action for action, with exploration or without."""
     policy, flat = random_policy(spec, seed)
     for explore in (True, False):
         ours = policy.to_numpy().act(flat, np.random.default_rng(seed), explore=explore)
@@ -107,7 +107,7 @@ def test_the_same_generator_draws_the_same_actions_in_torch(spec, seed):
     st.sampled_from([*RULES, ActionRule("epsilon_greedy", epsilon=0.3)]),
 )
 def test_one_observation_acts_as_a_batch_of_one(action, seed, explore, rule):
-    """act_one gives what act gives on its row, with the same generator, by every rule."""
+    """act_one gives the result of act on its row, with the same generator, by every rule."""
     if rule.kind == "epsilon_greedy" and not action_layout(action).is_discrete:
         rule = SAMPLE
     policy, flat = random_policy(PolicySpec(Box((4,)), action, action_rule=rule), seed)
@@ -122,7 +122,7 @@ def test_one_observation_acts_as_a_batch_of_one(action, seed, explore, rule):
 
 
 def test_logp_is_that_of_the_unclipped_action():
-    """A Box action far outside is sent clipped; stored and judged as drawn."""
+    """A Box action far outside is sent clipped, but stored as drawn, with the logp of that."""
     policy = Policy(PolicySpec(Box((1,)), Box((1,), "float32", -0.01, 0.01)))
     twin, flat = policy.to_numpy(), np.zeros((50, 1), np.float32)
     actions = twin.act(flat, np.random.default_rng(0))
@@ -151,7 +151,7 @@ def test_an_observation_that_is_not_finite_is_refused(action, bad):
 
 
 def overflowing():
-    """Weights of normal size that are beyond float32 on an observation of 3e38."""
+    """Weights of normal size whose result exceeds float32 for an observation of 3e38."""
     spec = PolicySpec(Box((2,)), Discrete(2), ModuleSpec(hidden=(), value_head=False))
     weights = {
         "pi.0.weight": np.array([[2, 2], [-2, -2]], np.float32),
@@ -161,7 +161,7 @@ def overflowing():
 
 
 def test_an_observation_that_overflows_keeps_no_other_from_its_action():
-    """Each of a batch for itself, and in order; a float64 beyond float32 likewise."""
+    """Each row of a batch is separate, in order; the same for a float64 beyond float32."""
     flat = np.array([[0, 0], [3e38, 3e38], [0, 1], [np.inf, 0], [1, 0]], np.float32)
     rng = np.random.default_rng(0)
     finite, actions = overflowing().act_where_finite(flat, rng, explore=False)
@@ -185,7 +185,7 @@ def test_one_observation_that_overflows_is_refused(explore):
 
 
 def test_weights_that_act_nowhere_are_named():
-    """Finite ones, whose sums are not; weights of normal size act next to zero."""
+    """Finite weights with infinite sums are refused; weights of normal size act near zero."""
     overflowing().require_finite()
     spec = PolicySpec(Box((4,)), Discrete(2))
     huge = {name: np.full(shape, 3e38, np.float32) for name, shape in spec.weight_shapes().items()}
@@ -225,7 +225,7 @@ def test_weights_that_do_not_fit_are_refused(name, change, text):
 
 
 def test_later_changes_of_the_given_arrays_change_nothing():
-    """A policy owns its weights: an instance never changes."""
+    """A policy copies its weights: an instance never changes."""
     spec = PolicySpec(Box((2,)), Discrete(2))
     weights, flat = Policy(spec).get_weights(), np.ones((1, 2), np.float32)
     twin = NumpyPolicy(spec, weights)
@@ -236,7 +236,7 @@ def test_later_changes_of_the_given_arrays_change_nothing():
 
 
 def test_numpy_inference_imports_neither_torch_nor_arrow():
-    """A thin client that acts pays for numpy alone."""
+    """A thin client that acts loads numpy alone."""
     heavy = ("torch", "pyarrow", "pandas", "scipy", "gymnasium")
     module = "policy.inference.numpy_policy"
     code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"

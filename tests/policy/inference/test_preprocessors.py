@@ -1,4 +1,4 @@
-"""Laws of flattening: one value and a batch agree, and bad values are named."""
+"""Flattening: single values and batches agree, and bad values are named."""
 
 import numpy as np
 import pytest

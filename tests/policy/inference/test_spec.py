@@ -1,4 +1,4 @@
-"""Laws of the policy spec: strict JSON, and no policy where none can act."""
+"""The policy spec: strict JSON, and no policy for spaces in which none can act."""
 
 import json
 
@@ -46,7 +46,7 @@ modules = st.builds(
     st.sampled_from(["NoFilter", "MeanStdFilter"]),
 )
 def test_a_spec_survives_json(observation, action, module, filter_name):
-    """Through text and back, a spec is equal, and has found its distribution."""
+    """A spec is equal after a round trip, and knows its distribution."""
     space, distribution = action
     spec = PolicySpec(observation, space, module, observation_filter=filter_name)
     assert spec.distribution == distribution
@@ -54,7 +54,7 @@ def test_a_spec_survives_json(observation, action, module, filter_name):
 
 
 def test_weights_are_named_and_shaped_as_torch_does():
-    """A linear layer each two places; log_std beside the towers for Box actions."""
+    """A linear layer at every second index; log_std next to the towers for Box actions."""
     spec = PolicySpec(Box((4,)), Box((2,)), ModuleSpec(hidden=(8,)))
     assert spec.weight_shapes() == {
         "pi.0.weight": (8, 4),
@@ -79,7 +79,7 @@ def test_weights_are_named_and_shaped_as_torch_does():
     ],
 )
 def test_spaces_that_no_policy_can_serve_are_refused(observation, action, text):
-    """The refusal names the leaf."""
+    """The error names the leaf."""
     with pytest.raises(SpaceError, match=text):
         PolicySpec(observation, action)
 
@@ -117,13 +117,13 @@ def test_a_strange_document_is_refused(change, text):
     ],
 )
 def test_a_strange_module_is_refused(change):
-    """A client can't be made to build a network without bounds."""
+    """A client can't be made to build a network of unbounded size."""
     with pytest.raises(SpecError, match="module: expected"):
         ModuleSpec.from_json({**ModuleSpec().to_json(), **change})
 
 
 def test_a_document_without_version_is_refused():
-    """Nothing is assumed of a document that does not say what it is."""
+    """A document without a version is never taken for the current one."""
     document = PolicySpec(Box((4,)), Discrete(2)).to_json()
     del document["version"]
     with pytest.raises(SpecError, match="expected the keys"):

@@ -1,4 +1,4 @@
-"""No weights are kept, numbered or live that a policy of their spec cannot act with."""
+"""Weights with which a policy of their spec cannot act are never stored, numbered or live."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BAD: dict[str, tuple[Weights, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_weights_that_cannot_act_come_in_nowhere(tmp_path: Path, name: str) -> None:
-    """Neither as a candidate, nor from one that another tool left, nor by a rollback to one."""
+    """Neither as a candidate, nor from another tool's candidate, nor by a rollback to one."""
     bad, text = BAD[name]
     store = WeightStore(tmp_path, "default")
     with pytest.raises(WeightsRefused, match=text):
@@ -98,7 +98,9 @@ def test_weights_for_other_spaces_than_declared_are_refused(tmp_path: Path) -> N
 
 
 def test_a_space_without_bounds_asks_no_more_of_a_network(tmp_path: Path) -> None:
-    """Any network overflows somewhere in a space that reaches to 3e38: that refuses nobody."""
+    """Any network overflows somewhere in a space that reaches 3e38: no weights are refused for
+    it.
+    """
     high = np.array([4.8, np.finfo(np.float32).max, 0.4, np.inf], np.float32)
     spec = PolicySpec(Box((4,), "float32", -high, high), Discrete(2), SPEC.module)
     store = WeightStore(tmp_path, "default")

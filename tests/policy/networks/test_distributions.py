@@ -1,4 +1,4 @@
-"""Laws of action distributions: torch and numpy agree, probabilities sum to 1, samples fit logp."""
+"""Action distributions: torch and numpy agree, probabilities sum to 1, samples fit logp."""
 
 import math
 
@@ -56,7 +56,7 @@ def random_inputs(layout, count, rng, scale=2.0):
 @settings(max_examples=60, deadline=None)
 @given(spaces, st.integers(0, 2**32))
 def test_torch_and_numpy_give_the_same_logp(space, seed):
-    """For drawn and for most likely actions of any acting space, in float64, within 1e-9."""
+    """For sampled and for most likely actions of any acting space, in float64, within 1e-9."""
     rng, layout = np.random.default_rng(seed), action_layout(space)
     inputs, actions = random_inputs(layout, 5, rng), Product(layout)
     dist = ActionDistribution(layout, torch.from_numpy(inputs))
@@ -69,7 +69,7 @@ def test_torch_and_numpy_give_the_same_logp(space, seed):
 @settings(max_examples=60, deadline=None)
 @given(spaces, st.integers(0, 2**32))
 def test_what_is_sent_lies_in_the_space_and_what_is_stored_fits_its_codec(space, seed):
-    """Clipped actions pass the strict check, unclipped ones the one without range."""
+    """Clipped actions pass the strict check, unclipped ones the check without a range."""
     rng, layout = np.random.default_rng(seed), action_layout(space)
     actions, codec = Product(layout), Codec(space)
     columns = actions.sample(random_inputs(layout, 3, rng), rng)
@@ -127,7 +127,7 @@ def test_entropy_is_the_mean_of_minus_logp(space, seed):
 
 
 def test_a_known_gaussian_logp():
-    """N(0, 1) at 0 and at 2, worked by hand; the unclipped action is judged."""
+    """N(0, 1) at 0 and at 2, worked by hand; logp is that of the unclipped action."""
     layout = action_layout(Box((1,), "float64", -1.0, 1.0))
     inputs = np.zeros((2, 2), np.float32)
     logp = Product(layout).logp(inputs, {"": np.array([[0.0], [2.0]])})
@@ -136,7 +136,7 @@ def test_a_known_gaussian_logp():
 
 
 def test_logp_has_gradients_for_every_input():
-    """The learner's path: d logp / d dist_inputs exists for logits, means and log stds."""
+    """For the learner, d logp / d dist_inputs exists for logits, means and log stds."""
     layout = action_layout(Dict({"a": Discrete(3), "b": Box((2,)), "c": MultiBinary((2,))}))
     inputs = torch.zeros(1, layout.size, requires_grad=True)
     columns = {"a": np.array([1]), "b": np.array([[0.5, 1.0]]), "c": np.array([[0, 1]], np.int8)}

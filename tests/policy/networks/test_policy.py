@@ -1,4 +1,4 @@
-"""Laws of the torch policy: seeded, and weights are copies.
+"""The torch policy: seeded, and weights are copies.
 
 Also of `policy.networks.modules`.
 """
@@ -15,7 +15,7 @@ SPEC = PolicySpec(Box((4,)), Dict({"a": Discrete(3), "b": Box((2,))}))
 
 
 def test_a_seed_fixes_the_first_weights_and_leaves_torch_alone():
-    """Same seed, same weights, whatever the global generator does."""
+    """Same seed, same weights, whatever the state of the global generator."""
     torch.manual_seed(1)
     before = torch.get_rng_state()
     one = Policy(SPEC, seed=3).get_weights()
@@ -28,7 +28,7 @@ def test_a_seed_fixes_the_first_weights_and_leaves_torch_alone():
 
 
 def test_weights_are_those_of_the_spec_and_copies():
-    """get_weights has the spec's names and shapes; changing a copy changes no policy."""
+    """get_weights has the spec's names and shapes; changing a copy does not change the policy."""
     policy = Policy(SPEC)
     weights = policy.get_weights()
     assert {name: array.shape for name, array in weights.items()} == SPEC.weight_shapes()
@@ -41,7 +41,7 @@ def test_weights_are_those_of_the_spec_and_copies():
 
 
 def test_refused_weights_change_nothing():
-    """Half of a set of weights is never loaded."""
+    """A partial set of weights is never loaded."""
     policy = Policy(SPEC)
     weights = policy.get_weights()
     weights["pi.0.bias"] += 1
@@ -52,14 +52,14 @@ def test_refused_weights_change_nothing():
 
 
 def test_the_first_policy_is_nearly_uniform():
-    """Exploration starts without an opinion."""
+    """Exploration starts almost uniformly."""
     policy = Policy(PolicySpec(Box((4,)), Discrete(5)))
     flat = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
     assert np.abs(policy.to_numpy().probabilities(flat) - 0.2).max() < 0.02
 
 
 def test_a_batch_with_nested_columns_is_read():
-    """`obs` and `actions.<path>` become tensors whose logp is the numpy policy's."""
+    """`obs` and `actions.<path>` become tensors, whose logp equals the numpy policy's."""
     policy, rng = Policy(SPEC), np.random.default_rng(0)
     batch = {
         "obs": rng.normal(size=(6, 4)).astype(np.float32),
@@ -82,7 +82,7 @@ def test_a_policy_without_value_head_says_so():
 
 
 def test_a_filter_state_travels_to_the_numpy_policy():
-    """What the torch policy's filter has learned, the client's filter applies."""
+    """The client's filter has the statistics of the torch policy's."""
     spec = PolicySpec(Box((1,)), Discrete(2), observation_filter="MeanStdFilter")
     policy = Policy(spec)
     policy.filter.push([[100.0], [102.0]])

@@ -1,4 +1,4 @@
-"""Arms of a canary: bounds that hold at every look, a wrong share, failures that count."""
+"""Arms of a canary: bounds valid at every look, a wrong share, failures that count."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def looked_at(
 
 @pytest.mark.parametrize("limits", [LIMITS, None])
 def test_an_equal_canary_is_seldom_called_otherwise(limits: tuple[float, float] | None) -> None:
-    """At none of five looks: at most 5 %, and 60 logs give at most 10 with 99.9 %."""
+    """Over five looks the error is at most 5 %, and 60 logs give at most 10 with 99.9 %."""
     rng = np.random.default_rng(1)
     wrong = sum(looked_at(rng, 0.3, 0.3, limits=limits) != {"cannot tell"} for _ in range(60))
     assert wrong <= 10
@@ -56,8 +56,8 @@ def test_a_difference_is_found_both_ways(limits: tuple[float, float] | None) -> 
 
 
 def test_the_size_that_is_said_to_be_needed_is_about_enough() -> None:
-    """Power 0.8; 30 logs have 17 or more of them with 99.9 %. Rare events need more than their
-    variance says."""
+    """Power 0.8: of 30 logs, 17 or more are decided with 99.9 %. Rare events need more than their
+    variance suggests."""
     rng = np.random.default_rng(3)
     for live, canary, share, limits in (
         (0.3, 0.36, 0.2, LIMITS),
@@ -85,7 +85,7 @@ def judged(failures: tuple[float, float], split: float = 0.2) -> ArmsComparison:
 
 
 def test_a_canary_that_breaks_episodes_is_worse() -> None:
-    """Whatever those that it did not break earn: a guardrail of its own."""
+    """A separate guardrail, whatever the intact episodes earn."""
     found = judged((0.2, 0.05))
     assert found.verdict == "worse"
     assert "abandoned or broken" in found.reasons[0]
@@ -93,7 +93,7 @@ def test_a_canary_that_breaks_episodes_is_worse() -> None:
 
 
 def test_a_wrong_share_refuses_the_comparison() -> None:
-    """Episodes of one arm are lost: what is left cannot be compared, however clear it looks."""
+    """Episodes of one arm are lost: the rest cannot be compared, however clear the result looks."""
     found = judged((0.0, 0.0), split=0.16)
     assert (found.verdict, found.returns, found.failures) == ("cannot tell", None, None)
     assert found.mismatch is not None
@@ -101,7 +101,7 @@ def test_a_wrong_share_refuses_the_comparison() -> None:
 
 
 def test_a_right_share_is_hardly_ever_refused() -> None:
-    """At no episode of any of 300 logs: 1 in 1000 at most would be."""
+    """At no episode of any of 300 logs; the error is at most 1 in 1000."""
     rng, refused = np.random.default_rng(5), 0
     for _ in range(300):
         counts = np.cumsum(rng.random(2000) < 0.1)
@@ -113,7 +113,7 @@ def test_a_right_share_is_hardly_ever_refused() -> None:
 
 
 def test_differences_have_the_difference_as_their_mean() -> None:
-    """Whatever the level that both arms share: it is taken off, and does not widen the bound."""
+    """The level that both arms share is subtracted, and does not widen the bound."""
     rng = np.random.default_rng(6)
     arm = rng.random(50_000) < 0.1
     values = 1000 + rng.normal(size=50_000) + arm * 0.5

@@ -1,4 +1,4 @@
-"""Laws of the betting bound: it keeps its word, finds its root, and never looks ahead."""
+"""The betting bound keeps its error, finds its root, and never looks ahead."""
 
 import math
 
@@ -14,7 +14,7 @@ from policy.ope.columns import column_of, whole
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_each_end_fails_no_more_often_than_promised(sequence):
-    """Rare events, 400 repetitions: Clopper-Pearson at 99.9 % would tell an error of .05."""
+    """Rare events, 400 repetitions: Clopper-Pearson at 99.9 % would detect an error of .05."""
     rng, failed = np.random.default_rng(1), 0
     for _ in range(400):
         values = (rng.random(500) < 0.02).astype(np.float64)
@@ -24,7 +24,7 @@ def test_each_end_fails_no_more_often_than_promised(sequence):
 
 
 def test_a_sequence_may_be_looked_at_after_every_number():
-    """Of 400 fair walks, 300 looks each, few ever win enough; of those that are not fair, most."""
+    """Of 400 fair walks with 300 looks each, few ever win enough; of unfair ones, most do."""
     rng, ever = np.random.default_rng(2), {0.5: 0, 0.6: 0}
     for _ in range(400):
         for chance in ever:
@@ -42,7 +42,9 @@ def test_a_sequence_may_be_looked_at_after_every_number():
 )
 @settings(deadline=None, max_examples=200)
 def test_the_ends_are_where_the_wealth_is_just_not_enough(numbers, error, sequence):
-    """Just below the lower end the bet is won, just above it is not; the same turned round."""
+    """Just below the lower end the bet is won, just above it is not; the upper end is the mirror
+    image.
+    """
     values = np.array(numbers)
     low, high = betting_interval(values, limits=(-1.0, 2.0), error=error, sequence=sequence)
     threshold = math.log(1 / error)
@@ -59,7 +61,7 @@ def test_the_ends_are_where_the_wealth_is_just_not_enough(numbers, error, sequen
 
 
 def test_bets_know_the_past_alone():
-    """A number changes no stake up to its own."""
+    """A number does not change any stake up to its own."""
     values = np.random.default_rng(3).normal(size=50).clip(-3, 3)
     other = values.copy()
     other[30] = 2.9
@@ -73,7 +75,7 @@ def test_bets_know_the_past_alone():
 
 
 def test_an_end_without_a_limit_has_no_bound():
-    """A limit is needed on its own side alone."""
+    """Each end needs a limit on its own side only."""
     values = np.random.default_rng(4).random(500)
     both = betting_interval(values, limits=(0.0, 1.0), error=0.025)
     low, high = betting_interval(values, limits=(0.0, math.inf), error=0.025)
@@ -83,7 +85,7 @@ def test_an_end_without_a_limit_has_no_bound():
 
 
 def test_a_wide_range_costs_width_and_never_truth():
-    """Limits a thousand times too wide: the interval is wider and still holds the mean."""
+    """With limits a thousand times too wide, the interval is wider and still contains the mean."""
     values = (np.random.default_rng(5).random(2000) < 0.5).astype(np.float64)
     narrow = betting_interval(values, limits=(0.0, 1.0), error=0.025)
     wide = betting_interval(values, limits=(-1000.0, 1000.0), error=0.025)

@@ -1,4 +1,4 @@
-"""Laws of columns: the same numbers give the same sums, in blocks or at once."""
+"""Columns give the same sums from the same numbers, in blocks or at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of a comparison: one error over all looks, an approximate verdict that says so."""
+"""A comparison has one error over all looks, and marks an approximate verdict."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def test_all_looks_together_keep_the_error():
 
 @pytest.mark.parametrize("limit", [3.0, math.inf])
 def test_what_is_missing_would_be_enough(limit):
-    """So many more episodes of the same kind: told in most repetitions, as it was promised."""
+    """In most repetitions, the stated number of further episodes of the same kind is sufficient."""
     rng = np.random.default_rng(2)
 
     def drawn(n):
@@ -55,13 +55,13 @@ def test_what_is_missing_would_be_enough(limit):
 
 
 def test_no_difference_is_no_number():
-    """A candidate that is the bar: nothing would ever tell."""
+    """If the candidate equals the bar, no number of episodes would decide."""
     found = compare(made(np.zeros(50), 1.0), bar="it", error=0.025)
     assert (found.verdict, found.missing) == ("cannot tell", None)
 
 
 def test_hall_mends_what_skewness_does_to_students_t():
-    """Rare costs: the plain t's upper side misses far more often than it says."""
+    """Rare costs: the plain t's upper side misses far more often than its level."""
     rng, missed = np.random.default_rng(3), {"plain": 0, "hall": 0}
     for _ in range(4000):
         values = -(rng.random(1000) < 0.03).astype(np.float64)
@@ -76,7 +76,7 @@ def test_hall_mends_what_skewness_does_to_students_t():
 
 
 def test_numbers_that_change_between_looks_have_no_sequence():
-    """Units that grow, streams that interleave: each look spends a share of the error."""
+    """With growing units or interleaved streams, each look spends a share of the error."""
     values = np.random.default_rng(4).uniform(-1, 1, 200)
     moved = Differences("ips", values, values, -1.0, values, 1.0, in_order=False)
     found = [compare(moved, bar="it", error=0.025, looks=looks) for looks in range(30)]

@@ -1,4 +1,4 @@
-"""Laws of the checks: each finds what it is for, and lets a sound log pass."""
+"""Each check finds its fault, and lets a sound log pass."""
 
 import math
 
@@ -30,7 +30,7 @@ def supported(flat, taken, probs, start=0, names=()):
 
 
 def test_an_action_without_rows_is_named():
-    """Its share of the candidate's steps decides; a trace of it informs."""
+    """Its share of the candidate's steps decides; a very small share is only reported."""
     taken = np.array([0, 1, 1, 3] * 50)
     found, _ = supported(np.zeros((200, 0)), taken, np.tile([0.1, 0.2, 0.6, 0.1], (200, 1)), 5)
     assert not found.passed
@@ -50,7 +50,7 @@ def near(flat, taken, probs):
 
 
 def test_support_is_asked_for_near_the_observation():
-    """Every action was logged, but each in one half of the world; the candidate wants the other."""
+    """Every action was logged, but each in one half of the space; the candidate takes the other."""
     rng, n = np.random.default_rng(0), 2000
     flat = rng.normal(size=(n, 3))
     right = flat[:, 1] > 0
@@ -71,7 +71,9 @@ def test_support_is_asked_for_near_the_observation():
 
 
 def test_the_mean_weight_is_1_or_the_log_is_not_what_it_says():
-    """Missing support, propensities that are too high or too low; a sound log of any length."""
+    """Missing support and propensities that are too high or too low fail; a sound log of any length
+    passes.
+    """
     rng, n = np.random.default_rng(1), 2000
     sound = rng.choice([3.0, 1 / 3], p=[0.25, 0.75], size=n)
     assert mean_weight(sound, 4.0).passed
@@ -80,12 +82,12 @@ def test_the_mean_weight_is_1_or_the_log_is_not_what_it_says():
         assert not found.passed
         assert word in found.sentence
     assert mean_weight(sound, math.inf).passed
-    # Greedy: every weight alike, the effective sample size full, the mean .01.
+    # Greedy: equal weights, the full effective sample size, a mean of .01.
     assert not mean_weight(np.full(n, 0.01), 1.0 + 1e-3).passed
 
 
 def test_a_sound_log_passes_the_mean_weight():
-    """Of 3,000 sound logs, heavy weights among them, none is refused more than by chance."""
+    """Of 3,000 sound logs, some with heavy weights, no more are refused than by chance."""
     rng, refused = np.random.default_rng(2), 0
     for number in range(3000):
         floor = (0.25, 0.02)[number % 2]
@@ -95,7 +97,7 @@ def test_a_sound_log_passes_the_mean_weight():
 
 
 def test_events_are_what_differs_from_the_most_common_return():
-    """Weighted by Kish; all of them where no return comes twice."""
+    """Weighted by Kish; all episodes where no return occurs twice."""
     returns = np.array([0.0] * 90 + [-1.0] * 10)
     weights = np.ones(100)
     assert reward_events(returns, weights, threshold=30).value == 10
@@ -109,7 +111,7 @@ def test_events_are_what_differs_from_the_most_common_return():
 
 
 def test_too_few_effective_episodes_say_how_many_more():
-    """In units, rounded to two digits; nothing is promised where no weight is left."""
+    """In units, rounded to two digits; no number is given without any weight."""
     weights = np.array([1.0] * 20 + [0.0] * 80)
     few = effective_sample_size(weights, 100.0, "episodes")
     assert (few.value, few.passed) == (20.0, False)
@@ -120,14 +122,14 @@ def test_too_few_effective_episodes_say_how_many_more():
 
 
 def test_one_number_must_not_decide():
-    """A share of the sum above the threshold; nothing at all is no share."""
+    """A share of the sum above the threshold; a sum of zero has no share."""
     assert not largest_share("x", np.array([1.0, 1, 1, 9]), 0.5, "weight").passed
     assert largest_share("x", np.array([1.0, 1, 1, 1]), 0.5, "weight").passed
     assert largest_share("x", np.zeros(4), 0.5, "weight").value == 0
 
 
 def test_a_nan_passes_nothing():
-    """Nor does a threshold that is one."""
+    """The same for a threshold of NaN."""
     assert not at_most("x", math.nan, 1.0, "").passed
     assert not at_least("x", math.nan, 1.0, "").passed
     assert not at_least("x", 5.0, math.nan, "").passed

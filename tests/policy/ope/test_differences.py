@@ -1,4 +1,4 @@
-"""Laws of the differences: their mean is the difference, and their limits hold for every row."""
+"""The differences have the right mean, and their limits hold for every row."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_one_step_is_unbiased_whatever_the_model_says(against, limits):
 @pytest.mark.parametrize("known_v", [None, 0.0, 1.0])
 @pytest.mark.parametrize("bar_weight", [None, 0.0, 8.0])
 def test_one_step_limits_hold_at_every_corner(known_v, bar_weight):
-    """The worst that reward, weight, q and v may be together."""
+    """The extremes that reward, weight, q and v can reach together."""
     if bar_weight is not None and known_v is None:
         known_v = 0.5
     for reward in (0.0, 1.0):
@@ -120,7 +120,7 @@ def test_per_decision_limits_hold_and_all_have_one_mean(limits):
 
 
 def test_the_candidates_side_needs_no_largest_weight():
-    """Fifty steps by weights of any size: against the logging policy both ends have a limit."""
+    """Fifty steps with weights of any size: against the logging policy both ends have a limit."""
     lengths = np.full(20, 50)
     taken, weights = episodes(np.random.default_rng(0), 20, lengths)
     found, *_ = per_decision_differences(

@@ -1,4 +1,4 @@
-"""Episodes as flat arrays: what is refused, and where the message says it is."""
+"""Episodes as flat arrays: refused input, and the place that the message names."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_bad_probabilities_are_refused(
 
 
 def test_ragged_lists_must_match() -> None:
-    """A column of another shape names the episode it is in."""
+    """A column of another shape names its episode."""
     with pytest.raises(ValueError, match="v of episode 1: expected shape"):
         Episodes.from_ragged([[1.0], [1.0, 2.0]], v=[[1.0], [1.0]])
     with pytest.raises(ValueError, match="q: expected 2 episodes, got 1"):

@@ -1,4 +1,4 @@
-"""Off-policy estimators: golden numbers, plain-loop twins, laws, refusals."""
+"""Off-policy estimators: golden numbers, plain loops, properties, refusals."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def open_bandit(log: str, target: str) -> Episodes:
 
 @pytest.mark.parametrize("case", OPEN_BANDIT["cases"], ids=lambda case: case["log"])
 def test_the_real_log_gives_the_published_numbers(case: dict[str, Any]) -> None:
-    """Open Bandit Pipeline's numbers on the real log come out, to the digits given."""
+    """Open Bandit Pipeline's numbers on the real log, to the given digits."""
     episodes = open_bandit(case["log"], case["target"])
     results = {name: ESTIMATORS[name](episodes) for name in ("ips", "snips", "dm", "dr", "sndr")}
     results["switch_dr_tau_10"] = estimators.switch_dr(episodes, tau=10)
@@ -143,7 +143,7 @@ def raw_episodes(draw: st.DrawFn) -> list[Raw]:
 
 
 def plain(name: str, raw: list[Raw], gamma: float) -> float:
-    """The same estimators one episode and one step at a time, straight from the papers."""
+    """The same estimators, one episode and one step at a time, as in the papers."""
     n, longest = len(raw), max(len(one[0]) for one in raw)
     weights: list[list[float]] = [np.cumprod(np.divide(one[2], one[1])).tolist() for one in raw]
     returns = [sum(gamma**t * r for t, r in enumerate(one[0])) for one in raw]
@@ -178,7 +178,7 @@ def plain(name: str, raw: list[Raw], gamma: float) -> float:
 @settings(max_examples=60, deadline=None)
 @given(raw=raw_episodes(), gamma=st.sampled_from([0.0, 0.5, 0.97, 1.0]))
 def test_vectorised_estimators_equal_their_plain_loops(raw: list[Raw], gamma: float) -> None:
-    """Whatever the lengths, the flat arithmetic is the definition (DR: the backward recursion)."""
+    """For all lengths, the flat arithmetic equals the definition (DR: the backward recursion)."""
     episodes = from_raw(raw)
     for name in SEQUENTIAL:
         value = ESTIMATORS[name](episodes, gamma=gamma).value
@@ -187,7 +187,7 @@ def test_vectorised_estimators_equal_their_plain_loops(raw: list[Raw], gamma: fl
 
 
 def test_many_lengths_fall_into_several_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights do not depend on how episodes are gathered into tables."""
+    """Weights do not depend on the grouping of episodes into tables."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 90, 60)
     rows = int(lengths.sum())
@@ -276,7 +276,7 @@ def test_switch_and_shrinkage_reach_from_the_model_to_dr() -> None:
 
 
 def test_effective_sample_size_counts_what_carries_weight() -> None:
-    """One episode with all the weight is worth one; equal weights are worth them all."""
+    """An episode with all the weight counts as one; equal weights count as all episodes."""
     rewards, half = np.ones(10), np.full(10, 0.5)
     lone = Episodes.one_step(rewards, behaviour_prob=half, target_prob=np.eye(10)[3])
     assert estimators.ips(lone).ess == pytest.approx(1.0)
@@ -289,7 +289,7 @@ def test_effective_sample_size_counts_what_carries_weight() -> None:
 
 
 def test_episodes_without_propensities_are_left_out_and_counted() -> None:
-    """One unknown logp excludes its whole episode, and no other number moves."""
+    """One unknown logp excludes its whole episode, and no other number changes."""
     episodes = from_raw(RAGGED)
     behaviour = episodes.behaviour_logp.copy()
     behaviour[4] = np.nan  # the second step of the second episode
@@ -308,14 +308,14 @@ def test_episodes_without_propensities_are_left_out_and_counted() -> None:
         assert estimate.value == ESTIMATORS[name](rest, gamma=0.9).value, name
         assert estimate.n == 3
         assert estimate.excluded == {"empty": 3, "no_propensity": 1}
-    # What needs no propensity uses all, unless asked to judge by the same episodes.
+    # Estimators without propensities use all episodes, unless asked to use the same ones.
     assert estimators.v_behavior(gap).n == estimators.dm(gap).n == 4
     assert estimators.v_behavior(gap.with_propensity()).excluded["no_propensity"] == 1
 
 
 @pytest.mark.parametrize("name", ONE_STEP)
 def test_bandit_estimators_leave_out_unknown_propensities_too(name: str) -> None:
-    """A nan among the propensities is one episode less, not a nan."""
+    """A nan among the propensities excludes one episode, and does not give a nan."""
     columns: dict[str, Any] = {
         "target_prob": [0.3, 0.4, 0.5], "q": [0.1, 0.2, 0.3], "v": [0.4, 0.5, 0.6]
     }  # fmt: skip
@@ -327,13 +327,13 @@ def test_bandit_estimators_leave_out_unknown_propensities_too(name: str) -> None
 
 
 def test_counts_of_one_reason_add_up() -> None:
-    """What the caller left out and what is left out here are one number."""
+    """Episodes left out by the caller and here are one number."""
     episodes = from_raw(RAGGED, ended=["broken"] * 2 + ["terminated"] * 2, excluded={"broken": 5})
     assert episodes.excluded == {"broken": 7}
 
 
 def test_episodes_that_are_not_whole_are_left_out_and_counted() -> None:
-    """abandoned, broken and unfinished episodes go by default; truncated ones stay."""
+    """abandoned, broken and unfinished episodes are left out by default; truncated ones stay."""
     ended = ["truncated", "abandoned", None, "broken"]
     kept = from_raw(RAGGED, ended=ended)
     assert kept.excluded == {"abandoned": 1, "broken": 1, "unfinished": 1}
@@ -359,7 +359,7 @@ def test_when_nothing_is_left_the_error_says_what_to_do() -> None:
 
 
 def test_estimators_say_what_they_miss() -> None:
-    """A missing column, long episodes for a bandit estimator, a silly setting: all named."""
+    """A missing column, long episodes for a bandit estimator, an invalid setting: all named."""
     bare = Episodes.from_flat([1.0, 2.0], lengths=[2], behaviour_logp=[-1.0, -1.0])
     with pytest.raises(ValueError, match="needs v"):
         estimators.dm(bare)
@@ -377,7 +377,7 @@ def test_estimators_say_what_they_miss() -> None:
 
 
 def test_no_overlap_is_an_error_not_a_zero() -> None:
-    """When the target never does what was logged, 0 +- 0 would look like knowledge."""
+    """If the target never takes a logged action, 0 +- 0 would look like a certain result."""
     none = Episodes.one_step([1.0, 1.0], behaviour_prob=[0.5, 0.5], target_prob=[0.0, 0.0])
     for name in ("ips", "snips", "pdis", "cwpdis"):
         with pytest.raises(ValueError, match="every importance weight is 0"):
@@ -400,7 +400,7 @@ def test_a_weight_beyond_reason_is_refused() -> None:
 
 
 def test_a_zero_probability_stays_in_its_episode() -> None:
-    """-inf in one episode leaves the weights of its neighbours alone."""
+    """-inf in one episode does not change the weights of its neighbours."""
     raw = [
         ([1.0, 1.0], [0.5, 0.5], [0.0, 0.5], [0.0] * 2, [0.0] * 2),
         ([1.0, 1.0], [0.5, 0.5], [0.5, 1.0], [0.0] * 2, [0.0] * 2),
@@ -412,7 +412,7 @@ def test_a_zero_probability_stays_in_its_episode() -> None:
 
 
 def test_an_estimate_is_strict_json() -> None:
-    """to_dict holds plain types only, with null for what is not finite."""
+    """to_dict has plain types only, with null for non-finite values."""
     estimate = estimators.pdis(from_raw(RAGGED[:1], excluded={"empty": 2}))
     text = json.loads(json.dumps(estimate.to_dict(), allow_nan=False))
     assert text["stderr"] is None
@@ -423,7 +423,7 @@ def test_an_estimate_is_strict_json() -> None:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_registry_names_what_it_returns(name: str) -> None:
-    """Found by name, an estimator signs with that name and takes the common arguments."""
+    """An estimator found by name returns that name and takes the common arguments."""
     episodes = from_raw(BANDIT)
     estimate = ESTIMATORS[name](episodes, gamma=0.9, interval=StudentT(0.8))
     assert (estimate.name, estimate.level, estimate.n) == (name, 0.8, 4)
@@ -431,5 +431,5 @@ def test_the_registry_names_what_it_returns(name: str) -> None:
 
 
 def test_public_names_exist() -> None:
-    """__all__ is what the module holds."""
+    """__all__ matches the module's contents."""
     assert all(hasattr(estimators, name) for name in estimators.__all__)

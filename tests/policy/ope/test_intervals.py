@@ -89,7 +89,7 @@ def test_influence_is_the_derivative_of_the_estimate() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"dm"}))
 def test_bootstrap_and_student_t_agree_when_there_is_much_data(name: str) -> None:
-    """Two roads to an interval, one place: ends within a fifth of the width of each other."""
+    """Two methods, one interval: their ends are within a fifth of the width of each other."""
     episodes = one_step() if name in ONE_STEP else three_steps(400, seed=2)
     theory = ESTIMATORS[name](episodes, gamma=0.9, interval=StudentT(0.9))
     drawn = ESTIMATORS[name](
@@ -128,7 +128,9 @@ def test_bootstrap_of_a_mean_has_the_percentiles_of_resampled_means() -> None:
 
 
 def test_a_resample_without_weight_widens_the_interval() -> None:
-    """With one weighted episode in 20, a third of the resamples have no ratio: no limit holds."""
+    """With one weighted episode in 20, a third of the resamples have no ratio: there is no valid
+    limit.
+    """
     target = np.where(np.arange(20) == 0, 0.5, 0.0)
     lone = Episodes.one_step(np.ones(20), behaviour_prob=np.full(20, 0.5), target_prob=target)
     estimate = estimators.snips(lone, interval=Bootstrap(np.random.default_rng(0)))

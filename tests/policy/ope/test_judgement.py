@@ -1,4 +1,4 @@
-"""Laws of the judgement: what verdicts are made of, and how often they are wrong (`make judge`)."""
+"""The judgement: the parts of a verdict, and how often it is wrong (`make judge`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def test_the_judge_is_wrong_no_more_often_than_it_says(name: str) -> None:
 
 
 def test_a_user_is_the_unit_or_the_calls_are_wrong() -> None:
-    """20 episodes of a user are no 20 samples: by episode the same log is called too often."""
+    """20 episodes of one user are not 20 samples: by episode, the same log gives too many false
+    calls.
+    """
     (tally,) = tallied(users("by episode", 10_000, 20, known=False), 100, 7, only=["student"])
     assert any("false better" in one for one in tally.failures())
 
@@ -52,7 +54,7 @@ def coarse_root(surplus, least, mean):
 
 
 def test_a_bound_by_a_coarse_grid_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It calls everything better: its step is wider than the difference that it looks for."""
+    """It calls everything better: its step is wider than the difference in question."""
     monkeypatch.setattr("policy.ope.betting._root", coarse_root)
     (tally,) = tallied(CASES["binary .5 equal, 1,000, log"], 50, seed=7, only=["betting"])
     assert tally.share("better") > 0.5
@@ -60,7 +62,7 @@ def test_a_bound_by_a_coarse_grid_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_bound_that_looks_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bets that know the number they are on: the false calls tell."""
+    """Bets that know the current number are detected by their false calls."""
 
     def peeking(values, least, error, sequence):
         return combined(lambda block: np.where(block > 0, 0.05, 0.0), values)
@@ -71,7 +73,7 @@ def test_a_bound_that_looks_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_tally_excludes_a_target_by_a_binomial_bound() -> None:
-    """At 2,000 repetitions 2.5 % may be 73 false calls, and not 80."""
+    """At 2,000 repetitions, 2.5 % may be 73 false calls, but not 80."""
     case = CASES["binary .5 equal, 1,000, log"]
     for calls, failed in ((50, 0), (73, 0), (80, 1)):
         tally = Tally(case, "betting", 2000, {"better": calls}, covered=1950, compared=2000)
@@ -108,7 +110,7 @@ def bandit(n: int = 4000, seed: int = 0) -> tuple[Judged, TargetPolicy, TargetPo
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
 def test_better_is_better_than_every_bar(limits: tuple[float, float] | None) -> None:
-    """One that is worse makes it worse, one that cannot be told makes it so."""
+    """One bar for which it is worse makes it worse; one that is undecided, undecided."""
     data, good, bad = bandit()
     rules, logging = Rules(reward_range=limits), Bar("the logging policy")
     assert judge(data, good, [Bar("live", bad), logging], rules).verdict == "better"
@@ -124,7 +126,7 @@ def test_better_is_better_than_every_bar(limits: tuple[float, float] | None) -> 
 
 
 def test_a_live_version_that_made_the_log_is_one_bar() -> None:
-    """Its propensities are the logged ones: weights of 1, and known values in place of rewards."""
+    """Its propensities are the logged ones: weights are 1, and known values replace rewards."""
     data, good, _ = bandit()
     probs = np.broadcast_to(np.full(2, 0.5), (4000, 2))
     live = Bar("live", TargetPolicy(np.full(4000, np.log(0.5) + 1e-6), probs))
@@ -136,7 +138,7 @@ def test_a_live_version_that_made_the_log_is_one_bar() -> None:
 
 
 def explored(lowest: float, n: int = 1500) -> tuple[Judged, TargetPolicy]:
-    """Two actions, of which the worse one was logged rarely, and half of that by the candidate."""
+    """Two actions: the worse one was logged rarely, and half of that by the candidate."""
     rng = np.random.default_rng(1)
     rare = rng.random(n) < lowest
     data = Judged(
@@ -151,7 +153,7 @@ def explored(lowest: float, n: int = 1500) -> tuple[Judged, TargetPolicy]:
 
 
 def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
-    """And what narrows it: more episodes hardly do. Nothing of it where that is not the cause."""
+    """It also says that more episodes hardly narrow it. Neither is said for another cause."""
     rules = Rules(reward_range=(0.0, 1.0), min_ess=1.0)
     data, candidate = explored(0.0074)
     found = judge(data, candidate, [Bar("the logging policy")], rules)
@@ -170,7 +172,7 @@ def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
 
 
 def test_a_failed_check_is_never_worse() -> None:
-    """A log whose propensities are wrong says nothing, however bad the candidate looks."""
+    """A log with wrong propensities proves nothing, however bad the candidate looks."""
     data, good, bad = bandit()
     wrong = Judged(
         rewards=data.rewards,
@@ -191,7 +193,9 @@ def test_a_failed_check_is_never_worse() -> None:
 
 
 def test_continuous_actions_are_judged_approximately() -> None:
-    """A density has no floor: no bound, but a normal limit, range or not."""
+    """A density has no lower limit: there is a normal limit and no bound, with a range or
+    without.
+    """
     rng, n = np.random.default_rng(1), 3000
     actions = rng.normal(size=n)
     data = Judged(
@@ -212,6 +216,6 @@ def test_continuous_actions_are_judged_approximately() -> None:
     [({"confidence": 1.0}, "confidence"), ({"reward_range": (1.0, 1.0)}, "reward_range")],
 )
 def test_rules_that_do_not_fit_are_refused(rules: dict[str, object], told: str) -> None:
-    """By name."""
+    """The error names the rule."""
     with pytest.raises(ValueError, match=told):
         Rules(**rules)  # type: ignore[arg-type]

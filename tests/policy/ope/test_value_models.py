@@ -1,4 +1,4 @@
-"""Reward models and cross-fitting: closed forms checked by other roads to the same numbers."""
+"""Reward models and cross-fitting: closed forms checked by independent computations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_smoothed_means_are_the_golden_reward_model(case: dict[str, Any]) -> Non
 
 
 def test_smoothed_means_by_hand() -> None:
-    """Two of three earned for action 5, nothing known of action 7: prior mean 1/4."""
+    """Two of three earned for action 5, no rows of action 7: prior mean 1/4."""
     model = SmoothedMeanRewardModel(3, prior_successes=1, prior_count=4, start=5)
     model.fit(np.zeros((4, 2)), [5, 5, 5, 6], [1.0, 1.0, 0.0, 0.5])
     expected = [3 / 7, 1.5 / 5, 1 / 4]
@@ -76,7 +76,7 @@ def test_smoothed_means_by_hand() -> None:
 
 
 def test_linear_model_finds_a_linear_reward() -> None:
-    """With many rows, each action's own slope is found, and the scale of a feature is no matter."""
+    """With many rows, each action's own slope is found, whatever the scale of a feature."""
     obs, actions, rewards = linear_log(6000)
     model = LinearRewardModel(3, l2=1e-3).fit(obs, actions, rewards)
     x = np.array([[0.5, 300.0], [-2.0, 310.0]])
@@ -112,19 +112,19 @@ def test_an_action_never_taken_is_judged_like_the_average_one() -> None:
 
 
 def test_constant_and_missing_features_are_harmless() -> None:
-    """A constant column, or none at all, leaves the means."""
+    """With a constant column, or none at all, the means remain."""
     rewards = [1.0, 3.0, 5.0, 7.0]
     for obs in (np.full((4, 1), 0.1), np.zeros((4, 0))):
         model = LinearRewardModel(2, l2=1e-9).fit(obs, [0, 0, 1, 1], rewards)
         np.testing.assert_allclose(model.q_all(obs), [[2.0, 6.0]] * 4, rtol=1e-6)
-    # The mean of six times 0.1 is not quite 0.1: that rounding is no feature.
+    # The mean of six times 0.1 is not quite 0.1: that rounding is not a feature.
     obs, rewards = np.full((6, 1), 0.1), [1.0, 2.0, 3.0, 5.0, 6.0, 7.0]
     model = LinearRewardModel(2, l2=1e-9).fit(obs, [0, 0, 0, 1, 1, 1], rewards)
     np.testing.assert_allclose(model.q_all([[0.2]]), [[2.0, 6.0]], rtol=1e-6)
 
 
 def test_observations_of_any_shape_are_flattened() -> None:
-    """(n, 2, 3) images of bytes are judged as (n, 6) numbers."""
+    """(n, 2, 3) images of bytes are treated as (n, 6) numbers."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (50, 2, 3), dtype=np.uint8)
     actions, rewards = rng.integers(0, 2, 50), rng.normal(size=50)
@@ -135,7 +135,9 @@ def test_observations_of_any_shape_are_flattened() -> None:
 
 @pytest.mark.parametrize("make", MODELS)
 def test_q_is_the_column_of_q_all(make: Callable[[], RewardModel]) -> None:
-    """Every model: q picks the taken action out of q_all, and refitting forgets."""
+    """In every model q selects the taken action from q_all, and refitting discards the earlier
+    fit.
+    """
     obs, actions, rewards = linear_log(100)
     model = make().fit(obs, actions + 5, rewards + 9).fit(obs, actions + 5, rewards)
     fresh = make().fit(obs, actions + 5, rewards)
@@ -149,7 +151,7 @@ def test_q_is_the_column_of_q_all(make: Callable[[], RewardModel]) -> None:
 
 
 def test_expected_value_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sum_a p(a) q(a) row by row, whatever fits into memory at a time."""
+    """sum_a p(a) q(a) row by row, however few rows fit into memory."""
     obs, actions, rewards = linear_log(40)
     model = LinearRewardModel(3).fit(obs, actions, rewards)
     probs = np.random.default_rng(0).dirichlet(np.ones(3), 40)
@@ -160,7 +162,7 @@ def test_expected_value_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class RememberingModel(SmoothedMeanRewardModel):
-    """Knows which rows it was fitted on (the observation is the row's number)."""
+    """Records the rows that it was fitted on (the observation is the row's number)."""
 
     def fit(
         self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike
@@ -175,7 +177,7 @@ class RememberingModel(SmoothedMeanRewardModel):
 
 
 def test_no_row_is_scored_by_a_model_that_saw_its_episode() -> None:
-    """Episodes are whole within a fold, folds are about equal, and all rows are scored."""
+    """Each episode is within one fold, folds have about equal size, and all rows are scored."""
     lengths = np.array([3, 1, 4, 1, 5, 9, 2, 6])
     rows = int(lengths.sum())
     probs = np.tile([0.25, 0.75], (rows, 1))
@@ -196,7 +198,7 @@ def test_no_row_is_scored_by_a_model_that_saw_its_episode() -> None:
 
 
 def test_cross_fitting_takes_the_optimism_out_of_dm() -> None:
-    """Pure noise, a policy that copies the lucky actions: seen rows flatter it, unseen do not."""
+    """Pure noise, and a policy that copies the lucky actions: it looks good on seen rows only."""
     rng = np.random.default_rng(1)
     n, n_actions = 400, 100
     obs, actions, rewards = np.zeros((n, 1)), rng.integers(0, n_actions, n), rng.normal(size=n)
@@ -213,14 +215,16 @@ def test_cross_fitting_takes_the_optimism_out_of_dm() -> None:
 
 # ------------------------------------------------------------------ episodes of several steps
 
-# A chain of four states: action 1 goes on and pays what the state is worth, action 0 falls back to
-# the first state and pays 0.2. An episode ends after eight steps, or by action 1 in the last state.
+# A chain of four states: action 1 moves on and pays the value of the state, action 0 returns to the
+# first state and pays 0.2. An episode ends after eight steps, or by action 1 in the last state.
 WORTH = np.array([0.0, 0.0, 1.0, 5.0])
 GAMMA, HORIZON = 0.9, 8
 
 
 def chain(policy: npt.NDArray[np.float64], episodes: int, seed: int) -> tuple[Any, ...]:
-    """One-hot states, actions, rewards, lengths and endings of who goes on with policy[state]."""
+    """One-hot states, actions, rewards, lengths and endings if action 1 has probability
+    policy[state].
+    """
     rng = np.random.default_rng(seed)
     states, actions, rewards, lengths, terminated = [], [], [], [], []
     for _ in range(episodes):
@@ -271,8 +275,8 @@ def chain_estimates(target: npt.NDArray[np.float64]) -> dict[str, estimators.Est
 
 @pytest.mark.parametrize("on", [0.9, 0.5, 0.2])
 def test_fitted_q_sees_what_follows(on: float) -> None:
-    """dm finds the target's value in longer episodes, far from that of the policy that logged; and
-    the doubly robust estimate, which is right with any q, is the surer for it."""
+    """dm finds the target's value in longer episodes, far from that of the logging policy. The
+    doubly robust estimate, which is unbiased with any q, becomes more precise."""
     found, truth = chain_estimates(np.full(4, on)), true_value(np.full(4, on))
     assert found["dm"].value == pytest.approx(truth, rel=0.05)
     assert abs(found["dr"].value - truth) < 4 * found["dr"].stderr
@@ -282,8 +286,8 @@ def test_fitted_q_sees_what_follows(on: float) -> None:
 
 
 def test_what_is_fitted_stays_within_what_can_be_earned() -> None:
-    """A step at 1 leads to one at 2, of which only the linear model's line knows: each fit doubles
-    the last one's slope, and nothing but the bound on the targets ends it."""
+    """A step at 1 leads to one at 2, known only to the line of the linear model. Each fit doubles
+    the previous slope, unless the targets are bounded."""
     short, long, steps = 200, 10, 60
     lengths = np.array([2] * short + [steps] * long)
     obs = np.concatenate([np.tile([1.0, 2.0], short), np.zeros(long * steps)])[:, None]
@@ -325,7 +329,7 @@ def test_bad_rows_are_refused(
 
 @pytest.mark.parametrize("make", MODELS)
 def test_a_model_that_was_not_fitted_says_so(make: Callable[[], RewardModel]) -> None:
-    """Neither q nor q_all answers before fit."""
+    """Neither q nor q_all can be called before fit."""
     with pytest.raises(ValueError, match="call fit"):
         make().q(np.zeros((1, 1)), [5])
     with pytest.raises(ValueError, match="call fit"):
@@ -362,7 +366,9 @@ def test_other_misuse_is_named() -> None:
 
 
 def test_a_bounded_model_bounds_q_and_what_is_expected_of_it():
-    """v is the expectation of the q that is used, or doubly robust estimates would be biased."""
+    """v is the expectation of the q that is used; otherwise doubly robust estimates would be
+    biased.
+    """
     rng = np.random.default_rng(0)
     obs, actions = rng.normal(size=(300, 1)), rng.integers(3, size=300)
     rewards = (obs[:, 0] > 0).astype(np.float64)
@@ -378,8 +384,8 @@ def test_a_bounded_model_bounds_q_and_what_is_expected_of_it():
 
 
 def test_earlier_rows_alone_score_a_row():
-    """A change of one row changes no score up to its own stretch; the first have no model. Blocks,
-    and the rows that follow, change none."""
+    """A change of one row changes no score up to the end of its own stretch; the first rows have no
+    model. Blocks and later rows change no score."""
     rng = np.random.default_rng(1)
     obs, actions, rewards = rng.normal(size=(640, 1)), rng.integers(2, size=640), rng.random(640)
     probs = [np.tile(p, (640, 1)) for p in ([0.5, 0.5], [0.0, 1.0])]
