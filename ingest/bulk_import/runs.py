@@ -10,7 +10,6 @@ import numpy as np
 from ingest.bulk_import.arrow_stream import load_arrow
 from ingest.bulk_import.leaf_columns import Array
 
-_FEW = 256
 _LENGTH = 256
 
 _NAMELESS, _LONG, _REPEATED, _AGENT = 1, 2, 3, 4
@@ -40,8 +39,6 @@ def runs_of(ids: Any, agents: Any, rows: int) -> Runs:
     """Find the runs of a column of ids and, unless None, one of agents: pyarrow.Arrays of text."""
     if not rows:
         return Runs(np.zeros(0, np.int64), [])
-    if rows <= _FEW and agents is None and (found := _few(ids.to_pylist())):
-        return found
     arrow, compute = load_arrow(), load_arrow().compute
 
     def filled(column: Any) -> Any:
@@ -75,11 +72,3 @@ def runs_of(ids: Any, agents: Any, rows: int) -> Runs:
     faults[np.array([len(word) > _LENGTH for word in known])[places]] = _LONG
     faults[np.array([not word for word in known])[places]] = _NAMELESS
     return Runs(begins, names, listed, faults if faults.any() else None)
-
-
-def _few(ids: list[str | None]) -> Runs | None:
-    """The same for few rows, in Python; None if an id is invalid."""
-    begins = [at for at, name in enumerate(ids) if not at or name != ids[at - 1]]
-    names = [ids[at] or "" for at in begins]
-    fine = all(0 < len(name) <= _LENGTH for name in names) and len({*names}) == len(names)
-    return Runs(np.array(begins), names) if fine else None

@@ -25,14 +25,13 @@ from tests.ingest.bulk_import.test_step_columns import columns_of
 NAMES = st.sampled_from(["a", "b", "c", "", None, "x" * 257])
 
 
-@given(st.lists(st.tuples(NAMES, NAMES), max_size=12), st.booleans(), st.booleans())
+@given(st.lists(st.tuples(NAMES, NAMES), max_size=12), st.booleans())
 def test_runs_are_those_of_equal_rows(
-    rows: list[tuple[str | None, str | None]], joint: bool, many: bool
+    rows: list[tuple[str | None, str | None]], joint: bool
 ) -> None:
     """A run lasts while id and agent stay, and is valid if both are names and the pair is
     unique.
     """
-    rows = rows * 90 if many else rows
     keys = [(name or "", (agent or "") if joint else None) for name, agent in rows]
     ids = pa.array([name for name, _ in rows], pa.string())
     agents = pa.array([agent for _, agent in rows], pa.string()) if joint else None
