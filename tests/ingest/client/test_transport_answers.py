@@ -7,13 +7,16 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ingest.client.transport import Transport
+from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable, Refusal
+from tests.collector_process import CollectorProcess, declare
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-One: 1\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -105,6 +108,21 @@ def test_a_connection_is_kept_while_its_answers_are_whole(first: bytes, kept: bo
         for _ in range(2):
             assert transport.attempt("POST", "/", b"body").body == b"hello"
         assert len(accepted) == (1 if kept else 2)
+        transport.close()
+
+
+def test_a_collectors_answers_need_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have a Content-Length, and are read without http.client."""
+    declare(tmp_path)
+    monkeypatch.setattr("ingest.client.transport.HTTPResponse", None)
+    with CollectorProcess(tmp_path) as collector:
+        transport = Transport(collector.address, timeout=60.0)
+        assert transport.attempt("GET", "/v1/spec").status == 200
+        for path, message in (("instances", wire.Register()), ("events", wire.Batch(events=[]))):
+            body = wire.encode(message, wire.MSGPACK)
+            transport.attempt("POST", f"/v1/{path}", body, {"Content-Type": wire.MSGPACK})
         transport.close()
 
 

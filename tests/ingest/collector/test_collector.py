@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from ingest.collector.collector import Collector
+from ingest.collector.collector import CHECK_TOGETHER, Collector
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed, JournalFull
 from storage.journal.sqlite_journal import MemoryJournal
-from storage.spaces.descriptors import parse_space
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import SpaceError, parse_space
 from tests.ingest.simulated_collector import MemoryWriter, numbered
 
 DEFAULT = PolicyDeclaration(
@@ -87,6 +88,35 @@ async def closed(event: threading.Event) -> None:
 
 def batch(instance: str, name: str, start: int, steps: int = 1) -> wire.Batch:
     return wire.Batch(instance=instance, events=numbered(name, start, steps=steps))
+
+
+def test_a_large_batch_is_checked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values do not fall through to the check of one event."""
+
+    def one_by_one(*_: object, **__: object) -> bytes:
+        raise SpaceError("checked alone")
+
+    def logged(name: str, start: int, steps: int) -> list[wire.Event]:
+        obs, action = bytes(8), bytes(8)
+        return [
+            wire.Start(episode_id=name, start=start),
+            *(
+                wire.LogAction(episode_id=name, obs=obs, action=action, seq=1 + t)
+                for t in range(steps)
+            ),
+        ]
+
+    async def body() -> None:
+        async with running(MemoryJournal()) as collector:
+            instance = await registered(collector)
+            monkeypatch.setattr(Codec, "from_wire", one_by_one)
+            replies = [
+                collector.accept(wire.Batch(instance=instance, events=logged(f"{n}", at, n)))[0]
+                for at, n in enumerate((CHECK_TOGETHER - 1, 1))
+            ]
+            assert [len(reply.refused) for reply in replies] == [0, 1]
+
+    run(body)
 
 
 def test_nothing_is_acknowledged_before_its_commit() -> None:

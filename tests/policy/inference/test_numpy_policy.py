@@ -131,6 +131,16 @@ def test_logp_is_that_of_the_unclipped_action():
     np.testing.assert_array_equal(twin.logp(flat, actions.columns), actions.logp)
 
 
+def test_a_choice_of_few_options_makes_no_batch(monkeypatch):
+    """act_one does not fall through to `act`, and checks few numbers without numpy's calls."""
+    policy, flat = random_policy(PolicySpec(Box((4,)), Discrete(16, 3)), 5)
+    twin = policy.to_numpy()
+    expected = twin.act(flat[:1], np.random.default_rng(1)).actions[0]
+    monkeypatch.setattr(NumpyPolicy, "act", None)
+    monkeypatch.setattr(np, "isfinite", None)
+    assert twin.act_one(flat[0], np.random.default_rng(1)).action == expected
+
+
 def test_probabilities_of_a_discrete_space_sum_to_one():
     """(B, n) float64 that agree with logp."""
     policy, flat = random_policy(PolicySpec(Box((4,)), Discrete(3, 7)), 5)
