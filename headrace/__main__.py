@@ -25,7 +25,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from headrace.extras import missing_extra
-from storage.system.startup import leave_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,19 +39,11 @@ _NAMES = ("EAGAIN", "ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ES
 PASSING = frozenset(getattr(errno, name) for name in _NAMES)
 """Errors of the system that may pass, so that another try may succeed."""
 
-_WITHOUT_PANDAS = frozenset({"ls", "freeze", "evaluate", "publish", "canary", "report", "verify"})
-"""Commands that use Arrow but run no code of users.
-
-Arrow imports pandas wherever it is installed, which takes half of such a command's start.
-"""
-
 
 def main() -> None:
     """Run the command line; the entry point of `headrace`."""
     try:
         _follow_parent()
-        if not _WITHOUT_PANDAS.isdisjoint(sys.argv[1:2]):
-            leave_out("pandas")
         _command_line()()
     except ModuleNotFoundError as missing:
         told = missing_extra(missing, "this command")

@@ -47,7 +47,6 @@ def headrace(*words: object, env: Mapping[str, str] | None = None) -> Result:
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(sys, "argv", ["headrace", *texts])
-        patch.setattr(sys, "meta_path", sys.meta_path[:])  # where main() may leave out modules
         for name, value in (env or {}).items():
             patch.setenv(name, value)
         stack.enter_context(chdir(ROOT))

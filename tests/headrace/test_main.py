@@ -22,7 +22,6 @@ from storage.errors import (
     WeightsRefused,
     WeightStoreError,
 )
-from tests.collector_process import declare
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("cli", "collector", "train", "sql")
@@ -77,21 +76,6 @@ def test_help_and_version_need_no_extra_but_the_command_lines_own(tmp_path: Path
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert result.stdout.splitlines()[-1] == "0 set()", result.stdout + result.stderr
-
-
-def test_a_command_on_shards_does_without_pandas(tmp_path: Path) -> None:
-    """Arrow would import it, wherever it is installed, for half of the command's start."""
-    declare(tmp_path)
-    code = (
-        "import sys\n"
-        "from headrace.__main__ import main\n"
-        f"sys.argv = ['headrace', 'ls', '--root', {str(tmp_path)!r}]\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n"
-        "    print(end.code, {'pyarrow', 'pandas'} & set(sys.modules))\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.splitlines()[-1] == "0 {'pyarrow'}", result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
