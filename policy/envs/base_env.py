@@ -307,10 +307,17 @@ class _SingleAgent:
         _close_quietly(self.env)
 
 
-class _ManyAgents:
-    """An environment with dicts by agent, with or without "__all__"."""
+class _DictEnv(Protocol):
+    """An environment with dicts by agent; its spaces, `agents` and `close` are optional."""
 
-    def __init__(self, env: Any) -> None:
+    def reset(self, *, seed: int | None) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]: ...
+    def step(self, actions: dict[Any, Any]) -> tuple[Mapping[Any, Any], ...]: ...
+
+
+class _ManyAgents:
+    """A `_DictEnv`, with or without "__all__"."""
+
+    def __init__(self, env: _DictEnv) -> None:
         self.env = env
 
     def spaces(self) -> tuple[Spaces, Spaces]:

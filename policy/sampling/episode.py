@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from policy.sampling.metrics import RolloutMetrics
+from storage.spaces.descriptors import Space
 
-__all__ = ["RolloutEpisode"]
+if TYPE_CHECKING:
+    from policy.algorithms.trainable_policy import TrainablePolicy  # needs torch
+
+__all__ = ["RolloutEpisode", "SamplingWorker"]
+
+
+class SamplingWorker(Protocol):
+    """The worker that samples, as callbacks and creators of inputs and outputs may rely on it."""
+
+    env: Any
+    policies: dict[str, TrainablePolicy]
+    policies_to_train: list[str]
+    excluded: Counter[str]
+
+    def descriptors(self) -> dict[str, tuple[Space, Space]]: ...
 
 
 class RolloutEpisode:
@@ -25,7 +41,7 @@ class RolloutEpisode:
         env_id: Any,
         policy_of: Callable[[Any, RolloutEpisode], str],
         *,
-        worker: Any = None,
+        worker: SamplingWorker | None = None,
     ) -> None:
         self.episode_id = uuid.uuid4().hex
         self.env_id = env_id

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from policy.algorithms.ppo import ADVANTAGES, VALUE_TARGETS, PPOConfig, episode_order
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.sampling.callbacks import Callbacks, is_overridden
+from policy.sampling.episode import SamplingWorker
 from policy.sampling.fragment_buffers import EpisodeSegment
 from storage.experience.sample_batch import (
     AGENT_ID,
@@ -130,7 +131,7 @@ class RowFinisher:
     policies: Mapping[str, TrainablePolicy]
     callbacks: Callbacks
     clip: Any
-    worker: object  # only passed on, to callbacks
+    worker: SamplingWorker  # only passed on, to callbacks
     trains: Callable[[str], bool]  # whether a policy learns here; otherwise its filter must not
     stream: str = field(default_factory=lambda: f"worker-{secrets.token_hex(6)}-all")
 

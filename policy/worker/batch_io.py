@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from typing import Any
 
+from policy.sampling.episode import SamplingWorker
 from policy.sampling.sampler import Sampler
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
@@ -44,7 +45,7 @@ class IOContext:
     log_dir: str = field(default_factory=os.getcwd)
     config: Mapping[str, Any] = field(default_factory=dict)
     worker_index: int = 0
-    worker: Any = None  # the RolloutWorker; not its type, as its module imports this one
+    worker: SamplingWorker | None = None
     sampler: InputReader | None = None
 
     def default_sampler_input(self) -> InputReader:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from policy.inference.filters import MeanStdFilter
 from policy.worker.ray_actor import ray_module
@@ -42,12 +42,25 @@ class GroupStats:
     weights_sent: int = 0  # versions put into Ray's store, each once
 
 
+class _RemoteMethod(Protocol):
+    """A method of a Ray actor; `remote` starts it and returns a reference to its result."""
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _Actor(Protocol):
+    """The handle of a remote worker, with the methods that are called by their names."""
+
+    set_weights: _RemoteMethod
+    sync_filters: _RemoteMethod
+
+
 @dataclass
 class _Remote:
     """A remote worker, by its index from 1."""
 
     index: int
-    actor: Any
+    actor: _Actor | None  # None once it has died
     version: int = -1  # of the weights that it has
     taking: Any = None  # the pending result of sending them
     failures: int = 0  # failures in a row
@@ -106,7 +119,7 @@ class WorkerGroup:
         if self._lives[index]:
             place["incarnation"] = self._lives[index]
         self._lives[index] += 1
-        actor = self._class.remote(**self._args, **place)
+        actor: _Actor = self._class.remote(**self._args, **place)
         made = _Remote(index, actor)
         self._send(made, self._weights if self._is_whole else self._ray.put(self._latest))
         filters = self.local_worker.get_filters()
@@ -132,8 +145,7 @@ class WorkerGroup:
             self.local_worker.set_global_vars(global_vars)
         self._put_weights(policies)
         for remote in self._remotes:
-            if remote.actor is not None:  # a replacement gets them when it is created
-                self._send(remote, self._weights)
+            self._send(remote, self._weights)
         return self.version
 
     def _put_weights(self, policies: Collection[str] | None = None) -> None:
@@ -145,6 +157,8 @@ class WorkerGroup:
         self.stats.weights_sent += 1
 
     def _send(self, remote: _Remote, weights: Any) -> None:
+        if remote.actor is None:
+            return  # a replacement gets them when it is created
         remote.taking = remote.actor.set_weights.remote(
             weights, self.local_worker.get_global_vars() or None, version=self.version
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Queue
 from typing import Any, Protocol
@@ -13,13 +13,12 @@ import gymnasium as gym
 import numpy as np
 
 from policy.algorithms.ppo import ADVANTAGES
-from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.envs.base_env import BaseEnv
 from policy.envs.env_runner import Restarts
 from policy.envs.vector_env import Copies, LocalCopies, ProcessCopies
 from policy.sampling.base_env_sampler import BaseEnvSampler
 from policy.sampling.callbacks import Callbacks
-from policy.sampling.episode import RolloutEpisode
+from policy.sampling.episode import RolloutEpisode, SamplingWorker
 from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.postprocessing import RowFinisher, alike, finish_read
 from policy.sampling.sampler import Sampler
@@ -47,26 +46,20 @@ from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import Batch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
-from storage.spaces.descriptors import Space
 
 __all__ = ["Sampling", "join_batches"]
 
 
-class WorkerParts(Protocol):
+class WorkerParts(SamplingWorker, Protocol):
     """The attributes and methods of a `RolloutWorker` that its sampling uses."""
 
     settings: WorkerSettings
-    env: Any
-    policies: dict[str, TrainablePolicy]
-    policies_to_train: list[str]
     policy_of: Callable[[Any, RolloutEpisode], str]
     callbacks: Callbacks
     recorder: MetricsRecorder
     restarts: Restarts
     worker_rng: np.random.Generator
-    excluded: Counter[str]
 
-    def descriptors(self) -> dict[str, tuple[Space, Space]]: ...
     def _try_env_step(self, action: Any, *, copy: Any = 0) -> Any: ...
     def _try_env_reset(
         self, *, copy: Any = 0, seed: int | None = None, options: Any = None

@@ -262,6 +262,7 @@ NOT_NAMED = {
     "ShardSource",  # MultiAgentReader's and PolicyServerInput's own
     "PolicySettings",  # a mapping of `policy_config`
     "Progress",  # a function
+    "SamplingWorker",  # a RolloutWorker
 }
 
 
