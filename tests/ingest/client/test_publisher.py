@@ -35,7 +35,7 @@ SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
 
 @dataclass
 class House:
-    """A collector with its store, and the root of a trainer on another machine."""
+    """A collector with its store, and the separate root of a trainer."""
 
     process: CollectorProcess
     served: WeightStore

@@ -90,6 +90,6 @@ def test_episodes_that_are_not_for_training_do_not_shorten_fragments():
 
 
 def test_a_program_cannot_be_copied():
-    """It runs once."""
+    """num_envs=2 is a ValueError, as there is only one program."""
     with pytest.raises(ValueError, match="num_envs"):
         worker(num_envs=2)

@@ -68,7 +68,9 @@ class Trainer:
 
 
 def traffic(folder: Path, kills: int, kind: str = "") -> tuple[Counter[float], Account]:
-    """Two clients log while the trainer is killed: the steps it read, and those acknowledged."""
+    """Two clients log while the trainer is killed: the steps that it read, and the clients'
+    account.
+    """
     chance, notes = random.Random(7), [folder / "notes-1", folder / "notes-2"]
     with ExitStack() as stack:
         trainer = Trainer(folder, kind)

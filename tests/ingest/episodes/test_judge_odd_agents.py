@@ -244,7 +244,7 @@ class OddAgents(RuleBasedStateMachine):
             track.rewards[t] += 0.25
             self.model[name].seen = self.shell.now
 
-    # --- what nobody sends -------------------------------------------------------------------
+    # --- without an event --------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([1.0, 45.0, 60.0, 120.0]))
     def wait(self, seconds: float) -> None:

@@ -315,7 +315,7 @@ class OddEvents(RuleBasedStateMachine):
             found.keys[t, key] = amount
             found.seen = self.shell.now
 
-    # --- what nobody sends -------------------------------------------------------------------
+    # --- without an event --------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([45.0, 1.0, 20.0, 51.0, 120.0]))
     def wait(self, seconds: float) -> None:

@@ -160,7 +160,7 @@ def test_what_rules_mean_in_an_earlier_space() -> None:
     PolicyDeclaration(observation=space, action=Discrete(2), redact=found)
 
 
-# --- by strangers ------------------------------------------------------------------------------
+# --- other clients -------------------------------------------------------------------------------
 
 BAD_OBS = {"obs": [0.0, 1.0, 2.0]}
 

@@ -32,7 +32,7 @@ def add(store: storage_store.WeightFolder, given: Weights, **changes: Any) -> st
 
 
 def anything(candidate: object, weights: object) -> None:
-    """The check of a tool that has none."""
+    """Accept every candidate, like a tool without checks."""
 
 
 def changed(name: str, value: Callable[[Any], Any]) -> Weights:

@@ -153,7 +153,7 @@ def explored(lowest: float, n: int = 1500) -> tuple[Judged, TargetPolicy]:
 
 
 def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
-    """It also says that more episodes hardly narrow it. Neither is said for another cause."""
+    """The reason names the propensity and its effect; no reason does where it is not the cause."""
     rules = Rules(reward_range=(0.0, 1.0), min_ess=1.0)
     data, candidate = explored(0.0074)
     found = judge(data, candidate, [Bar("the logging policy")], rules)
