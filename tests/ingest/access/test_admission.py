@@ -565,7 +565,9 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
 
 
 def test_another_address_needs_a_token_and_tls_and_says_how(tmp_path: Path) -> None:
-    """With neither, with a revoked token, and with a token but no TLS, the start is refused."""
+    """With no token, a revoked one or a token but no TLS, the start is refused and the error names
+    the option.
+    """
     everywhere = Listening(host="0.0.0.0", port=0)
     for name in (None, "gone"):
         if name:

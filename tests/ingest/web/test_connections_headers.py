@@ -46,7 +46,7 @@ def answer(collector: CollectorProcess, *lines: str, body: bytes = b"") -> tuple
 def test_a_header_with_one_value_is_refused_twice(
     collector: CollectorProcess, name: str, *, same: bool
 ) -> None:
-    """Even if both values agree: different readers would use different ones."""
+    """Even if both values agree: readers differ in which one they use."""
     lines = ["POST /v1/episodes HTTP/1.1", "Host: localhost"]
     lines += [] if name == "Content-Type" else ["Content-Type: application/json"]
     first, second = ("application/json", "application/msgpack")

@@ -101,7 +101,7 @@ def test_a_wrong_share_refuses_the_comparison() -> None:
 
 
 def test_a_right_share_is_hardly_ever_refused() -> None:
-    """At no episode of any of 300 logs; the error is at most 1 in 1000."""
+    """Checked after every 20 episodes: at most 3 of 300 logs, as the error is at most 1 in 1000."""
     rng, refused = np.random.default_rng(5), 0
     for _ in range(300):
         counts = np.cumsum(rng.random(2000) < 0.1)
