@@ -211,12 +211,12 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
         assert declared.observation == parse_space("box:4")
 
 
-@pytest.mark.parametrize("command", ["collect", "up"])
+@pytest.mark.parametrize("command", ["collect", "collect --supervise", "up"])
 def test_a_start_that_gets_no_address_declares_nothing(tmp_path: Path, command: str) -> None:
     """A taken port leaves a new root as it was, so that the next start may have other spaces."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = headrace(command, "--root", tmp_path, *SPACES, "--port", port)
+        result = headrace(*command.split(), "--root", tmp_path, *SPACES, "--port", port)
     assert refused(result, f"cannot bind 127.0.0.1:{port}", status=3)
     assert not (tmp_path / "policies").exists()
 

@@ -9,9 +9,9 @@ import pytest
 
 from ingest.client.declarations import Draft
 from ingest.client.policy_client import PolicyClient
-from ingest.protocol.errors import Refusal
+from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.messages import Event
-from tests.ingest.scripted_collector import Gate, ScriptedCollector
+from tests.ingest.scripted_collector import Gate, ScriptedCollector, answering, pass_by
 
 SHORT = [0.5, -1.0]
 
@@ -125,6 +125,17 @@ def test_a_thread_that_was_ended_starts_again(collector: ScriptedCollector) -> N
         client.flush(60)
         assert client.stats.waiting == 0
     assert collector.episodes["e"].rewards == [1.0]
+
+
+def test_a_pause_that_is_longer_than_the_wait_is_told(collector: ScriptedCollector) -> None:
+    """connect does not wait for a request that comes too late; it says when that is."""
+    busy = answering(503, "busy", **{"Retry-After": "50"})
+    collector.chance = lambda: busy
+    with PolicyClient(collector.address) as client:
+        with pytest.raises(CollectorUnavailable, match=r"busy; the next request is in 50 s$"):
+            client.connect(20)
+        collector.chance = lambda: pass_by
+        client._sender.transport.closing.set()
 
 
 def test_a_flush_by_id_raises_what_was_refused_of_that_episode_alone(

@@ -23,6 +23,7 @@ import pytest
 from ingest.importing.importing import import_table, run_import
 from ingest.importing.inference import infer_spaces
 from ingest.importing.options import ImportOptions
+from ingest.importing.posting import RequestSender
 from ingest.importing.report import ImportReport, Seen
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.declarations.declaration import PolicyDeclaration
@@ -172,6 +173,34 @@ def test_an_interrupted_import_tells_what_is_acknowledged(
     assert (again.steps, again.rows_known) == (20, 40)
     (note,) = interrupted.value.__notes__
     assert note == "40 rows are acknowledged; the same command continues"
+
+
+def test_an_interrupted_import_sends_no_request_again(
+    collector: CollectorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without an answer is given up, and its failure does not take the interrupt's place."""
+    monkeypatch.setattr("ingest.importing.posting.ROWS", 10)
+    monkeypatch.setattr("ingest.importing.sources.BLOCK_ROWS", 20)
+    post = RequestSender._post
+
+    def unanswered(sender: RequestSender, body: bytes, headers: dict[str, str]) -> Any:
+        if not headers["Idempotency-Key"].endswith(":3"):
+            return post(sender, body, headers)
+        sender._transport.closing.wait(10)
+        raise CollectorUnavailable("no answer", maybe_applied=False)
+
+    def interrupt(what: str, done: int, total: int | None) -> None:
+        if done >= 40:
+            raise KeyboardInterrupt
+
+    table = pa.Table.from_pylist(rows_of(60))
+    options = ImportOptions(source=table, address=collector.address, **BANDIT)
+    with monkeypatch.context() as planted:
+        planted.setattr(RequestSender, "_post", unanswered)
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            run_import(options, on_progress=interrupt)
+    assert interrupted.value.__notes__ == ["30 rows are acknowledged; the same command continues"]
+    assert run_import(options).rows_known == 30
 
 
 def test_rows_of_an_episode_may_lie_anywhere_and_are_ordered_by_time(

@@ -190,6 +190,8 @@ def test_a_worse_canary_and_an_equal_one_are_not_promoted(traffic: Traffic) -> N
     assert live is not None
     assert live.canary_version == 2
     assert promote(traffic.root, "default", gated=False)["promoted"], "a person may know better"
+    kept = load_decisions(traffic.root, "default").known[-1]
+    assert (kept["verdict"], kept["reasons"][0]) == ("worse", "without a gate")
 
 
 def test_broken_episodes_count_as_the_default_reward(traffic: Traffic) -> None:

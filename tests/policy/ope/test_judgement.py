@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,19 @@ def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
         rules = Rules(reward_range=limits, min_ess=1.0)
         found = judge(data, candidate, [Bar("the logging policy")], rules)
         assert not [one for one in found.reasons if "propensity" in one], found.reasons
+
+
+def test_an_action_without_rows_is_named_in_the_reasons() -> None:
+    """By its name, if the actions have names."""
+    data, _, _ = bandit()
+    data = replace(data, names=("bed", "lamp", "sofa"))
+    n = len(data.rewards)
+    probs = np.broadcast_to([0.2, 0.2, 0.6], (n, 3))
+    candidate = TargetPolicy(np.full(n, np.log(0.2)), probs)
+    found = judge(data, candidate, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
+    told = f"taken by the candidate, but not in the {n:,} judged steps: 'sofa' (60.0% of steps)"
+    assert found.verdict == "cannot tell"
+    assert any(told in reason for reason in found.reasons)
 
 
 def test_a_failed_check_is_never_worse() -> None:
