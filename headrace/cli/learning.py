@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from policy.jobs.gate import MakeLive
 
 
+_WITHOUT_GATE = (
+    "neither --url nor --manifest, nor an option of the gate: `canary` judges its own episodes, by "
+    "the reward_range of the policy's file"
+)
 RewardRange = Annotated[
     tuple[float, float] | None,
     typer.Option(
@@ -379,11 +383,8 @@ def publish(
         **period(since, until),
     )
     if canary is not None:
-        if url is not None or manifest is not None:
-            raise ValueError("--canary: expected neither --url nor --manifest")
-        if settings != Gate():
-            text = "--canary: expected no option of the gate: `canary` judges its own episodes, by "
-            raise ValueError(text + "the reward_range of the policy's file")
+        if url is not None or manifest is not None or settings != Gate():
+            raise ValueError(f"--canary: expected {_WITHOUT_GATE}")
         return canaries.start(root, policy_id, chosen, canary, wait, wait_for, as_json=as_json)
     if url is not None and manifest is not None:
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
