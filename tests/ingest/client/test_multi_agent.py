@@ -519,7 +519,7 @@ def test_a_named_step_of_an_agent_takes_a_late_reward(river: River) -> None:
 
 def test_a_lost_answer_is_asked_for_again_by_all_agents(river: River) -> None:
     """After an answer was lost only the same observations go on."""
-    client = river.client(inference_mode="remote", policy_mapping_fn=policy_of, timeout=2.0)
+    client = river.client(inference_mode="remote", policy_mapping_fn=policy_of)
     e = client.start_episode("l")
     client.get_action(e, see(bird=1, agent0=1))
     tracks_here = client._book.wholes[e].tracks

@@ -835,18 +835,22 @@ def test_a_lost_answer_to_get_action_is_asked_for_again(
     assert len(collector.episodes[name].events) == 1
 
 
-def test_get_action_without_an_answer_may_be_called_again(collector: ScriptedCollector) -> None:
+def test_get_action_without_an_answer_may_be_called_again(
+    collector: ScriptedCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the same observation only: the decision may have been made. Nothing queued is lost.
 
     Row: action wait 300 s, log_action ack wait 60 s
     """
-    with PolicyClient(collector.address, "remote", timeout=1.5) as client:
+    with PolicyClient(collector.address, "remote") as client:
         name = client.start_episode()
         client.flush()
         collector.chance = lambda: cut_after
         client.log_action(name, OBS, 1)
-        with pytest.raises(CollectorUnavailable):
-            client.get_action(name, OBS)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(client._remote, "_timeout", 1.5)
+            with pytest.raises(CollectorUnavailable):
+                client.get_action(name, OBS)
         with pytest.raises(ClientError, match="the same observation"):
             client.log_action(name, OBS, 1)
         with pytest.raises(ClientError, match="the same observation"):
