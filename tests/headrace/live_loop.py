@@ -116,9 +116,9 @@ class LiveLoop(Closing):
         pause = threading.Event()
         while True:
             trainer = self.child("train")
-            before = set(self.root.glob("shards/*/*.parquet"))
             os.kill(trainer, signal.SIGSTOP)
             try:
+                before = set(self.root.glob("shards/*/*.parquet"))  # it may have read these
                 end = time.monotonic() + DEADLINE
                 while not self._settled():
                     if time.monotonic() > end:
