@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tomllib
 from collections import defaultdict
@@ -39,6 +40,11 @@ def pytest_collection() -> Iterator[None]:
     """Collect without garbage collection: what is imported stays, in each of xdist's workers."""
     with loading():
         return (yield)
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect everything at its end, else duckdb reports leaks."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
