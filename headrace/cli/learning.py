@@ -221,7 +221,7 @@ def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool)
         return console.line(finite(metrics)) if as_json else results.updated(metrics)
 
     def began(version: int) -> None:
-        return console.line({"began": version}) if as_json else results.began(version)
+        return console.line({"start_version": version}) if as_json else results.began(version)
 
     with stop_on_signal() as stop:
         settings |= {"on_start": began, "on_update": told}

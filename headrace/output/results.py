@@ -470,7 +470,11 @@ def updated(metrics: Mapping[str, float | None]) -> None:
 
 def began(version: int) -> None:
     """Print the start of a trainer that follows; below 0 nothing is live."""
-    live = f"Version {version} is live: clients can act by it." if version >= 0 else "No version."
+    live = (
+        f"Version {version} is live: clients can act by it."
+        if version >= 0
+        else "No version is live."
+    )
     print(live, flush=True)
 
 
@@ -482,7 +486,7 @@ def heard(root: Path, said: Document) -> None:
     """Print a message of a child of `headrace up` as a line."""
     if "address" in said:
         print(f"Collecting on {said['address']} into {root}.", flush=True)
-    elif "began" in said:
-        began(said["began"])
+    elif "start_version" in said:
+        began(said["start_version"])
     elif "version" in said:
         updated(said)

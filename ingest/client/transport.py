@@ -381,15 +381,13 @@ class Transport:
         status, found, content = self._exchange(method, path, body, sent, timeout or self.timeout)
         if 200 <= status < 300 or status == _NOT_MODIFIED:
             return Answer(status, found, content)
-        refusal = refusal_of(status, content)
+        refusal = refusal_of(status, content, self.address)
         if status in UNAVAILABLE and refusal.code != "no_version":
             raise CollectorUnavailable(
                 f"{self.address}: HTTP {status}: {refusal.message}",
                 maybe_applied=status not in _NOT_APPLIED,
                 retry_after=refusal.retry_after or _retry_after(found),
             )
-        if refusal.message.startswith("HTTP "):  # not of a collector
-            refusal.message = f"{self.address}: {refusal.message}"
         raise refusal
 
     def _exchange(
@@ -524,7 +522,7 @@ class Delivery:
                     raise
 
 
-def refusal_of(status: int, body: bytes) -> Refusal:
+def refusal_of(status: int, body: bytes, address: str) -> Refusal:
     """The Refusal of an error response; derived from the status if a proxy answered."""
     try:
         error = msgspec.json.decode(body)["error"]
@@ -534,7 +532,7 @@ def refusal_of(status: int, body: bytes) -> Refusal:
         if text.startswith("<"):
             text = "a page of HTML"
         if text.startswith(("a page", "{")) or status in (404, 405):
-            text += "; this is no answer of a Headrace collector: is the address right?"
+            text += f"; this is not a Headrace collector's answer: is {address} the right address?"
         return Refusal(_FALLBACK_CODES.get(status, "busy"), f"HTTP {status}: {text}")
 
 

@@ -62,7 +62,7 @@ class LiveLoop(Closing):
                 document = json.loads(line)
                 self.address = document.get("collect", {}).get("address", self.address)
                 train = document.get("train", {})
-                self.began = train.get("began", self.began)
+                self.began = train.get("start_version", self.began)
                 if "version" in train:
                     self.updates.append(train)
                     self.times[int(train["version"])] = time.monotonic()

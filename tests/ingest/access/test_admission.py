@@ -423,6 +423,7 @@ def test_a_client_under_a_quota_delivers_all_the_same(tmp_path: Path) -> None:
             for t in range(3):
                 for episode in episodes:
                     client.log_action(episode, OBS, t % 2)
+            wait_until(lambda: client.stats.resent > 0)  # a start beyond the quota was answered
             with pytest.raises(TimeoutError, match=r"last error: .*open episodes"):
                 client.flush(1)
             for episode in episodes:

@@ -354,22 +354,22 @@ def test_a_path_in_the_address_is_kept(collector: ScriptedCollector) -> None:
 @given(st.integers(400, 599), st.binary(max_size=60))
 def test_any_error_body_becomes_a_refusal(status: int, body: bytes) -> None:
     """A proxy's page, truncated JSON or an empty body never raises another exception."""
-    assert refusal_of(status, body).code in STATUS
+    assert refusal_of(status, body, "").code in STATUS
 
 
 def test_a_page_of_another_server_is_not_shown() -> None:
     """The refusal names the status and suggests checking the address."""
     page = b"<!DOCTYPE HTML><html><title>Error response</title></html>"
-    assert str(refusal_of(501, page)).endswith(
-        "no answer of a Headrace collector: is the address right?"
+    assert str(refusal_of(501, page, "http://x")).endswith(
+        "not a Headrace collector's answer: is http://x the right address?"
     )
-    assert "HTTP 501" in str(refusal_of(501, page))
+    assert "HTTP 501" in str(refusal_of(501, page, "http://x"))
 
 
 def test_an_error_of_a_later_protocol_keeps_its_text() -> None:
     """An unknown code maps to one with the same status; its fields are kept."""
     body = b'{"error": {"code": "novel", "message": "m", "episode_id": "e", "expected_seq": 4}}'
-    refusal = refusal_of(422, body)
+    refusal = refusal_of(422, body, "")
     assert (refusal.code, refusal.message) == ("invalid", "novel: m")
     assert (refusal.episode_id, refusal.expected_seq) == ("e", 4)
     for path, own in (("$.x", "$.x"), ("$.events[12].obs", "obs"), ("$.events[0]", None)):
