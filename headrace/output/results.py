@@ -206,7 +206,7 @@ def why_published(document: Document, *, gated: bool) -> str:
         bars = " and ".join(one["bar"] for one in judgement["comparisons"])
         approximate = ", approximately" if judgement["approximate"] else ""
         return f"{judgement['verdict']} than {bars}{approximate}"
-    if gated:
+    if gated or document.get("already_live"):
         return "it was live already"
     return "without a gate: not judged"
 

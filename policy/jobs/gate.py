@@ -161,9 +161,10 @@ def publish(
     """Publish a candidate if the gate finds it better; `settings=None`: without a gate.
 
     Returns a dict: `published`, `candidate` (the full digest), its `action_rule`, `notes` on that,
-    `gate` (the judgement; None without a gate, or if the candidate is live already), `decision`
-    (the path of the recorded decision), and the live `version` and `generation` (None if it was not
-    published). `make_live` publishes; by default in this root.
+    `gate` (the judgement; None without a gate, or if the candidate is live already), `already_live`
+    (whether nothing changed), `decision` (the path of the recorded decision; None if nothing
+    changed), and the live `version` and `generation` (None if it was not published). `make_live`
+    publishes; by default in this root.
 
     With a frozen data set, the candidate is judged only by that, and the decision is recorded: a
     late retry returns it, without judging again and without making an older version live again. The
@@ -177,10 +178,12 @@ def publish(
 
     def work() -> Document:
         decided = None
-        if settings is not None and not _is_live(store, candidate):
+        before = _live_of(store, candidate)
+        if settings is not None and before is None:
             decided = _judge(root, candidate, store, settings, frozen, on_progress)
         passed = decided is None or decided["verdict"] == BETTER
         live = make_live(store, candidate) if passed else None
+        unchanged = live is not None and (live.version, live.generation) == before
         done = {
             "published": passed,
             "candidate": candidate,
@@ -189,8 +192,11 @@ def publish(
             "action_rule": rule.to_json(),
             "notes": [] if live is None or rule.explores else [WITHOUT_EXPLORATION],
         }
-        path = record(root, {"policy_id": policy_id, **done, **_kept(decided, settings)})
-        return {**done, "gate": decided, "decision": str(path)}
+        path = None
+        if not unchanged:
+            kept = _kept(decided, settings)
+            path = str(record(root, {"policy_id": policy_id, **done, **kept}))
+        return {**done, "already_live": unchanged, "gate": decided, "decision": path}
 
     if frozen is None:
         return work()
@@ -198,9 +204,12 @@ def publish(
     return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
 
 
-def _is_live(store: WeightStore, candidate: str) -> bool:
+def _live_of(store: WeightStore, candidate: str) -> tuple[int, int] | None:
+    """The live version and generation; None if another candidate is live, or none."""
     live = store.live()
-    return live is not None and store.manifest(live.version).candidate == candidate
+    if live is None or store.manifest(live.version).candidate != candidate:
+        return None
+    return live.version, live.generation
 
 
 def _kept(decided: Document | None, settings: Gate | None) -> Document:

@@ -150,7 +150,7 @@ def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path
     assert results.why_published(first, gated=True) == "better than the logging policy"
     again = headrace("publish", "--root", root, "--no-gate")
     assert again.stdout == (
-        "Version 1 of default is wanted, no collector is registered (without a gate: not judged).\n"
+        "Version 1 of default is wanted, no collector is registered (it was live already).\n"
     )
     listed = answer(headrace("versions", "--root", root, "--json"))
     assert listed["live"]["version"] == 1

@@ -225,6 +225,9 @@ def test_what_is_done_under_a_root_leaves_an_audit_line(tmp_path: Path, house: H
             seed,
             "command line",
         )
+    again = house.run("publish", digest, "--no-gate", "--root", tmp_path)
+    assert "it was live already" in again.stdout
+    assert '"audit"' not in again.stderr
     done = house.run("rollback", "--root", tmp_path, "--why", "a complaint")
     assert (done.returncode, store.manifest(3).copy_of) == (0, 1)
     audit = msgspec.json.decode(done.stderr[done.stderr.index("{") :])

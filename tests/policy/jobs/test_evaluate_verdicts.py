@@ -203,6 +203,8 @@ def test_the_better_one_of_two_is_published(tmp_path: Path, limits: Any) -> None
     assert done["gate"]["approximate"] == (limits is None)
     again = publish(tmp_path, "default", digest, Gate(reward_range=limits))
     assert (again["published"], again["version"], again["gate"]) == (True, 2, None)
+    assert again["already_live"]
+    assert len(load_decisions(tmp_path, "default").known) == 1  # nothing was decided again
 
 
 def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
