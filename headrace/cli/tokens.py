@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,15 +40,22 @@ def create(
     """Make a token and print it, once: only its hash is kept."""
     from headrace.output import console
     from ingest.access.admission import audit
-    from ingest.access.key_files import create_token
+    from ingest.access.key_files import create_token, load_tokens
     from ingest.server.logs import configure
 
+    first = not load_tokens(root)
     lives = None if expires is None else _seconds(expires)
     token, text = create_token(
         root, name, scope, lives=lives, rate=rate, open_episodes=open_episodes
     )
     configure()
     audit("token_created", id=token.id, name=token.name, scopes=token.scopes)
+    if first:
+        print(
+            f"The first token of {root}: from now on every request to its collector needs one, "
+            f"even if all are revoked.",
+            file=sys.stderr,
+        )
     if as_json:
         return console.line({"token": text, **_document(token)})
     return print(text)

@@ -22,17 +22,21 @@ def test_a_token_is_shown_once_and_its_life_is_told(tmp_path: Path) -> None:
     token_id, secret = text.split("_", 2)[1:]
     assert f'"audit":"token_created","id":"{token_id}","name":"web"' in made.stderr
     assert secret not in made.stderr
+    assert "from now on every request to its collector needs one" in made.stderr
+    other = headrace("token", "create", "other", "--scope", "log", "--root", tmp_path)
+    assert "from now on" not in other.stderr
+    headrace("token", "revoke", "other", "--root", tmp_path)
     table = headrace("token", "list", "--root", tmp_path)
     assert "log, weights:read" in table.stdout
     assert secret not in table.stdout + table.stderr
-    (one,) = answer(headrace("token", "list", "--root", tmp_path, "--json"))["tokens"]
+    one, _ = answer(headrace("token", "list", "--root", tmp_path, "--json"))["tokens"]
     assert one["expires"] - one["created"] == 90 * 86400
     assert (one["state"], one["rate"], one["open_episodes"]) == ("live", 500.0, 50)
     assert "sha256" not in one
     gone = headrace("token", "revoke", "web", "--root", tmp_path)
     assert f"Revoked web ({token_id})" in gone.stdout
     assert '"audit":"token_revoked"' in gone.stderr
-    (one,) = answer(headrace("token", "list", "--root", tmp_path, "--json"))["tokens"]
+    one, _ = answer(headrace("token", "list", "--root", tmp_path, "--json"))["tokens"]
     assert one["state"] == "revoked"
 
 
