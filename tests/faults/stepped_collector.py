@@ -113,8 +113,12 @@ class _Promise:
 class _Loop(asyncio.AbstractEventLoop):
     """The part of an event loop that the collector uses: later calls join the deliveries."""
 
-    def __init__(self, deliveries: deque[Call]) -> None:
+    def __init__(self, deliveries: deque[Call], clock: Callable[[], float]) -> None:
         self._deliveries = deliveries
+        self._clock = clock
+
+    def time(self) -> float:
+        return self._clock()
 
     def create_future(self) -> Any:
         return _Promise()
@@ -166,7 +170,7 @@ class World:
                     self.policies,
                     limits=self.limits,
                     retry_seconds=0.0,
-                    loop=_Loop(self.deliveries),
+                    loop=_Loop(self.deliveries, lambda: self.now),
                     clock=lambda: self.now,
                     wall=lambda: 1_000 + int(self.now),
                 )
