@@ -96,10 +96,10 @@ def of_kind(kind: str) -> list[object]:
 
 
 @contextmanager
-def company(address: str, kinds: tuple[str, ...] = COMPANY) -> Iterator[None]:
+def company(python: Path, address: str, kinds: tuple[str, ...] = COMPANY) -> Iterator[None]:
     """Start three other clients: one that logged and exited, an idle one, a killed one."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.docs.client_beside", address],
+        [python, "-m", "tests.docs.client_beside", address],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process, ExitStack() as stack:  # fmt: skip
         assert process.stdin is not None
@@ -128,18 +128,19 @@ def test_a_block_that_runs_elsewhere_names_a_test_of_its_page(block: Marked) -> 
 
 
 @pytest.mark.parametrize("block", of_kind("trainer"))
-def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path) -> None:
+def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path, loaded: Path) -> None:
     """A trainer survives a client that only logs, an idle one and a killed one: it continues with
     the next acting client, here with two episodes open at once, and ends as documented."""
     assert "100_000" in block.code
-    program = tmp_path / "program.py"
+    python, program = loaded / "python", tmp_path / "program.py"
     program.write_text(block.code.replace("100_000", "1024"))
     with ExitStack() as stack:
-        trainer = Program(str(program), *block.arguments)
+        trainer = Program(python, str(program), *block.arguments)
         stack.callback(trainer.close)
         address = trainer.line().split()[-1]
-        stack.enter_context(company(address))
-        player = Program("-m", "headrace.demo.play", address, "CartPole-v1", "--seats", "2")
+        stack.enter_context(company(python, address))
+        words = ["-m", "headrace.demo.play", address, "CartPole-v1", "--seats", "2"]
+        player = Program(python, *words)
         stack.callback(player.close)
         code, lines = trainer.rest(SECONDS)
         assert code == 0, lines
@@ -149,7 +150,7 @@ def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of_kind("client"))
-def test_a_client_runs_in_any_company(block: Marked, tmp_path: Path) -> None:
+def test_a_client_runs_in_any_company(block: Marked, tmp_path: Path, loaded: Path) -> None:
     """It works next to a client that only logs, an idle one and a killed one."""
     root = tmp_path / "data/run/first"
     for policy_id, observation, action in block.declares or [["default", "box:4", "discrete:2"]]:
@@ -162,7 +163,8 @@ def test_a_client_runs_in_any_company(block: Marked, tmp_path: Path) -> None:
         store = WeightStore(root, "default")
         weights = Policy(spec, seed=1).get_weights()
         store.publish(store.add_candidate(weights, spec=spec.to_json(), metrics={}, lineage={}))
-    with CollectorProcess(root) as collector, company(collector.address):
+    python = loaded / "python"
+    with CollectorProcess(root) as collector, company(python, collector.address):
         code = block.code.replace("http://127.0.0.1:8642", collector.address)
         program = tmp_path / "program.py"
         program.write_text(code.replace("range(1000)", "range(3)"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,9 +29,9 @@ UPDATES = ROWS // 256
 class Program:
     """A Python process whose output is read line by line; ended at the latest by `close`."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, python: Path, *words: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, *words],
+            [python, *words],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
@@ -59,7 +58,7 @@ def test_the_programs_fit_a_screen() -> None:
         assert len([line for line in program.splitlines() if line]) <= 25
 
 
-def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
+def test_two_servers_and_their_clients_learn(tmp_path: Path, loaded: Path) -> None:
     """Two servers on one machine: one with a root and a local client, one in memory with a remote
     client. Clients act with every version."""
     server, client = tmp_path / "server.py", tmp_path / "client.py"
@@ -69,7 +68,7 @@ def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
     with ExitStack() as stack:
 
         def run(*words: str) -> Program:
-            program = Program(*words)
+            program = Program(loaded / "python", *words)
             stack.callback(program.close)
             return program
 
