@@ -143,6 +143,7 @@ def _run(job: bytes, files: list[int]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    os.environ.pop("HEADRACE_PARENT", None)  # it is a child of this process, and is killed above
     code: object = 1
     try:
         _program(words, environment.get("PYTHONPATH", ""))

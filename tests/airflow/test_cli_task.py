@@ -20,11 +20,11 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def trainer(write_log, tmp_path):
+def trainer(write_log, loaded, tmp_path):
     """The values of a training task that takes longer than any test."""
     write_log(tmp_path, 0, 2000)
     told = subprocess.run(
-        [os.environ["HEADRACE_COMMAND"], "freeze", "--root", tmp_path, "--json"],
+        [loaded / "headrace", "freeze", "--root", tmp_path, "--json"],
         check=True,
         capture_output=True,
     )
