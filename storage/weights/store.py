@@ -737,7 +737,7 @@ class WeightFolder:
             way = (
                 "`--to` names another one"
                 if others
-                else "`headrace publish` makes another one live"
+                else "clients act with this one until `headrace publish` makes another one live"
             )
             raise WeightsNotFound(f"{self.policy_id}: {text}; {way}")
         return nearest

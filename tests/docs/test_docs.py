@@ -14,8 +14,15 @@ from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from storage.errors import WeightsNotFound
+from storage.spaces.descriptors import parse_space
 from tests.collector_process import CollectorProcess, declare
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +123,26 @@ def test_a_page_that_needs_no_collector_runs(page: str, home: Path) -> None:
     promised = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert promised
     assert promised == printed[-len(promised) :]
+
+
+def test_a_bad_first_version_is_replaced(tmp_path: Path) -> None:
+    """By the page's untrained policy: clients act nearly uniformly, and the policy is pinned."""
+    spec = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
+    weights = {name: 100 * array for name, array in Policy(spec).get_weights().items()}
+    declare(tmp_path / "run")
+    store = WeightStore(tmp_path / "run", "default")
+    store.publish(store.add_candidate(weights, spec=spec.to_json(), metrics={}, lineage={}))
+    with pytest.raises(WeightsNotFound, match="clients act with this one until `headrace publish`"):
+        store.rollback()
+    (code,) = blocks("docs/publishing.md", "python")
+    assert run_here(code, tmp_path) == "2\n"
+    observations, rng = np.eye(4, dtype=np.float32), np.random.default_rng(0)
+    bad, now = (NumpyPolicy.published(*store.read(version)) for version in (1, 2))
+    assert abs(bad.act(observations, rng, explore=True).logp - np.log(0.5)).max() > 0.5
+    assert abs(now.act(observations, rng, explore=True).logp - np.log(0.5)).max() < 0.05
+    live = store.live()
+    assert live is not None
+    assert live.pinned is not None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
