@@ -1,7 +1,8 @@
 """Collect experience from production traffic, train on it, and publish the weights to clients.
 
-`headrace.__all__` is everything that users import. Names are loaded when they are first used
-(PEP 562), so a service that only logs loads neither torch nor Arrow.
+`headrace.__all__` is everything that users import, without the names of extras that are not
+installed. Names are loaded when they are first used (PEP 562), so a service that only logs loads
+neither torch nor Arrow.
 
 Exceptions:
 
@@ -47,6 +48,7 @@ Exceptions:
 
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from headrace.extras import missing_extra
@@ -309,29 +311,60 @@ _HOMES = {
     "WeightsRefused": "storage.errors",
     "WriterDied": "storage.shards.names",
 }
-# What modules need beyond the base install, so that `dir` lists only names that can be loaded.
-_NEEDS = {
-    "ingest.embedded.policy_server_input": "uvloop",
-    "ingest.importing.importing": "pyarrow",
-    "policy.algorithms": "torch",
-    "policy.envs.base_env": "gymnasium",
-    "policy.jobs": "torch",
-    "policy.networks": "torch",
-    "policy.ope.estimators": "scipy",
-    "policy.ope.intervals": "scipy",
-    "policy.worker.rollout_worker": "torch",
-    "storage.reading.multi_agent_reader": "pyarrow",
-    "storage.reading.shard_reader": "pyarrow",
-    "storage.shards.arrow_arrays": "pyarrow",
-    "storage.shards.output_writer": "pyarrow",
-    "storage.shards.shard": "pyarrow",
-    "storage.spaces.gymnasium_spaces": "gymnasium",
+# What packages beyond the base install are needed by, so that `dir` and `__all__` have only names
+# that can be loaded.
+_SERVER = "ingest.embedded.policy_server_input"
+_READERS = (
+    "policy.jobs.freeze",
+    "policy.jobs.run_once",
+    "policy.jobs.train",
+    "storage.reading.multi_agent_reader",
+    "storage.reading.shard_reader",
+)
+_NEEDED_BY = {
+    "gymnasium": (
+        "policy.algorithms.trainable_policy",
+        "policy.envs.base_env",
+        "policy.worker.rollout_worker",
+        "storage.spaces.gymnasium_spaces",
+    ),
+    "httptools": (_SERVER,),
+    "pyarrow": (
+        _SERVER,
+        "ingest.importing.importing",
+        *_READERS,
+        "storage.shards.arrow_arrays",
+        "storage.shards.output_writer",
+        "storage.shards.shard",
+    ),
+    "scipy": (
+        "policy.jobs.report",
+        "policy.ope.estimators",
+        "policy.ope.intervals",
+        "policy.worker.rollout_worker",
+    ),
+    "torch": (
+        "policy.algorithms",
+        "policy.jobs.train",
+        "policy.networks",
+        "policy.worker.rollout_worker",
+    ),
+    "uvicorn": (_SERVER,),
+    "uvloop": (_SERVER,),
+    "watchdog": (_SERVER, *_READERS),
 }
 
 if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
-    __all__ = sorted(_HOMES)
+
+    def _installed() -> list[str]:
+        """The public names that can be loaded with the extras of this install."""
+        missing = (homes for needed, homes in _NEEDED_BY.items() if find_spec(needed) is None)
+        absent = tuple(chain.from_iterable(missing))
+        return sorted(name for name, home in _HOMES.items() if not home.startswith(absent))
 
     def __getattr__(name: str) -> Any:
+        if name == "__all__":  # computed when it is asked for, as it looks for modules
+            return _installed()
         if name == "__version__":
             return metadata.version("headrace")
         if name not in _HOMES:
@@ -347,9 +380,4 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
         return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
 
     def __dir__() -> list[str]:
-        missing = {name for name in _NEEDS.values() if find_spec(name) is None}
-        absent = tuple(home for home, needed in _NEEDS.items() if needed in missing)
-        return sorted(
-            {"__all__", "__doc__", "__name__", "__version__"}
-            | {name for name, home in _HOMES.items() if not home.startswith(absent)}
-        )
+        return sorted(["__all__", "__doc__", "__name__", "__version__", *_installed()])

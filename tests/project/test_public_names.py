@@ -224,8 +224,8 @@ def test_dir_lists_what_can_be_loaded() -> None:
         "        return getattr(headrace, name) is not None\n"
         "    except ModuleNotFoundError as error:\n"
         "        assert 'pip install' in str(error), error\n"
-        "names = set(headrace.__all__)\n"
-        "print(set(filter(there, names)) ^ (set(dir(headrace)) & names))\n"
+        "names = headrace._HOMES\n"
+        "print(set(filter(there, names)) ^ (set(dir(headrace)) & set(names)))\n"
         "print('Exceptions:' in pydoc.render_doc(headrace))\n"
     )
     done = subprocess.run(
@@ -233,6 +233,28 @@ def test_dir_lists_what_can_be_loaded() -> None:
     )
     assert done.stdout.splitlines() == ["set()", "True"], done.stderr
     assert headrace.__version__
+
+
+@pytest.mark.parametrize("masked", ["['torch']", "['pyarrow']", "EXTRA_OF"])
+def test_a_star_import_takes_what_is_installed(masked: str) -> None:
+    """`__all__` has every name that loads on this install, and no other."""
+    code = (
+        "import sys\n"
+        "from headrace.extras import EXTRA_OF\n"
+        f"sys.modules |= dict.fromkeys({masked})\n"
+        "from headrace import *\n"
+        "import headrace\n"
+        "def loads(name):\n"
+        "    try:\n"
+        "        return getattr(headrace, name) is globals()[name]\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        assert 'pip install' in str(error), error\n"
+        "print(PolicyClient.__name__, {*filter(loads, headrace._HOMES)} ^ {*headrace.__all__})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "PolicyClient set()\n", done.stderr
 
 
 def test_a_type_checker_sees_a_misspelt_name(tmp_path: Path) -> None:
