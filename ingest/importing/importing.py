@@ -7,7 +7,8 @@ between episodes, and posted (`posting`).
 An import is named by a digest of its content and of the options that give its rows a meaning. A
 request's key is that name and the request's number, so that an interrupted import can be repeated
 without duplicates. Without a column of episodes, each file of a folder has its own name, so that
-files added to the folder are imported alone.
+files added to the folder are imported alone. The option `name` replaces both: the collector then
+refuses other rows under the name, also those that other options make of the same source.
 
 A row that cannot be used is left out with its episode, and reported. A row that cannot be read is
 left out alone, because its episode is unknown.
@@ -100,11 +101,12 @@ def run_import(
             units = several_passes(units, options, Path(folder))
         categories = known_categories(units, unnamed, options.categorical_finals, codes)
         lists = [(name, space.to_json()) for name, space in every if space is not None]
-        names = _names(units, options, {"categories": categories, "names": lists})
         account = Account(options.bad_shown)
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(spec.policy(name).policy_id) for name in spaces]
+        meant = {"categories": categories, "names": lists}
+        names = _names(units, options, meant, account.report.policies)
         with _naming(account.report):
             run = _Run(units, options, spaces, categories, names, account, on_progress)
         if check or spec is None:
@@ -202,14 +204,20 @@ def _policies(
 
 
 def _names(
-    units: Sequence[Unit], options: ImportOptions, categories: Mapping[str, Any]
+    units: Sequence[Unit],
+    options: ImportOptions,
+    categories: Mapping[str, Any],
+    policies: Sequence[str],
 ) -> list[str]:
     """The import name of each unit; the same for all with a column of episodes.
 
     It is `import-` and a digest of the content and of the options that give it meaning, including
-    the names of `categories`. Raises ImportFailed.
+    the names of `categories`; or of the option `name` and the one policy. Raises ImportFailed.
     """
-    digests = [options.name or unit.digest() for unit in units]
+    if options.name is not None:
+        only = [] if options.has_policies else [*policies]  # several are in the requests' keys
+        return [_name(options.name, json.dumps([_FORMAT, only]))] * len(units)
+    digests = [unit.digest() for unit in units]
     if None in digests:
         raise ImportFailed("name: expected one for a source that can be read only once")
     meaning = {"format": _FORMAT, **categories, **options.meaning()}

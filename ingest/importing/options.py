@@ -90,7 +90,8 @@ class ImportOptions:
             or counts as 0, false or the empty text (`value`).
         default: column -> the value of its missing cells, which overrides `missing`.
         policy_id: the policy; default: the collector's only one.
-        name: the import's name, for readers and queries; default: a digest of its content.
+        name: the import's name, for readers, queries and logs that grow; default: a digest of the
+            content and of these options. Other rows under a known name are refused.
         schema_id: the required schema of the policy's spaces.
         categories: the file with the codes of names, for spaces that declare none.
         token: the collector's token.

@@ -227,7 +227,8 @@ class RequestSender:
             if refusal.code == "conflict":
                 raise ImportFailed(
                     "the collector knows this import with other rows: its source, the order of its "
-                    f"rows, or the policy's spaces have changed since ({refusal.message})"
+                    "rows, its options, or the policy's spaces have changed since; another name "
+                    f"imports these rows as well ({refusal.message})"
                 ) from refusal
             raise
 

@@ -147,6 +147,23 @@ def test_a_file_that_grows_or_changes_its_format_adds_new_rows_under_its_name(
     assert run_import(bare).steps == 60
 
 
+def test_other_options_under_a_name_are_refused(
+    collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """They make other rows of the source, which are not added to its first ones in silence."""
+    path = write(tmp_path / "log.csv", [row | {"e": "one"} for row in rows_of(20)])
+    options = ImportOptions(source=path, address=collector.address, name="shop", **BANDIT)
+    assert run_import(options).steps == 20
+    for other in ({"action_prob": None}, {"tags": {"arm": "a"}}, {"episode": "e"}):
+        changed = dataclasses.replace(options, **other)
+        with pytest.raises(ImportFailed, match=r"its options.*another name imports these rows"):
+            run_import(changed)
+    same = dataclasses.replace(options, timezone="Europe/Berlin")  # no time: the same rows
+    assert run_import(same).rows_known == 20
+    assert run_import(dataclasses.replace(changed, name="shop as one episode")).steps == 20
+    assert len(stored(collector)) == 40
+
+
 def test_the_mean_of_many_times_lies_between_them() -> None:
     """The sum of a few thousand microseconds since 1970 exceeds int64."""
     seen, now = Seen(), 1_793_491_200_000_000
@@ -576,6 +593,28 @@ def test_a_changed_list_of_names_makes_another_import(tmp_path: Path) -> None:
             rows = stored(collector)
     assert steps == [1, 0, 1]
     assert sorted(row["actions"] for row in rows) == [0, 1]
+
+
+def test_a_named_log_grows_with_the_list_of_names(tmp_path: Path) -> None:
+    """A name added to the declaration adds the new rows alone."""
+    steps, rows = [], [{"x": 0, "item": name, "r": 1} for name in ("a", "b", "c")]
+    for count in (2, 3):
+        names = Discrete.of(["a", "b", "c"][:count])
+        rules = {"observation": Box((1,)), "action": names, "seal_seconds": 0.2}
+        save_declaration(tmp_path / "root", PolicyDeclaration(**rules))
+        with CollectorProcess(tmp_path / "root") as collector:
+            options = ImportOptions(
+                source=write(tmp_path / "log.csv", rows[:count]),
+                observation=["x"],
+                action="item:categories",
+                reward="r",
+                name="shop",
+                address=collector.address,
+            )
+            steps.append(run_import(options).steps)
+            found = stored(collector)
+    assert steps == [2, 1]
+    assert sorted(row["actions"] for row in found) == [0, 1, 2]
 
 
 def test_a_reader_is_kept_only_where_it_is_read_twice(
