@@ -140,6 +140,17 @@ class CollectorProcess(Closing):
             self.process.stdout.close()
         return code
 
+    def turn_clock(self) -> None:
+        """Let the collector's time-outs see that an hour has passed; it must have been forked."""
+        os.kill(self.serving_pid(), signal.SIGUSR1)
+        self.get("/healthz")  # answered after the signal, and so two are never taken for one
+
+    def await_abandoned(self, episode_id: str) -> None:
+        """Wait until the collector has closed an episode because nothing came of it any more."""
+        pause = threading.Event()
+        while self.get(f"/v1/episodes/{episode_id}")[1]["state"] != "abandoned":
+            pause.wait(0.02)
+
     def writer_pid(self) -> int | None:
         """The process id of the shard writer, the collector's only child."""
         found = _children(self.serving_pid())

@@ -15,7 +15,6 @@ from tests.faults import mutants, scenario
 from tests.faults.scenario import Verdict
 from tests.ingest.raw_http import exchange
 
-PATIENCE = 20.0  # seconds
 SAMPLE = 120
 SEED = 11
 
@@ -73,10 +72,7 @@ def test_hostile_bodies_are_refused_and_nothing_else_happens(collector: Collecto
 
 def test_no_request_is_hidden_in_another(collector: CollectorProcess) -> None:
     for said, data in random.Random(SEED).sample(sorted(raw_sockets.cases().items()), 40):
-        for patience in (0.2, PATIENCE):  # an open connection is silent after its answer
-            heard = exchange(collector.port, data, patience=patience, answers=2)
-            if heard.statuses or heard.closed:
-                break
+        heard = exchange(collector.port, data, patience=0.2, answers=2)
         assert heard.statuses or heard.closed, said
         assert 201 not in heard.statuses, said
     assert collector.get("/v1/episodes/smuggled")[0] == 404

@@ -6,6 +6,8 @@ import re
 import socket
 from dataclasses import dataclass
 
+PATIENCE = 30.0
+"""Seconds for an answer; only a server that hangs takes as long."""
 HOST = b"Host: localhost\r\n"
 _LENGTH = re.compile(rb"content-length: (\d+)\r\n(?:[^\r]+\r\n)*\r\n")
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
@@ -24,18 +26,20 @@ class Heard:
         return [int(found) for found in _STATUS.findall(self.data)]
 
 
-def connect(port: int, timeout: float = 5.0) -> socket.socket:
+def connect(port: int, timeout: float = PATIENCE) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout)
 
 
-def exchange(port: int, data: bytes, *, patience: float = 5.0, answers: int = 1) -> Heard:
-    """Send bytes; read until the end, `answers` whole answers, or `patience` seconds."""
-    with connect(port, patience) as connection:
+def exchange(port: int, data: bytes, *, patience: float = PATIENCE, answers: int = 1) -> Heard:
+    """Send bytes; read until the end, `answers` whole answers, or silence: `patience` seconds after
+    an answer, `PATIENCE` before the first.
+    """
+    with connect(port) as connection:
         try:
             connection.sendall(data)
         except OSError:
             return Heard(b"", closed=True)
-        return listen(connection, answers=answers)
+        return listen(connection, answers=answers, patience=patience)
 
 
 def whole_answers(data: bytes) -> int:
@@ -47,14 +51,19 @@ def whole_answers(data: bytes) -> int:
     return count
 
 
-def listen(connection: socket.socket, *, answers: int = 1) -> Heard:
-    """Read until the end, `answers` whole answers, or the socket's time-out."""
+def listen(connection: socket.socket, *, answers: int = 1, patience: float | None = None) -> Heard:
+    """Read until the end, `answers` whole answers, or the socket's time-out: `patience` from the
+    first answer on.
+    """
     data = b""
     try:
         while chunk := connection.recv(65_536):
             data += chunk
-            if answers and whole_answers(data) >= answers:
+            found = whole_answers(data)
+            if answers and found >= answers:
                 return Heard(data, closed=False)
+            if found and patience is not None:
+                connection.settimeout(patience)
     except TimeoutError:
         return Heard(data, closed=False)
     except OSError:

@@ -215,23 +215,20 @@ def test_what_cannot_be_answered_is_raised_and_leaves_the_episode(
     """A value that does not fit, an unknown episode, a collector that is away or too old."""
 
     async def main() -> None:
-        async with AsyncPolicyClient(collector.address, "remote", timeout=2.0) as client:
+        async with AsyncPolicyClient(collector.address, "remote") as client:
             name = client.start_episode()
             with pytest.raises(ValueError, match="shape"):
                 await client.get_action(name, [1.0])
             with pytest.raises(Refusal, match="not found"):
                 await client.get_action("nobody's", OBS)
             collector.kill()
+            patient, client._timeout = client._timeout, 1.0
             with pytest.raises(CollectorUnavailable):
                 await client.get_action(name, OBS)
+            client._timeout = patient
             client.log_action(name, OBS, 1)
             collector.restart()
-            while True:
-                try:
-                    await client.get_action(name, OBS)
-                    break
-                except CollectorUnavailable:
-                    continue
+            await client.get_action(name, OBS)
             client.end_episode(name)
             await client.flush(30)
             assert client.stats.refused == {}
@@ -284,7 +281,7 @@ def test_a_client_that_has_acted_acts_in_a_forked_child(
 
 def test_a_call_without_an_answer_ends_however_many_wait() -> None:
     """A call that waits for a free thread does so within its own `timeout`."""
-    callers, timeout = 80, 0.25
+    callers, timeout = 80, 2.0
 
     async def fail(client: AsyncPolicyClient) -> None:
         with pytest.raises(CollectorUnavailable, match="no answer within"):

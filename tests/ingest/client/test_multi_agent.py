@@ -26,6 +26,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.spaces.descriptors import parse_space
 from tests.collector_process import CollectorProcess, shard_rows
+from tests.collector_template import HOUR
 
 SPACES = {"walker": ("box:2", "discrete:3"), "flyer": ("box:4", "discrete:2")}
 SIZES = {"walker": 2, "flyer": 4}
@@ -191,22 +192,23 @@ def test_agents_of_two_policies_join_late_and_leave_early(river: River, mode: st
 
 def test_agents_take_turns_and_nobody_who_waits_is_abandoned(tmp_path: Path) -> None:
     """The time-out looks at all agents; when nothing comes of any, all are abandoned."""
-    declare_two(tmp_path, episode_timeout=1.0)
-    pause = threading.Event()
+    declare_two(tmp_path, episode_timeout=1.5 * HOUR)
     with CollectorProcess(tmp_path) as collector:
         with PolicyClient(collector.address) as client:
             e = client.start_episode("e", policy_id={"walker1": "walker", "bird": "flyer"})
-            client.log_action(e, see(walker1=1), {"walker1": 0})
+            silent = client.start_episode(policy_id={"walker1": "walker"})
+            for name in (e, silent):
+                client.log_action(name, see(walker1=1), {"walker1": 0})
             for _ in range(5):  # walker1 waits for longer than that
                 client.log_action(e, see(bird=1), {"bird": 0})
                 client.flush()
-                pause.wait(0.3)
+                collector.turn_clock()
+            collector.await_abandoned(silent)  # so they were looked at meanwhile
             client.log_action(e, see(walker1=1), {"walker1": 0})
             client.flush()
-            for _ in range(600):
-                if collector.get("/v1/episodes/e")[1]["state"] == "abandoned":
-                    break
-                pause.wait(0.05)
+            collector.turn_clock()
+            collector.turn_clock()
+            collector.await_abandoned(e)
             client.log_action(e, see(bird=1), {"bird": 0})
             with pytest.raises(
                 Refusal, match=r"e with all .* \(this is one of agent bird\)"
@@ -222,6 +224,7 @@ def test_agents_take_turns_and_nobody_who_waits_is_abandoned(tmp_path: Path) -> 
     found = tracks(tmp_path)
     assert {key: (len(rows), rows[-1]["ended"]) for key, rows in found.items()} == {
         ("e", "walker1"): (2, "abandoned"),
+        (silent, "walker1"): (1, "abandoned"),
         ("e", "bird"): (5, "abandoned"),
     }
     assert column(found["e", "walker1"], "env_t") == [0, 6]

@@ -17,7 +17,7 @@ from tests.ingest.client.test_multi_agent import declare_two, publish_two, see, 
 
 AGENTS = {"walker1": "walker", "walker2": "walker", "walker3": "walker", "flyer1": "flyer"}
 SHARES = {"walker": 0.4, "flyer": 0.5}
-SOON = {"episode_timeout": 1.0, "part_seconds": 0.05, "seal_seconds": 0.05}
+SOON = {"part_seconds": 0.05, "seal_seconds": 0.05}
 
 
 def start_canaries(root: Path, process: CollectorProcess) -> dict[str, int]:

@@ -270,7 +270,7 @@ def test_an_instance_that_is_forgotten_meanwhile_is_replaced_for_new_episodes(
 def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -> None:
     """Abandoned by the collector while their steps waited on disk: the rest is an episode that
     continues them, with their tags; each step is stored once."""
-    declare(tmp_path, episode_timeout=0.5)
+    declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
         client = spooling(running.address, tmp_path / "spool", linger=0.0)
         names = [client.start_episode(tags={"n": str(n)}) for n in range(3)]
@@ -288,13 +288,15 @@ def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -
         client.end_episode(names[0])
         dead(client)
         running.restart()
+        running.turn_clock()
         for name in names:
-            await_abandoned(running, name)
+            running.await_abandoned(name)
         for _ in range(2):
             with spooling(running.address, tmp_path / "spool") as client:
                 client.flush(60)
                 counted = client.stats.refused
         assert counted == {}
+        running.turn_clock()
         running.settle(9)
         running.stop()
     rows = shard_rows(tmp_path)
@@ -306,13 +308,14 @@ def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -
 
 def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
     """Its caller notices nothing; the reward of a step that is closed is counted as refused."""
-    declare(tmp_path, episode_timeout=0.3)
+    declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
         with spooling(running.address, tmp_path / "spool", linger=0.0) as client:
             name = client.start_episode()
             client.log_action(name, OBS, 0)
             client.flush(60)
-            await_abandoned(running, name)
+            running.turn_clock()
+            running.await_abandoned(name)
             client.log_action(name, OBS, 1)
             client.log_returns(name, 2.0)
             client.flush(60)
@@ -331,16 +334,11 @@ def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
     ]
 
 
-def await_abandoned(running: CollectorProcess, name: str) -> None:
-    while running.get(f"/v1/episodes/{name}")[1]["state"] != "abandoned":
-        running.get("/readyz")
-
-
 def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
     """In a new episode, and in the one after that, from a process too that never saw its start:
     with its policy, tags and `training_enabled`. A reward for a step by its number reaches it."""
     for policy_id in ("default", "other"):
-        declare(tmp_path, episode_timeout=0.5, reward_window=1.0, policy_id=policy_id)
+        declare(tmp_path, reward_window=1.0, policy_id=policy_id)
     with CollectorProcess(tmp_path) as running:
         options: dict[str, Any] = {"policy_id": "other", "linger": 0.0, "spool_bytes": 8_000}
         client = spooling(running.address, tmp_path / "spool", **options)
@@ -350,7 +348,8 @@ def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
         for t in range(9):
             if t == 3:
                 client.flush(60)
-                await_abandoned(running, name)
+                running.turn_clock()
+                running.await_abandoned(name)
             if t == 6:
                 client.flush(60)
                 running.kill()
@@ -364,10 +363,12 @@ def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
         new = on_disk.own.moved[name].new
         dead(client)
         running.restart()
-        await_abandoned(running, new)
+        running.turn_clock()
+        running.await_abandoned(new)
         with spooling(running.address, tmp_path / "spool") as client:
             client.flush(60)
             assert client.stats.refused == {}
+        running.turn_clock()
         running.settle(9)
         running.stop()
     rows = sorted(shard_rows(tmp_path), key=lambda row: row["ts"])

@@ -173,23 +173,15 @@ def test_a_question_behind_logged_news_is_polled_before_it_can_be_answered():
 
 def test_only_the_same_observation_may_be_asked_again():
     """After a time-out of a question that was polled."""
-    exchange = Exchange(timeout=0.05)
+    exchange = Exchange(timeout=0.02)
     exchange.start("e", True)
     with pytest.raises(ValueError, match="expected the observation of an agent"):
         exchange.ask("e", {}, b"k")
-    raised: list[BaseException] = []
-
-    def ask() -> None:
-        try:
+    polling = threading.Thread(target=exchange.poll)
+    polling.start()
+    while polling.is_alive():  # on a busy machine a question is taken back before it is polled
+        with pytest.raises(TimeoutError):
             exchange.ask("e", {"a": 1}, b"k")
-        except TimeoutError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    exchange.poll()
-    thread.join()
-    assert raised
     with pytest.raises(ClientError, match="the same observation"):
         exchange.ask("e", {"a": 1}, b"other")
     exchange.send({"e": {"a": 7}}, lambda _name, _agent, action: action)

@@ -128,7 +128,7 @@ def test_an_error_of_run_surfaces_in_join_and_what_was_logged_is_delivered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a collector there is no poll: join raises the program's own exception."""
-    declare(tmp_path, episode_timeout=0.1)
+    declare(tmp_path)
     with CollectorProcess(tmp_path) as collector, caplog.at_level(logging.ERROR):
         env = Broken(ACTION, OBSERVATION, collector=collector.address)
         env.start()

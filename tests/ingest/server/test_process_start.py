@@ -32,7 +32,7 @@ from tests.collector_template import Forked, template
 from tests.headrace.command import ROOT, headrace, refused
 
 PROGRAMS = ("headrace", "ingest")
-STOP_SECONDS = 5.0
+STOP_SECONDS = 30.0
 FEW = 15
 """Descriptors with which Python starts and a collector does not."""
 SPEC = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(hidden=(8,))).to_json()

@@ -12,7 +12,7 @@ import pytest
 from storage.reading.sources import DirectorySource
 
 STREAM = "aaaaaaaaaaaa-bbbbbbbbbbbb"
-LONG = 20.0  # s; the duration of a wait that nothing interrupts
+LONG = 120.0  # s; the duration of a wait that nothing interrupts
 
 
 def shard_name(first: int, last: int) -> str:
