@@ -16,7 +16,7 @@ OBS = [0.0, 1.0, 2.0, 3.0]
 
 def test_a_click_counts_once_whoever_reports_it_and_whatever_is_killed(tmp_path: Path) -> None:
     """Two services report one step: its window continues after a kill, then it is in a shard."""
-    declare(tmp_path, reward_window=4.0, seal_seconds=0.1)
+    declare(tmp_path, reward_window=1800.0, seal_seconds=0.1)
     with CollectorProcess(tmp_path) as collector:
         with (
             PolicyClient(collector.address) as serving,
@@ -31,10 +31,11 @@ def test_a_click_counts_once_whoever_reports_it_and_whatever_is_killed(tmp_path:
             with pytest.raises(Refusal, match="with another amount"):
                 clicks.log_returns(name, 2.0, step=0, reward_id="click-77")
             assert shard_rows(tmp_path) == []
+            collector.turn_clock()
             with ShardReader(tmp_path, follow=True, batch_size=1) as reader:
-                batch = reader.next(timeout=20.0)
+                batch = reader.next(timeout=60.0)
             assert batch["rewards"].tolist() == [1.25]
-            with pytest.raises(Refusal, match=r"reward_window is 4 seconds|terminated"):
+            with pytest.raises(Refusal, match=r"reward_window is 1800 seconds|terminated"):
                 clicks.log_returns(name, 1.0, step=0, reward_id="click-78")
         assert collector.stop() == 0
     (row,) = shard_rows(tmp_path)
