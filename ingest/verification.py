@@ -11,6 +11,7 @@ has to wait only while the files are copied.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import tempfile
 import time
@@ -46,6 +47,8 @@ from storage.verify.audit import (
     verify,
 )
 from storage.verify.second_reader import SecondReader
+
+log = logging.getLogger("headrace.verify")
 
 LEDGER_SECONDS = 10.0
 """Seconds without a byte after which a collector cannot be asked, as one that is stopped."""
@@ -239,7 +242,13 @@ def _account(root: Path, directory: Path, copy: Path) -> JournalAccount:
     with closing(SqliteJournal.open(copy)) as journal:
         policies = load_declarations(root)
         shards = ShardFolder(root / "shards")
-        notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
+        restored = notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
+        if restored is not None:
+            log.warning(
+                "the journal is older than its shards (%s): it was restored from a backup. This "
+                "account is what the collector's next start makes of it; nothing is changed now",
+                restored.beyond,
+            )
         return _told(journal, recover(journal, policies), past)
 
 

@@ -63,11 +63,24 @@ class Shelf(Protocol):
 class Restored(msgspec.Struct, frozen=True):
     """The result for a restored journal: its id, the added shards, the steps not written again."""
 
+    beyond: str  # the streams whose shards the backup lacks, and their last ordinals
+    previous: str  # collector id
     collector_id: str
     shards: int  # added
     steps: int  # in these shards
     kept_back: int  # steps of the backup that are in shards
     over: int  # episodes that were open in the backup and have ended
+
+    def log(self) -> None:
+        """Log what a collector's start has changed."""
+        log.error(
+            "the journal is older than its shards (%s): it was restored from a backup. Collector "
+            "%s continues as %s; %s shards with %s steps were added to the journal, %s steps of "
+            "the backup are in shards already and are not written again, %s open episodes were "
+            "ended",
+            *(self.beyond, self.previous, self.collector_id),
+            *(self.shards, self.steps, self.kept_back, self.over),
+        )
 
 
 def notice_restore(
@@ -88,20 +101,8 @@ def notice_restore(
     known = {**dict.fromkeys(there, 0), **streams}
     recovered = recover(journal, policies)
     found, ends = shelf.later(known, _oldest(recovered, received))
-    restored = _Restoring(journal, recovered, found).run(ends, received)
-    log.error(
-        "the journal is older than its shards (%s): it was restored from a backup. Collector %s "
-        "continues as %s; %s shards with %s steps were added to the journal, %s steps of the "
-        "backup are in shards already and are not written again, %s open episodes were ended",
-        ", ".join(f"{name} up to {end - 1}" for name, end in sorted(beyond.items())),
-        previous,
-        restored.collector_id,
-        restored.shards,
-        restored.steps,
-        restored.kept_back,
-        restored.over,
-    )
-    return restored
+    beyond_backup = ", ".join(f"{name} up to {end - 1}" for name, end in sorted(beyond.items()))
+    return _Restoring(journal, recovered, found).run(ends, received, beyond_backup, previous)
 
 
 def _oldest(recovered: Recovered, now: int) -> int:
@@ -127,7 +128,7 @@ class _Restoring(msgspec.Struct):
     over: int = 0
     ended: int = 0  # episodes of the backup whose last part is in a shard
 
-    def run(self, ends: Mapping[str, int], received: int) -> Restored:
+    def run(self, ends: Mapping[str, int], received: int, beyond: str, previous: str) -> Restored:
         """Compare the state with the shards, then commit the difference."""
         for shard in self.found:
             for part in shard.parts:
@@ -149,7 +150,7 @@ class _Restoring(msgspec.Struct):
             ends=ends,
             put=self._state(accepted, kept_back),
         )
-        return Restored(fresh, len(self.found), steps, kept_back, self.over)
+        return Restored(beyond, previous, fresh, len(self.found), steps, kept_back, self.over)
 
     # --- comparing with shards -------------------------------------------------------------
 

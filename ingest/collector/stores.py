@@ -57,7 +57,10 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     check_specs(policies)
     key = redaction_key(root, policies.values())
     journal = _opened(root / "journal")
-    notice_restore(journal, policies, ShardFolder(root / "shards"), received=time.time_ns() // 1000)
+    shelf = ShardFolder(root / "shards")
+    restored = notice_restore(journal, policies, shelf, received=time.time_ns() // 1000)
+    if restored is not None:
+        restored.log()
     writer = WriterProcess(
         root / "shards",
         owner=journal.collector_id,

@@ -66,7 +66,9 @@ def verified(root: Path) -> VerifyReport:
     return report
 
 
-def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> None:
+def test_a_copied_journal_that_is_put_back_doubles_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A real collector is killed and its journal copied; it runs on, is killed again, and gets the
     copy back, twice.
 
@@ -98,7 +100,10 @@ def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> No
         ) | steps("new", 2)
         for again in range(2):
             put_back(root, backup)
+            caplog.clear()
             assert verified(root).acknowledged == before.total() + 3
+            assert "nothing is changed now" in caplog.text
+            assert "continues as" not in caplog.text  # a start says this, under another id
             collector.restart()
             assert stored(root) == before
             assert log(collector, "ends", first=3, steps=1, end=True) == ["completed"] * 2
