@@ -48,6 +48,7 @@ LABELS = {
     "in_lineage": "trained on",
     "lost_episodes": "abandoned or broken",
     "client_dropped": "dropped by clients",
+    "without_tag": "without the tag",
     "no_propensity": "without a propensity",
     "certain": "with probability 1",
     "no_density": "greedy in a continuous space",

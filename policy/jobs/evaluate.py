@@ -406,6 +406,11 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     source = "chosen here: at least half of the log is to be judged by"
     found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
     found.append(_sampled_check(log))
+    if log.reserve.cluster:
+        sentence = f"{log.untagged} episodes without the tag {log.reserve.tag!r}, each its own unit"
+        source = "chosen here: a tag that no episode has is misspelt"
+        limit = 0 if log.untagged == log.episodes else None
+        found.append(at_most("without_tag", log.untagged, limit, sentence, source))
     if none:
         sentence = f"no episodes to judge by, log more of them: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "an empty log has no evidence"))

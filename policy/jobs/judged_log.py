@@ -11,6 +11,7 @@ before new ones, as an interval for several looks requires.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class JudgedBlock:
     flat: npt.NDArray[np.float32]  # (S, D) observations
     lengths: IntArray  # (n,)
     names: list[str]  # (n,) the name of each episode's unit
+    untagged: int  # episodes without the tag whose values are the units
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
     excluded: Mapping[str, int]  # reason -> episodes
 
@@ -91,6 +93,7 @@ class JudgedLog:
         self.dropped = Lost(0, 0)  # dropped by clients, as they reported it to the collectors
         self.one_step = True
         self.sampled = 0  # episodes with pass_prob < 1
+        self.untagged = 0  # episodes without the tag whose values are the units
         self._chances = (1.0, 0.0)  # the smallest and the largest pass_prob
         self._units: dict[str, int] = {}
 
@@ -166,11 +169,14 @@ class JudgedLog:
         steps, lengths, gone = _without(steps, lengths, _any(certain, lengths))
         if gone:
             excluded["certain"] = gone
+        heads = steps.take(np.cumsum(lengths) - lengths)
+        names = self.reserve.units(heads)
         return JudgedBlock(
             steps=steps,
             flat=spec.flattener.columns(columns_of(spec.observation, "obs", steps)),
             lengths=lengths,
-            names=self.reserve.units(steps.take(np.cumsum(lengths) - lengths)),
+            names=names,
+            untagged=sum(map(operator.eq, names, heads[EPS_ID].tolist())),
             certain=left,
             excluded=excluded,
         )
@@ -178,6 +184,7 @@ class JudgedLog:
     def note(self, block: JudgedBlock) -> IntArray | None:
         """Count a block. Returns the number of each episode's unit (n,), or None without units."""
         self.episodes += len(block.lengths)
+        self.untagged += block.untagged
         self.excluded.update(block.excluded)
         self.candidates += len(block.lengths) + block.excluded.get("certain", 0)
         if not block.lengths.size:

@@ -44,6 +44,7 @@ from storage.experience.sample_batch import (
     T,
     concat_samples,
 )
+from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve, ShardReader
@@ -151,10 +152,11 @@ def train(
     config = _configured(algorithm, epochs)
     wanted = spec or declared_spec(Path(root), policy_id)
     reserve, period = Reserve(evaluation_share, cluster), (since, until)
+    selection = _Selection(reserve)
     if manifest is None:
         schema_id = schema_to_read(root, policy_id, schema_id)
     with _reader(
-        root, policy_id, reserve, config, retry_for, period, manifest, schema_id
+        root, policy_id, selection, config, retry_for, period, manifest, schema_id
     ) as reader:
         make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
         learner = None if wanted is None else make(wanted)
@@ -169,6 +171,7 @@ def train(
                 reader.stats.exclude(why, rows)
         if learner is None or not learner.counts.rows_trained:
             raise NothingToTrainOn(_why_nothing(policy_id, learner, reader))
+        selection.require_tag()
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
         result = _result(learner, reader, metrics, policy_id, seed, reserve)
@@ -216,26 +219,44 @@ def _learner(
     return learner
 
 
+class _Selection:
+    """Selects the rows to train on, and notes which tags the episodes have."""
+
+    def __init__(self, reserve: Reserve) -> None:
+        self.reserve = reserve
+        self._tags: set[str] = set()
+
+    def __call__(self, batch: SampleBatch) -> npt.NDArray[np.bool_]:
+        if self.reserve.cluster:
+            self._tags |= tag_names(batch)
+        return ~self.reserve.rows(batch)
+
+    def require_tag(self) -> None:
+        """Raise ValueError if no episode has the cluster's tag."""
+        tag = self.reserve.tag
+        if tag and tag not in self._tags:
+            raise ValueError(
+                f"cluster: expected a tag of the episodes, {sorted(self._tags)}, got {tag!r}"
+            )
+
+
 def _reader(
     root: Path | str,
     policy_id: str,
-    reserve: Reserve,
+    selection: _Selection,
     config: AlgorithmConfig,
     retry_for: float,
     period: tuple[int | None, int | None],
     manifest: Mapping[str, Ranges] | None,
     schema_id: str | None,
 ) -> ShardReader:
-    def for_training(batch: SampleBatch) -> npt.NDArray[np.bool_]:
-        return ~reserve.rows(batch)
-
     return ShardReader(
         root,
         policy_id=policy_id,
         batch_size=READ_ROWS,
-        select=for_training,
+        select=selection,
         ordinals=manifest,
-        columns=(*reserve.columns, *config.columns),
+        columns=(*selection.reserve.columns, *config.columns),
         retry_for=retry_for,
         since=period[0],
         until=period[1],

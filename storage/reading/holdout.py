@@ -31,6 +31,7 @@ __all__ = [
     "hash_fraction",
     "hash_fractions",
     "held_out",
+    "tag_names",
 ]
 
 Mask = npt.NDArray[np.bool_]
@@ -96,9 +97,13 @@ class Reserve:
         episodes: list[str] = batch[EPS_ID].tolist()
         if not self.cluster:
             return episodes
-        name = self.cluster.removeprefix(TAG)
         tags = batch[TAGS].tolist()
-        return [_tag(text, name) or own for text, own in zip(tags, episodes, strict=True)]
+        return [_tag(text, self.tag) or own for text, own in zip(tags, episodes, strict=True)]
+
+    @property
+    def tag(self) -> str:
+        """The tag whose values are the units; "" if the unit is an episode."""
+        return self.cluster.removeprefix(TAG)
 
     def rows(self, batch: SampleBatch) -> Mask:
         """(N,) whether each row is reserved."""
@@ -106,6 +111,11 @@ class Reserve:
             return np.full(batch.count, self.share == 1.0)
         mask: Mask = hash_fractions(SPLIT, self.units(batch)) < self.share
         return mask
+
+
+def tag_names(batch: SampleBatch) -> set[str]:
+    """The names of all tags that rows of a batch have."""
+    return {name for text in set(batch[TAGS].tolist()) for name in json.loads(text)}
 
 
 @lru_cache(maxsize=4096)

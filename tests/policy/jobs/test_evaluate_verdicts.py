@@ -271,6 +271,11 @@ def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
     assert (result.episodes, result.cluster) == (trained.rows_held_out, "tag:user")
     (found,) = result.judgement.comparisons
     assert (found.n, found.unit) == (trained.rows_held_out // 20, "held-out values of tag:user")
+    with pytest.raises(ValueError, match=r"tag of the episodes, \['user'\], got 'usr'"):
+        train(tmp_path, "default", BanditConfig(epochs=1), cluster="tag:usr")
+    misspelt = evaluate(tmp_path, "default", trained.candidate, cluster="tag:usr")
+    assert misspelt.judgement.verdict == "cannot tell"
+    assert any("episodes without the tag 'usr'" in one for one in misspelt.judgement.reasons)
 
 
 def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
