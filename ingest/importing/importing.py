@@ -314,7 +314,9 @@ class _Run:
         except KeyboardInterrupt as interrupt:
             report = self._account.report
             rows = f"{report.steps + report.rows_known:,} rows are acknowledged"
-            interrupt.add_note(f"{rows}; the same command continues")
+            interrupt.add_note(
+                f"{rows}, more may be stored; the same command continues and adds none twice"
+            )
             raise
         finally:
             sender.close()
