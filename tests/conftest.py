@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import settings
 
 from storage.system.startup import loading
-from tests.loaded_python import loaded_python
 
 # For torch in this process and in every child: threads that wait by spinning took six times the CPU
 # time, and ten times as long, next to other processes.
@@ -57,15 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(long)]
     first = {ROOT / name: place for place, name in enumerate(HEADRACE["first"])}
     items.sort(key=lambda item: first.get(item.path, len(first)))
-
-
-@pytest.fixture(scope="session")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a `python` and a `headrace` with torch loaded; one for all workers."""
-    folder, own = tmp_path_factory.getbasetemp(), os.getpid()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder, own = folder.parent, os.getppid()
-    return loaded_python(folder, sys.executable, own)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
