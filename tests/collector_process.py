@@ -157,10 +157,11 @@ class CollectorProcess(Closing):
         return found[0] if found else None
 
     def started_writer(self) -> int:
-        """The same after its exec; between fork and exec it looks like the collector."""
+        """The same once it is the writer; just after the fork it looks like the collector."""
         while self.get("/healthz")[0] == 200:
             writer = self.writer_pid()
-            if writer and b"write-shards" in Path(f"/proc/{writer}/cmdline").read_bytes():
+            names = (Path(f"/proc/{writer}/{name}") for name in ("cmdline", "comm"))
+            if writer and any(b"write-shards" in name.read_bytes() for name in names):
                 return writer
         raise RuntimeError("the collector failed")
 

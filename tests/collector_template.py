@@ -1,7 +1,7 @@
 """A process that has loaded the collector's modules, and forks collectors on request.
 
 Loading them takes half of a collector's start, and the tests start hundreds. `collect --supervise`
-forks the same process.
+forks the same process. A forked collector also forks its shard writer (`tests.forked_writer`).
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ def main(link: int) -> int:
         # lazy, so that its imports follow the line above and never run in the tests' own process
         from headrace.__main__ import main as headrace  # noqa: PLC0415
         from ingest.server.collect import run  # noqa: PLC0415
+        from tests.forked_writer import fork_writers  # noqa: PLC0415
+
+        fork_writers()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the tests
     asked = socket.socket(fileno=link)
     ready = select.poll()

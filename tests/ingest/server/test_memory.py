@@ -30,7 +30,7 @@ def test_it_is_told_once_that_much_is_gone(looks: list[tuple[int, int]], told: l
 def test_episodes_that_are_sealed_leave_no_memory_behind(tmp_path: Path) -> None:
     """Blocks of 80 kB, with small long-lived ones between them."""
     declare(tmp_path, observation="box:20000")
-    with CollectorProcess(tmp_path) as collector:
+    with CollectorProcess(tmp_path, env={}) as collector:
         before = _resident(collector)
         obs = [0.5] * 20_000
         for step in range(STEPS):
