@@ -7,8 +7,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import headrace
 from tests.project.tested_by import TESTED_BY
 
@@ -20,7 +18,11 @@ MODULES = {
     for file in sorted((ROOT / package).rglob("*.py"))
     if file.name != "__init__.py"
 }
-DOTTED = re.compile(r"\w+(\.\w+)*")
+FILES = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts): file
+    for folder in (*PACKAGES, "tests")
+    for file in (ROOT / folder).rglob("*.py")
+}
 MIRRORED = sorted(
     file for package in PACKAGES for file in (ROOT / "tests" / package).rglob("test_*.py")
 )
@@ -33,11 +35,10 @@ def own_tests(module: Path) -> list[Path]:
     return [file for file in folder.glob("test_*.py") if f"{file.stem}_".startswith(f"{stem}_")]
 
 
-@pytest.mark.parametrize("test", MIRRORED, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_a_test_is_named_after_a_module_of_its_folder(test: Path) -> None:
+def test_a_test_is_named_after_a_module_of_its_folder() -> None:
     """The name and folder of a test file identify its module."""
-    folder = ROOT / test.parent.relative_to(ROOT / "tests")
-    assert any(test in own_tests(module) for module in folder.glob("*.py"))
+    own = {test for module in MODULES.values() for test in own_tests(module)}
+    assert [file.relative_to(ROOT).as_posix() for file in MIRRORED if file not in own] == []
 
 
 @cache
@@ -58,9 +59,7 @@ def imports(file: Path) -> frozenset[Path]:
             names = [node.value, f"{node.value}.__main__"]
         elif isinstance(node, ast.Name) and node.id == "_STORAGE":  # starts `python -m storage`
             names = ["storage.__main__"]
-        dotted = [name for name in names if DOTTED.fullmatch(name)]
-        files = [ROOT / f"{name.replace('.', '/')}.py" for name in dotted]
-        found |= {one for one in files if one.is_file()}
+        found |= {FILES[name] for name in names if name in FILES}
     return frozenset(found)
 
 
@@ -84,13 +83,16 @@ def is_about(test: Path, name: str) -> bool:
     return module in imports(test) or (named is not None and module in reached_by(test))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_has_tests_by_its_name_or_in_the_table(name: str) -> None:
+def test_a_module_has_tests_by_its_name_or_in_the_table() -> None:
     """A module has tests of its name, or `TESTED_BY` lists tests that name or import it."""
-    if own_tests(MODULES[name]):
-        assert name not in TESTED_BY
-    else:
-        assert is_about(ROOT / "tests" / f"{TESTED_BY[name]}.py", name)
+    named = {name for name, file in MODULES.items() if own_tests(file)}
+    assert TESTED_BY.keys() == MODULES.keys() - named
+    wrong = {
+        name: test
+        for name, test in TESTED_BY.items()
+        if not is_about(ROOT / "tests" / f"{test}.py", name)
+    }
+    assert wrong == {}
 
 
 def test_the_name_of_another_module_is_not_enough(tmp_path: Path) -> None:
@@ -101,8 +103,3 @@ def test_the_name_of_another_module_is_not_enough(tmp_path: Path) -> None:
     assert not is_about(test, "storage.system.files")
     test.write_text('"""Names `storage.system.files`, and does not use it."""\n')
     assert not is_about(test, "storage.system.files")
-
-
-def test_the_table_names_modules_alone() -> None:
-    """The table has no renamed or removed modules."""
-    assert TESTED_BY.keys() <= MODULES.keys()
