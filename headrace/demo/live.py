@@ -21,9 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
 __all__ = ["LiveFailed", "run_live", "show_live"]
 
 ENV = "CartPole-v1"
@@ -207,6 +204,9 @@ def _watch(
 
 def _plot(live: LiveRun, path: Path) -> Path:
     """Plot returns, their moving average and versions over steps, as a picture."""
+    import matplotlib  # noqa: PLC0415 - only at the end: it takes half a second
+    from matplotlib.figure import Figure  # noqa: PLC0415 - as above
+
     matplotlib.use("Agg")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

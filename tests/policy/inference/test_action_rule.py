@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from policy.inference.action_layout import action_layout
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
@@ -142,6 +141,8 @@ def constant_policy(space, logits, rule):
 
 def fits(counts, probs):
     """Whether counts fit a multinomial: chi-square, wrong once in a million."""
+    from scipy import stats  # noqa: PLC0415 - each worker of a run imports this module
+
     possible = probs > 0
     expected = probs[possible] * counts.sum()
     statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
@@ -198,6 +199,8 @@ def test_known_propensities():
 
 def test_a_temperature_scales_the_deviation_of_continuous_actions():
     """20,000 draws have the std; logp is the density of N(mean, (std temperature)^2)."""
+    from scipy import stats  # noqa: PLC0415 - as above
+
     action = Box((1,), "float64")
     rule = ActionRule("sample", temperature=0.25)
     layout, n = action_layout(action), 20_000
