@@ -161,12 +161,15 @@ def _run(job: bytes, files: list[int]) -> None:
 
 
 def _program(words: list[str], search: str) -> None:
-    """`python FILE ...` or `python -m MODULE ...`."""
-    own = "" if words[0] == "-m" else str(Path(words[0]).parent)
+    """`python FILE ...`, `python -m MODULE ...` or `python -c CODE ...`."""
+    own = "" if words[0] in ("-m", "-c") else str(Path(words[0]).parent)
     sys.path[:1] = [own, *filter(None, search.split(":"))]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
     else:
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")

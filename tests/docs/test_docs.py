@@ -49,11 +49,11 @@ def collector(home: Path) -> Iterator[CollectorProcess]:
         yield process
 
 
-def run_python(code: str, home: Path, collector: CollectorProcess) -> str:
+def run_python(python: Path, code: str, home: Path, collector: CollectorProcess) -> str:
     code = code.replace("http://127.0.0.1:8642", collector.address)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=home, env=environment, capture_output=True, text=True
+        [python, "-c", code], cwd=home, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -89,7 +89,7 @@ def test_the_quickstart_of_the_readme_runs(home: Path, collector: CollectorProce
     """README's Python reads back every step that it logged, with its true propensities."""
     (code,) = blocks("README.md", "python")
     assert len(code.splitlines()) <= 25
-    printed = run_python(code, home, collector)
+    printed = run_python(Path(sys.executable), code, home, collector)
     assert printed.startswith("200 steps read")
     assert "0.3" in printed
     assert "0.7" in printed
@@ -106,13 +106,15 @@ def test_the_curl_page_runs(home: Path, collector: CollectorProcess) -> None:
     assert sum('"duplicates":3' in line for line in answers) == 1
 
 
-def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess) -> None:
+def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess, loaded: Path) -> None:
     """The Python of the curl page and of the cookbook runs on the shards that the pages made."""
     assert collector.stop() == 0
+    python = loaded / "python"
     (code,) = blocks("docs/curl.md", "python")
-    assert "checkout-17" in run_python(code + "\nprint(steps.eps_id.unique())", home, collector)
+    code += "\nprint(steps.eps_id.unique())"
+    assert "checkout-17" in run_python(python, code, home, collector)
     for code in blocks("docs/cookbook.md", "python"):
-        assert run_python(code, home, collector)
+        assert run_python(python, code, home, collector)
 
 
 @pytest.mark.parametrize("page", ["sample_batch", "external_env", "workers"])

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import trustme
@@ -27,12 +26,11 @@ def run(code: list[str], home: Path) -> str:
     return done.stdout
 
 
-def shell(code: str, home: Path) -> str:
-    command = f"{shlex.quote(sys.executable)} -m headrace"
-    return run(["sh", "-ec", f'headrace() {{ {command} "$@"; }}\n{code}'], home)
+def shell(loaded: Path, code: str, home: Path) -> str:
+    return run(["sh", "-ec", f"PATH={shlex.quote(str(loaded))}:$PATH\n{code}"], home)
 
 
-def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_page_runs_from_top_to_bottom(tmp_path: Path, loaded: Path) -> None:
     """Its client is accepted with its token over TLS, and no redacted value is on the disk."""
     tokens, serve, find = blocks(PAGE, "sh")
     client, delete = blocks(PAGE, "python")
@@ -41,7 +39,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     declare(root)
     path = root / "policies/default.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **json.loads(rules)}))
-    listed = shell(tokens, tmp_path)
+    listed = shell(loaded, tokens, tmp_path)
     assert "Revoked import" in listed
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")
@@ -56,26 +54,26 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
         words[words.index(file)] = str(tmp_path / file)
     with CollectorProcess(root, options=words, ca=tmp_path / "ca.pem") as process:
         code = client.replace("https://localhost:8642", f"https://localhost:{process.port}")
-        said = run([sys.executable, "-c", code], tmp_path)
+        said = run([str(loaded / "python"), "-c", code], tmp_path)
         assert re.match("[34] events acknowledged", said)  # a queued step absorbs its reward
         token = (tmp_path / "web.token").read_text().strip()
         process.settle(1, authorization=f"Bearer {token}")
         assert process.stop() == 0
     (row,) = shard_rows(root)
     assert json.loads(row["infos"]) == {"position": 3}
-    stand_in = shell(find, tmp_path).strip()
+    stand_in = shell(loaded, find, tmp_path).strip()
     assert json.loads(row["tags"]) == {"user": stand_in, "experiment": "b"}
     kept = b"".join(one.read_bytes() for one in root.rglob("*") if one.is_file())
     assert b"alice@example.com" not in kept
-    _delete_by_hand(root, delete, stand_in)
+    _delete_by_hand(loaded / "python", root, delete, stand_in)
 
 
-def _delete_by_hand(root: Path, code: str, stand_in: str) -> None:
+def _delete_by_hand(python: Path, root: Path, code: str, stand_in: str) -> None:
     """The rows that the page deletes are gone from the disk, and `verify` reports as stated."""
     assert verified(root).ok
     assert stand_in in journal_text(root)  # on its free pages
     code = re.sub(r'"\w{32}"', repr(stand_in), code)
-    assert "deleted" in run([sys.executable, "-c", code], root.parents[2])
+    assert "deleted" in run([str(python), "-c", code], root.parents[2])
     with CollectorProcess(root) as process:
         assert process.stop() == 0
     assert stand_in not in journal_text(root)
