@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,34 +157,69 @@ def by_duckdb(path: Path) -> dict[str, list[Any]]:
     return {name: plain([row[i] for row in rows]) for i, name in enumerate(names)}
 
 
+FASTPARQUET = """
+import json, sys
+import fastparquet, numpy, pandas
+
+def plain(value):
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (list, numpy.ndarray)):
+        return [plain(item) for item in value]
+    if isinstance(value, numpy.generic):
+        return plain(value.item())
+    if value is None or value is pandas.NA or value != value:
+        return None
+    return value
+
+for line in sys.stdin:
+    frame = fastparquet.ParquetFile(line[:-1]).to_pandas()
+    columns = {name: [plain(v) for v in frame[name]] for name in frame.columns}
+    print(json.dumps(columns), flush=True)
+"""
+
+
+class _Fastparquet:
+    """A process, as it can crash where the others raise; then the next read starts another."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def read(self, path: Path) -> dict[str, list[Any]]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", FASTPARQUET],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        print(path, file=stdin, flush=True)
+        line = stdout.readline()
+        if not line:
+            self.close()
+        found: dict[str, list[Any]] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.communicate()
+
+
+_fastparquet = _Fastparquet()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fastparquet_ends() -> Iterator[None]:
+    yield
+    _fastparquet.close()
+
+
 def by_fastparquet(path: Path) -> dict[str, list[Any]]:
-    """In a process of its own: it can crash where the others raise."""
-    program = """
-        import json, sys
-        import fastparquet, numpy, pandas
-
-        def plain(value):
-            if isinstance(value, bytes):
-                return value.hex()
-            if isinstance(value, (list, numpy.ndarray)):
-                return [plain(item) for item in value]
-            if isinstance(value, numpy.generic):
-                return plain(value.item())
-            if value is None or value is pandas.NA or value != value:
-                return None
-            return value
-
-        frame = fastparquet.ParquetFile(sys.argv[1]).to_pandas()
-        print(json.dumps({name: [plain(v) for v in frame[name]] for name in frame.columns}))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, list[Any]] = json.loads(done.stdout)
-    return found
+    return _fastparquet.read(path)
 
 
 TOOLS = {f.__name__[3:]: f for f in (by_pandas, by_polars, by_duckdb, by_fastparquet)}
