@@ -28,10 +28,11 @@ def fork_writers() -> None:
     import storage.shards.writer_main  # noqa: PLC0415, F401
 
     sys.meta_path.pop(0)
-    WriterProcess.start = _start  # type: ignore[method-assign]
+    WriterProcess.start = start_forked  # type: ignore[method-assign]
 
 
-def _start(self: WriterProcess) -> None:
+def start_forked(self: WriterProcess) -> None:
+    """In the place of `WriterProcess.start`."""
     if self._child is None:
         self._asked = False
         options = [NAME, "--directory", str(self.directory), "--parent", str(os.getpid())]
@@ -48,6 +49,7 @@ def _write_shards(arguments: list[str]) -> None:
     status = 1
     try:
         os.closerange(3, _MOST_FILES)
+        sys.stdin, sys.stderr = open(0), open(2, "w")  # noqa: SIM115 - also where pytest captures
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)

@@ -36,6 +36,7 @@ from storage.shards.writer_process import (
     write_message,
 )
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+from tests.forked_writer import start_forked
 
 OBS, ACT = Box((4,)), Discrete(2)
 CANONICAL = canonical_json(OBS, ACT)
@@ -239,9 +240,10 @@ def test_a_child_killed_in_the_middle_of_a_write_leaves_no_partial_shard(
 
 @pytest.mark.parametrize("moment", range(0, 40, 4))
 def test_a_child_killed_at_any_moment_loses_and_doubles_nothing(
-    tmp_path: Path, moment: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     """Law: after a death the shard is there whole, or not at all; adopt it or write it again."""
+    monkeypatch.setattr(WriterProcess, "start", start_forked)
     parts = [make_part(i, 2000) for i in range(10)]
     with WriterProcess(tmp_path, owner=OWNER) as process:
         process.write(STREAM, CANONICAL, [make_part(100)])
