@@ -37,7 +37,7 @@ from storage.verify.audit import VerifyReport
 from storage.verify.inventory import list_streams
 from storage.weights.store import WeightFolder
 from tests.collector_process import CollectorProcess, declare
-from tests.headrace.command import headrace
+from tests.headrace.command import headrace, process
 
 EPISODES, STEPS, OPEN_STEPS = 4, 3, 2
 T = "hr_a_token"
@@ -849,22 +849,17 @@ def test_a_file_that_comes_and_goes_is_no_error(tmp_path: Path) -> None:
     assert seen == {0, 1}
 
 
-def run_verify(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headrace", "verify", "--root", str(root), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_the_command_answers_with_its_status(root: Path) -> None:
     """0 and a sentence when all is well; 1 and the list when not; one JSON line on request."""
-    good = run_verify(root)
+    good = process("verify", "--root", root)
     assert (good.returncode, good.stderr) == (0, "")
     assert good.stdout.endswith("Every step is accounted for exactly once.\n")
     gone = shards(root)[0]
     gone.unlink()
-    bad = run_verify(root)
+    bad = headrace("verify", "--root", root)
     assert bad.returncode == 1
     assert f"missing: shards/{gone.parent.name}/{gone.name}" in bad.stdout
-    listed = run_verify(root, "--json")
+    listed = headrace("verify", "--root", root, "--json")
     (line,) = listed.stdout.splitlines()
     assert json.loads(line)["ok"] is False
     assert listed.returncode == 1
@@ -880,9 +875,9 @@ def test_without_a_journal_the_command_claims_nothing_about_missing_steps(root: 
 
 def test_the_command_asks_a_running_collector(running: CollectorProcess) -> None:
     """Status 0; damaged shards are not moved under it."""
-    result = run_verify(running.root)
+    result = headrace("verify", "--root", running.root)
     assert (result.returncode, result.stderr) == (0, "")
-    refused = run_verify(running.root, "--quarantine")
+    refused = headrace("verify", "--root", running.root, "--quarantine")
     assert refused.returncode == 2
     assert "a root that nothing else uses" in refused.stderr
     assert "Traceback" not in refused.stderr
