@@ -45,9 +45,10 @@ class CollectorProcess(Closing):
     """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
     `program` runs instead of `-m ingest`; without it and `env` the process is forked from one that
-    has loaded the modules. `options` are further options of `collect`; `ca` is the authority that
-    `request` trusts; `log` receives the stderr of the process. With `supervise` the serving process
-    is the child of `process`, and is replaced after `kill_serving`.
+    has loaded the modules, and calls `plant()` of the module named by `plant`. `options` are
+    further options of `collect`; `ca` is the authority that `request` trusts; `log` receives the
+    stderr of the process. With `supervise` the serving process is the child of `process`, and is
+    replaced after `kill_serving`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CollectorProcess(Closing):
         port: int = 0,
         env: Mapping[str, str] | None = None,
         program: Sequence[str] | None = None,
+        plant: str = "",
         options: Sequence[str] = (),
         ca: Path | None = None,
         log: Path | None = None,
@@ -68,7 +70,7 @@ class CollectorProcess(Closing):
         self.port = port
         self._options = ["--limit", f"drain_seconds={drain_seconds}", *options]
         self._log = log
-        self._program = program
+        self._program, self._plant = program, plant
         self._env = env
         self._pool = urllib3.PoolManager(
             retries=False, timeout=20.0, ca_certs=None if ca is None else str(ca)
@@ -82,7 +84,7 @@ class CollectorProcess(Closing):
             told = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()
             process: subprocess.Popen[str] | Forked
             if self._program is None and self._env is None:
-                process = template().fork(words, told)
+                process = template().fork(words, told, self._plant)
             else:
                 process = subprocess.Popen(
                     [sys.executable, *(self._program or ("-m", INGEST)), *words],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import json
 import os
 import select
@@ -80,13 +81,14 @@ class Template:
         )
         theirs.close()
 
-    def fork(self, arguments: Sequence[str], stderr: int) -> Forked:
+    def fork(self, arguments: Sequence[str], stderr: int, plant: str = "") -> Forked:
         """Run `python -m ingest` with these arguments, and the current environment and umask.
 
-        With "headrace" as the first argument, the command line of Headrace instead.
+        With "headrace" as the first argument, the command line of Headrace instead. Before it,
+        `plant()` of the module of that name is called.
         """
         os.umask(umask := os.umask(0o077))
-        job = json.dumps([arguments, umask, dict(os.environ)]).encode()
+        job = json.dumps([arguments, umask, dict(os.environ), plant]).encode()
         out, theirs = os.pipe()
         ended, told = os.pipe()
         with self._lock:
@@ -154,16 +156,18 @@ def main(link: int) -> int:
 
 
 def _as_asked(job: bytes, files: Sequence[int]) -> list[str]:
-    """Adopt the output, umask and environment, and no other file; return the arguments."""
+    """Adopt the output, umask and environment, and no other file; plant; return the arguments."""
     os.dup2(files[0], 1)
     os.dup2(files[1], 2)
     os.closerange(3, _MOST_FILES)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments: list[str]
-    arguments, umask, environment = json.loads(job)
+    arguments, umask, environment, plant = json.loads(job)
     os.umask(umask)
     os.environ.clear()
     os.environ.update(environment)
+    if plant:
+        importlib.import_module(plant).plant()
     return arguments
 
 

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,7 @@ class Acting:
     """Episodes of one remote client, with a kill within each."""
 
     root: Path
-    program: tuple[str, ...]
+    options: dict[str, Any]
     seed: int
     acted: dict[tuple[str, int], int] = field(default_factory=dict)
     kills: int = 0
@@ -51,7 +52,7 @@ class Acting:
         declare(self.root, action=f"discrete:{ACTIONS}")
         publish(self.root)
         chance = random.Random(self.seed)
-        with CollectorProcess(self.root, program=self.program) as collector:
+        with CollectorProcess(self.root, **self.options) as collector:
             with PolicyClient(collector.address, "remote", timeout=20.0) as client:
                 while self.kills < trial.size and trial.in_time:
                     self._episode(collector, client, chance)
@@ -109,8 +110,8 @@ class Acting:
 def run(trial: Trial) -> Verdict:
     """Episodes with a kill each, then the comparison."""
     verdict = Verdict()
-    program = slow_disk.program(trial.mutant.name if trial.mutant else None)
-    acting = Acting(trial.folder / "root", program, trial.seed)
+    options = slow_disk.options(trial.mutant.name if trial.mutant else None)
+    acting = Acting(trial.folder / "root", options, trial.seed)
     with trial.planted():
         try:
             acting.run(trial)

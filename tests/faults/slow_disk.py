@@ -1,6 +1,6 @@
 """A collector with slow commits, so that kills come before them.
 
-python -m tests.faults.slow_disk none|MUTANT ingest collect --root DIR --port PORT
+python -m tests.faults.slow_disk MUTANT ingest collect --root DIR --port PORT
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 from typing import Any
 
 from ingest import __name__ as INGEST
-from ingest.__main__ import main as collect
 from storage.journal.sqlite_journal import SqliteJournal
 from tests.faults import launcher
 
@@ -30,12 +29,13 @@ def plant() -> None:
     SqliteJournal.commit = slow  # type: ignore[method-assign]  # a disk as slow as real ones
 
 
-def program(mutant: str | None) -> tuple[str, ...]:
-    """The words that start such a collector, instead of `-m ingest`."""
-    return ("-m", "tests.faults.slow_disk", mutant or "none", INGEST)
+def options(mutant: str | None) -> dict[str, Any]:
+    """The arguments of `CollectorProcess` for such a collector."""
+    if mutant is None:
+        return {"plant": __name__}
+    return {"program": ("-m", __name__, mutant, INGEST)}
 
 
 if __name__ == "__main__":
     plant()
-    name, package, *arguments = sys.argv[1:]
-    sys.exit(collect(arguments) if name == "none" else launcher.main(name, package, *arguments))
+    sys.exit(launcher.main(*sys.argv[1:]))

@@ -53,7 +53,7 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with (
-        CollectorProcess(tmp_path, program=slow_disk.program(None)) as collector,
+        CollectorProcess(tmp_path, plant=slow_disk.__name__) as collector,
         PolicyClient(collector.address, "remote") as client,
     ):
         name = client.start_episode()
@@ -74,7 +74,7 @@ def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path)
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with (
-        CollectorProcess(tmp_path, program=slow_disk.program(None)) as collector,
+        CollectorProcess(tmp_path, plant=slow_disk.__name__) as collector,
         PolicyClient(collector.address, "remote") as client,
     ):
         name = client.start_episode()
