@@ -44,17 +44,18 @@ def log_episodes(
     first: int = 0,
     pass_prob: Any = 1.0,
     tags: Sequence[str] = (),
+    spaces: tuple[Box, Discrete] = SPACES,
 ) -> None:
     """Shards of episodes, each a row of (n, T, ...) arrays, with ordinals from `first` on."""
-    save_declaration(root, PolicyDeclaration(observation=SPACES[0], action=SPACES[1]))
-    steps = actions.shape[1]
+    save_declaration(root, PolicyDeclaration(observation=spaces[0], action=spaces[1]))
+    steps, schema = actions.shape[1], schema_id(*spaces)
     parts = [
         Part(
             episode_id=f"e{first + i}",
             part=0,
             t0=0,
             steps=steps,
-            schema_id=SCHEMA,
+            schema_id=schema,
             obs=obs[i].astype(np.float32).tobytes(),
             actions=actions[i].astype(np.int64).tobytes(),
             rewards=rewards[i].astype(np.float64).tobytes(),
@@ -71,10 +72,17 @@ def log_episodes(
         )
         for i in range(len(actions))
     ]
-    ShardWriter(root / "shards").write(STREAM, canonical_json(*SPACES), parts)
+    stream = f"0123456789ab-{schema}"
+    ShardWriter(root / "shards").write(stream, canonical_json(*spaces), parts)
 
 
-def stored(root: Path, logits: Any, lineage: Any = None, rule: ActionRule = SAMPLE) -> str:
+def stored(
+    root: Path,
+    logits: Any,
+    lineage: Any = None,
+    rule: ActionRule = SAMPLE,
+    spec: PolicySpec = SPEC,
+) -> str:
     """A candidate whose logits are those, or (2, 4): those of each observation's feature."""
     given = np.asarray(logits, np.float32)
     weights = {
@@ -83,7 +91,7 @@ def stored(root: Path, logits: Any, lineage: Any = None, rule: ActionRule = SAMP
     }
     return WeightStore(root, "default").add_candidate(
         weights,
-        spec=replace(SPEC, action_rule=rule).to_json(),
+        spec=replace(spec, action_rule=rule).to_json(),
         metrics={},
         lineage=lineage or {},
     )
@@ -122,6 +130,20 @@ def test_an_action_that_was_never_logged_cannot_be_judged(tmp_path: Path, limits
     assert failed.keys() >= {"unsupported_actions", "unsupported_near", "mean_weight"}
     assert "action 2 (90.0% of steps)" in failed["unsupported_actions"]
     assert any("canary" in reason for reason in found["reasons"])
+
+
+def test_an_action_that_was_never_logged_has_its_name(tmp_path: Path) -> None:
+    """The name that the policy declares, not the code, so that the sentence can be acted upon."""
+    spaces, n = (Box((2,)), Discrete.of(["bed", "lamp", "sofa", "rug"])), 400
+    rng = np.random.default_rng(1)
+    actions = rng.choice([0, 1, 3], size=(n, 1))
+    obs, probs = rng.normal(size=(n, 1, 2)), np.full((n, 1), 1 / 3)
+    log_episodes(tmp_path, obs, actions, np.ones((n, 1)), probs, spaces=spaces)
+    spec = PolicySpec(*spaces, ModuleSpec(hidden=(), value_head=False))
+    digest = stored(tmp_path, probabilities(0.09, 0.005, 0.9, 0.005), spec=spec)
+    result = evaluate(tmp_path, "default", digest, split="all").to_dict()
+    (told,) = (one for one in result["diagnostics"] if one["name"] == "unsupported_actions")
+    assert told["sentence"].partition(": ")[2].startswith("'sofa' (90.0% of steps)")
 
 
 @pytest.mark.parametrize("worse", [0.0, 0.001])
