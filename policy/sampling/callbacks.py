@@ -15,33 +15,55 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from policy.sampling.episode import SamplingWorker
 from storage.experience.sample_batch import SampleBatch
 
 __all__ = ["Callbacks", "DictCallbacks", "is_overridden", "make_callbacks"]
 
 
 class Callbacks:
-    """Hooks that do nothing. All arguments are keywords; `policies` maps ids to policies."""
+    """Hooks that do nothing. All arguments are keywords; `policies` maps ids to policies.
+
+    `worker` is the `RolloutWorker` that samples.
+    """
 
     def on_episode_start(
-        self, *, worker: Any, base_env: Any, policies: Mapping[str, Any], episode: Any, **kw: Any
+        self,
+        *,
+        worker: SamplingWorker,
+        base_env: Any,
+        policies: Mapping[str, Any],
+        episode: Any,
+        **kw: Any,
     ) -> None:
         """An episode begins: it has its first observations, and no action was chosen yet."""
 
     def on_episode_step(
-        self, *, worker: Any, base_env: Any, policies: Mapping[str, Any], episode: Any, **kw: Any
+        self,
+        *,
+        worker: SamplingWorker,
+        base_env: Any,
+        policies: Mapping[str, Any],
+        episode: Any,
+        **kw: Any,
     ) -> None:
         """The environment has been stepped; the episode has the latest observations and infos."""
 
     def on_episode_end(
-        self, *, worker: Any, base_env: Any, policies: Mapping[str, Any], episode: Any, **kw: Any
+        self,
+        *,
+        worker: SamplingWorker,
+        base_env: Any,
+        policies: Mapping[str, Any],
+        episode: Any,
+        **kw: Any,
     ) -> None:
         """The episode is over; its metrics are read after this."""
 
     def on_postprocess_trajectory(
         self,
         *,
-        worker: Any,
+        worker: SamplingWorker,
         episode: Any,
         agent_id: Any,
         policy_id: str,
@@ -52,7 +74,7 @@ class Callbacks:
     ) -> None:
         """An agent's run of rows is complete; the batch may be changed in place."""
 
-    def on_sample_end(self, *, worker: Any, samples: Any, **kw: Any) -> None:
+    def on_sample_end(self, *, worker: SamplingWorker, samples: Any, **kw: Any) -> None:
         """`sample()` is about to write and return these samples; they may be changed in place."""
 
     def on_train_result(self, *, result: dict[str, Any], **kw: Any) -> None:
@@ -112,7 +134,7 @@ class DictCallbacks(Callbacks):
             },
         )
 
-    def on_sample_end(self, *, worker: Any, samples: Any, **kw: Any) -> None:
+    def on_sample_end(self, *, worker: SamplingWorker, samples: Any, **kw: Any) -> None:
         self._call("on_sample_end", {"worker": worker, "samples": samples})
 
     def on_train_result(self, *, result: dict[str, Any], **kw: Any) -> None:
