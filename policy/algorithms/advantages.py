@@ -70,7 +70,7 @@ def vtrace(
 
     Espeholt et al. 2018, IMPALA, eq. 1 and section 4.2. `log_ratios` (N,) is log pi - log mu of the
     actions taken. The last row of a fragment uses V(s_t+1) for vs_t+1. Other arguments and errors
-    as for `gae`.
+    as for `gae`. No algorithm here uses it yet; it is kept to its reference numbers by a test.
     """
     column = _Columns(rewards, values, next_values, terminated, ends)
     log_ratios = np.asarray(log_ratios, np.float64)

@@ -16,7 +16,6 @@ __all__ = [
     "expectile_loss",
     "k1",
     "k3",
-    "q_targets",
     "td_loss",
 ]
 
@@ -51,22 +50,15 @@ def k3(log_ratio: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def q_targets(rewards: Tensor, terminated: Tensor, next_q: Tensor, gamma: float) -> Tensor:
-    """(B,) r + gamma max_a Q(s', a), or r if terminated; `next_q` is (B, A).
-
-    Mnih et al. 2015, Human-level control through deep reinforcement learning, algorithm 1.
-    """
-    return rewards + gamma * next_q.amax(dim=1).masked_fill(terminated, 0.0)
-
-
-@torch.no_grad()
 def double_q_targets(
     rewards: Tensor, terminated: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float
 ) -> Tensor:
     """(B,) r + gamma Q'(s', argmax_a Q(s', a)), or r if terminated.
 
     `next_q` (Q) and `next_target_q` (Q') are (B, A). van Hasselt, Guez & Silver 2016, Deep
-    Reinforcement Learning with Double Q-learning, eq. 4.
+    Reinforcement Learning with Double Q-learning, eq. 4. With the same values for both it is
+    r + gamma max_a Q(s', a), of Mnih et al. 2015, Human-level control through deep reinforcement
+    learning, algorithm 1.
     """
     chosen = next_q.argmax(dim=1, keepdim=True)
     following = next_target_q.gather(1, chosen)[:, 0].masked_fill(terminated, 0.0)
@@ -93,6 +85,7 @@ def expectile_loss(difference: Tensor, tau: float) -> Tensor:
     """Mean of |tau - 1(u < 0)| u^2 with u = Q - V.
 
     Kostrikov, Nair & Levine 2022, Offline Reinforcement Learning with Implicit Q-Learning, eq. 5.
+    No algorithm here uses it yet; it is kept to its reference numbers by a test.
     """
     weight = (tau - (difference < 0).to(difference.dtype)).abs()
     return (weight * difference.square()).mean()

@@ -29,9 +29,9 @@ def close(found, expected):
     )
 
 
-def test_q_targets_and_both_td_losses():
+def test_targets_of_one_network_and_both_td_losses():
     """The target is r + gamma max Q, and r alone at the end."""
-    targets = losses.q_targets(REWARDS, TERMINATED, Q[NEXT], DQN["gamma"])
+    targets = losses.double_q_targets(REWARDS, TERMINATED, Q[NEXT], Q[NEXT], DQN["gamma"])
     close(targets, DQN["td_targets"])
     close(losses.td_loss(taken(Q), targets), DQN["mse"])
     close(losses.td_loss(taken(Q), targets, huber=True), DQN["smooth_l1"])
@@ -49,7 +49,6 @@ def test_double_q_targets():
 def test_targets_carry_no_gradient():
     """A target that learned would chase itself."""
     q = Q.clone().requires_grad_()
-    assert not losses.q_targets(REWARDS, TERMINATED, q, 0.9).requires_grad
     assert not losses.double_q_targets(REWARDS, TERMINATED, q, q, 0.9).requires_grad
 
 
