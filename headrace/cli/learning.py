@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -163,6 +164,8 @@ def train(
     status 3: another trainer has the policy; 1: another publisher was first (--on-conflict end).
     """
     require_root(root, policy_id)
+    if follow and not lease_wait:
+        _require_no_other(root, policy_id)
     from headrace.output import console, results
     from policy.inference.action_rule import ActionRule
     from policy.jobs.freeze import load_frozen
@@ -199,6 +202,17 @@ def train(
             frozen = load_frozen(manifest)
             document = train_once(root, policy_id, chosen, frozen, on_progress=told, **settings)
     return console.line(document) if as_json else results.trained(document)
+
+
+def _require_no_other(root: Path, policy_id: str) -> None:
+    """Raise LeaseHeld while another trainer has the policy, before torch is loaded.
+
+    `headrace up` starts a trainer again and again as long as another one has the lease.
+    """
+    from storage.weights.lease import require_free
+
+    with contextlib.suppress(OSError):  # `follow` tries that again
+        require_free(root / "weights" / policy_id, time.time())
 
 
 def _require_none_with_follow(action_rule: str | None, since: object, until: object) -> None:

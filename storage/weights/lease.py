@@ -45,7 +45,14 @@ from storage.weights.files import locked, number_of, read_document
 from storage.weights.highest_numbers import HighestFence
 from storage.weights.manifest import seal_document
 
-__all__ = ["LEASE_SECONDS", "Lease", "LeaseRecord", "current_lease", "require_fence"]
+__all__ = [
+    "LEASE_SECONDS",
+    "Lease",
+    "LeaseRecord",
+    "current_lease",
+    "require_fence",
+    "require_free",
+]
 
 log = logging.getLogger("headrace.trainer")
 
@@ -237,7 +244,7 @@ def _claim(directory: Path, seconds: float) -> LeaseRecord:
 def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
     numbers = _numbers(directory)
     now = time.time()
-    _require_free(directory, now)
+    require_free(directory, now)
     memory = HighestFence(directory)
     record = LeaseRecord(
         fence=max([*numbers, memory.read()]) + 1,
@@ -287,8 +294,8 @@ def _link(directory: Path, record: LeaseRecord) -> None:
     sync_directory(path.parent)
 
 
-def _require_free(directory: Path, now: float) -> None:
-    """Raise LeaseHeld if the lease is held.
+def require_free(directory: Path, now: float) -> None:
+    """Raise LeaseHeld, which names the holder, if the lease is held at `now` (s since the epoch).
 
     A damaged record counts as free: its holder can no longer publish once the next number is taken.
     """

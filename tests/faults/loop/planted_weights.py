@@ -58,7 +58,7 @@ def numbers_forgotten(patch: Patch) -> None:
 @mutant(two_trainers="two")
 def lease_for_everybody(patch: Patch) -> None:
     """A lease is granted even if another process holds it."""
-    patch.replace(storage.weights.lease, "_require_free", lambda directory, now: None)
+    patch.replace(storage.weights.lease, "require_free", lambda directory, now: None)
 
 
 @mutant(two_trainers="two")
