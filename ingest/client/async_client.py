@@ -300,11 +300,23 @@ class AsyncPolicyClient(PolicyClient):
                 question.answer.set_exception(error)
                 continue
             reply = sent.result().actions[index]
-            if reply.error is None:
+            refusal = None if reply.error is None else refusal_from_json(reply.error)
+            if refusal is None:
                 question.answer.set_result(reply)
+            elif refusal.code == "busy":  # as with PolicyClient, it is asked again
+                wait = min(refusal.retry_after or 0.1, max(0.0, question.deadline - monotonic()))
+                asyncio.get_running_loop().call_later(wait, self._ask, question)
             else:
-                question.answer.set_exception(refusal_from_json(reply.error))
+                question.answer.set_exception(refusal)
         self._send()
+
+    def _ask(self, question: _PendingAction) -> None:
+        """Ask again, unless the client has been closed meanwhile."""
+        if not self._outbox.closed:
+            self._questions.append(question)
+            self._send()
+        elif not question.answer.done():
+            question.answer.set_exception(ClientError("the client is closed"))
 
 
 def _decided(episode: ClientEpisode, obs: bytes, reply: ActionReply) -> tuple[Decision, Any]:

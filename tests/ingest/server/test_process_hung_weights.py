@@ -15,6 +15,7 @@ import pytest
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from ingest.client.async_client import AsyncPolicyClient
 from ingest.client.policy_client import PolicyClient
 from ingest.collector.weights_thread import WeightsThread
 from ingest.protocol.errors import Refusal
@@ -176,11 +177,24 @@ def test_until_the_first_look_at_weights_requests_are_to_be_repeated(tmp_path: P
             answers += [(429, collector.post("/v1/actions", {"actions": [ask]})[1]["actions"][0])]
             told = [(status, answer["error"]["code"]) for status, answer in answers]
             assert told == [(429, "busy")] * 3
-            fcntl.flock(held, fcntl.LOCK_UN)
+            chosen = asyncio.run(
+                act_meanwhile(collector.address, lambda: fcntl.flock(held, fcntl.LOCK_UN))
+            )
+            assert chosen in (0, 1)
             for mode in ("remote", "local"):
                 with PolicyClient(collector.address, mode, timeout=60.0) as client:
                     assert client.get_action(client.start_episode(), ask["obs"]) in (0, 1)
             assert collector.stop() == 0
+
+
+async def act_meanwhile(address: str, release: Callable[[], None]) -> Any:
+    """An action that an AsyncPolicyClient asks for before the weights are released."""
+    async with AsyncPolicyClient(address, "remote", timeout=60.0) as client:
+        asked = asyncio.create_task(client.get_action(client.start_episode(), [0.0] * 4))
+        await asyncio.wait([asked], timeout=2.0)  # the collector answers `busy` after 0.5 s
+        assert not asked.done()
+        release()
+        return await asked
 
 
 HANGING = """
