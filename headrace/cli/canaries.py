@@ -15,6 +15,7 @@ from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
 from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
+from storage.wording import counted
 
 CANNOT_TELL_EXIT = 4
 STATUSES = {"better": 0, "worse": 1}
@@ -46,7 +47,8 @@ def size_of(document: Mapping[str, Any]) -> str:
     if needed is None:
         return "too few episodes to estimate how many a verdict takes"
     return (
-        f"a verdict takes about {needed:,} new episodes, {needed * document['share']:,.0f} of them "
+        f"a verdict takes about {counted(needed, 'new episode')}, "
+        f"{needed * document['share']:,.0f} of them "
         f"the canary's, if the mean returns differ by {document['effect']:.3g}, a tenth of the "
         "recent mean"
     )
@@ -149,7 +151,7 @@ def promote(
         _exit(document)
     audited("promoted", policy=policy_id, version=document["version"], by="command line")
     where = Where(root, policy_id, None, None, None)
-    judged = f"{document['verdict']}, by {document['episodes']:,} episodes"
+    judged = f"{document['verdict']}, by {counted(document['episodes'], 'episode')}"
     note = f" ({judged if gate else 'without a gate: not judged'})"
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 

@@ -34,6 +34,7 @@ from headrace.cli.options import (
 )
 from headrace.cli.roots import require_root
 from storage.system.startup import loading, use_one_blas_thread
+from storage.wording import counted
 
 if TYPE_CHECKING:
     from ingest.collector.collector import Collector
@@ -138,7 +139,7 @@ def collect(
     status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise, first))
     if running and not as_json:
         steps, rows = running[0].assembler.steps, running[0].sealing.totals.rows
-        print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")
+        print(f"Stopped: {counted(steps, 'step')} acknowledged so far, {rows} in shards.")
     raise typer.Exit(status)
 
 

@@ -47,6 +47,7 @@ from headrace.cli.serving import (
     Where,
     report_served,
 )
+from storage.wording import counted
 
 if TYPE_CHECKING:
     from policy.inference.weight_store import WeightStore
@@ -117,9 +118,11 @@ def freeze(
     for name, why in frozen.skipped.items():
         print(f"left out, damaged: {name}: {why}", file=sys.stderr)
     if frozen.other_schemas:
-        print(f"left out: other schemas: {frozen.other_schemas} rows", file=sys.stderr)
+        print(f"left out: other schemas: {counted(frozen.other_schemas, 'row')}", file=sys.stderr)
     known = "known already" if frozen.unchanged else "new"
-    return print(f"{frozen.rows} rows in {frozen.parts} parts: {frozen.path} ({known})")
+    return print(
+        f"{counted(frozen.rows, 'row')} in {counted(frozen.parts, 'part')}: {frozen.path} ({known})"
+    )
 
 
 def train(
@@ -243,9 +246,9 @@ def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool)
     if as_json:
         console.line({"followed": asdict(result)})
     else:
-        print(f"Stopped at version {result.version} after {result.rows_trained} steps.")
+        print(f"Stopped at version {result.version} after {counted(result.rows_trained, 'step')}.")
         for why, rows in result.excluded.items():
-            print(f"left out: {rows} steps: {why}")
+            print(f"left out: {counted(rows, 'step')}: {why}")
         for name, why in result.excluded_shards.items():
             print(f"left out: {name}: {why}", file=sys.stderr)
     if result.ended == "conflict":

@@ -11,6 +11,7 @@ import typer
 
 from headrace.cli.options import ROOT, Json, PolicyId, RetryFor, Root
 from headrace.cli.roots import require_root
+from storage.wording import counted
 
 
 def report(
@@ -41,6 +42,6 @@ def report(
         steps = document["data"]["steps"]
         return console.line({"output": str(output), "bytes": len(page), "steps": steps, **counts})
     return print(
-        f"{output}: {document['data']['steps']:,} steps, {counts['versions']} versions, "
-        f"{counts['decisions']} decisions"
+        f"{output}: {counted(document['data']['steps'], 'step')}, "
+        f"{counted(counts['versions'], 'version')}, {counted(counts['decisions'], 'decision')}"
     )

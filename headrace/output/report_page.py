@@ -23,6 +23,7 @@ from headrace.output.results import (
     not_used,
     verdicts,
 )
+from storage.wording import counted
 
 __all__ = ["evaluation_page", "report_page"]
 
@@ -155,7 +156,7 @@ def _data(data: Document) -> str:
     def version(one: Document) -> str:
         return "no version" if one["version"] < 0 else f"version {one['version']}"
 
-    told = f"{data['steps']:,} steps, by the time at which they arrived."
+    told = f"{counted(data['steps'], 'step')}, by the time at which they arrived."
     if bars and min(one["version"] for one in bars) < 0:
         told += " No version: the step was imported, or no published version chose its action."
     parts = [f"<p>{told}</p>"]
@@ -212,8 +213,8 @@ def _stacked(bars: Sequence[Document], name_of: Callable[[Document], str]) -> st
                 drawn.append(
                     f'<rect x="{MARGIN + i * each:.1f}" y="{base:.1f}" width="{each * 0.9:.1f}" '
                     f'height="{tall:.1f}" fill="{colour}"><title>{_text(name)}: '
-                    f"{stack[name]:,} steps from {moment(begin + i * width * 3_600_000_000)}"
-                    "</title></rect>"
+                    f"{counted(stack[name], 'step')} from "
+                    f"{moment(begin + i * width * 3_600_000_000)}</title></rect>"
                 )
     key = "".join(
         f'<span><i style="background:{colour}"></i>{_text(name)}</span>'
@@ -269,8 +270,8 @@ def _curves(versions: Sequence[Document]) -> str:
         return words.get(name, name.replace("_", " "))
 
     drawn = "".join(
-        f"<figure><figcaption>{_text(named(name))}, n = {len(points)} versions</figcaption>"
-        f"{_curve(named(name), points)}</figure>"
+        f"<figure><figcaption>{_text(named(name))}, n = "
+        f"{counted(len(points), 'version')}</figcaption>{_curve(named(name), points)}</figure>"
         for name, points in changing[:MOST_CURVES]
     )
     metrics = last["metrics"].items()

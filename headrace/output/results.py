@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from headrace.output.console import moment, printable, table
+from storage.wording import counted
 
 __all__ = [
     "Table",
@@ -88,10 +89,10 @@ def imported(document: Document) -> None:
         print(f"{bad['source']} row {bad['row']}: {bad['reason']}")
     faulty = sum(document["bad_counts"].values())
     if faulty > len(document["bad"]):
-        print(f"... and {faulty - len(document['bad'])} more rows with errors:")
+        print(f"... and {counted(faulty - len(document['bad']), 'more row')} with errors:")
         for reason, rows in document["bad_counts"].items():
-            print(f"{rows} times: {reason}")
-    print(f"{document['episodes']} episodes in {document['seconds']:.1f} s")
+            print(f"{counted(rows, 'time')}: {reason}")
+    print(f"{counted(document['episodes'], 'episode')} in {document['seconds']:.1f} s")
 
 
 def _understood(found: Document) -> None:
@@ -217,9 +218,8 @@ def arms(document: Document) -> None:
     title, columns, rows = armed(document)
     table(title, columns, rows) if rows else print(title)
     count = document["n"]
-    compared = (
-        f"{count['canary']:,} episodes of the canary and {count['live']:,} of the live version"
-    )
+    episodes = counted(count["canary"], "episode")
+    compared = f"{episodes} of the canary and {count['live']:,} of the live version"
     if count["canary"] or count["live"]:
         compared += (
             f". Of these, {document['open']:,} had not ended when they were counted, and in "
@@ -227,8 +227,8 @@ def arms(document: Document) -> None:
         )
     print(f"Compared: {compared}.")
     print(
-        f"Not compared yet: {document['young'] - document['waiting']:,} episodes that are too "
-        f"recent, {document['waiting']:,} that wait for later ones."
+        f"Not compared yet: {document['young'] - document['waiting']:,} too recent, "
+        f"{document['waiting']:,} waiting for later ones."
     )
     if "journal" in document:
         print(f"Episodes of the policy that are open: {_in_journal(document['journal'])}.")
@@ -281,7 +281,7 @@ def decided(one: Document) -> tuple[str, str, list[str]]:
     elif one["verdict"]:
         outcome.append("not promoted" if command == "promote" else "not published")
     if one["episodes"]:
-        outcome.append(f"{one['episodes']:,} episodes")
+        outcome.append(f"{counted(one['episodes'], 'episode')}")
     names = {"looks": "earlier looks", "others": "other candidates"}
     outcome += [f"{name}: {one[key]:,}" for key, name in names.items() if one.get(key)]
     reasons = [*map(in_words, one["reasons"]), *([f"by {one['by']}"] if one.get("by") else [])]
@@ -317,9 +317,13 @@ def not_used(logs: Sequence[Document]) -> list[str]:
     """What is not used for the estimates of each log, and what their intervals leave out."""
     lines = []
     for log in logs:
-        told = [f"{count:,} episodes {_label(why)}" for why, count in log["excluded"].items()]
+        told = [
+            f"{counted(count, 'episode')} {_label(why)}" for why, count in log["excluded"].items()
+        ]
         told += [
-            f"{count:,} steps {_label(why)}" for why, count in log["not_read"].items() if count
+            f"{counted(count, 'step')} {_label(why)}"
+            for why, count in log["not_read"].items()
+            if count
         ]
         told += [f"{name}: {why}" for name, why in {**log["unavailable"], **log["skipped"]}.items()]
         if told:
@@ -422,7 +426,9 @@ def streams(document: Document) -> None:
         print("No shards yet")
     unreadable = sum(one["unreadable"] for one in document["streams"])
     if unreadable:
-        print(f"{unreadable} files cannot be read as shards; `headrace verify` says which")
+        print(
+            f"{counted(unreadable, 'file')} cannot be read as shards; `headrace verify` says which"
+        )
     if document["open_episodes"] is None:
         print(f"Episodes in the journal: unknown: {document['why']}")
     else:

@@ -10,6 +10,7 @@ import logging
 
 from ingest.access.tokens import Allowance
 from ingest.protocol.agent_names import Name, label
+from storage.wording import counted
 
 log = logging.getLogger("headrace.collector")
 
@@ -59,4 +60,5 @@ class BrokenLines:
 
     def _say(self, untold: int) -> None:
         if untold:
-            log.warning("%d more episodes are broken (not logged individually)", untold)
+            broken = counted(untold, "more episode is", "more episodes are")
+            log.warning("%s broken (not logged individually)", broken)

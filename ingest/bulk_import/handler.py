@@ -50,6 +50,7 @@ from ingest.web.asgi import Request
 from ingest.web.cost_limits import in_thread
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.range_set import RangeSet
+from storage.wording import counted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -248,8 +249,8 @@ def _content(
     if known is not None:
         if rows < known.rows or digest_rows(table, known.rows, hidden) != known.digest:
             text = (
-                f"expected the {known.rows} rows that were sent with {key!r} before, optionally "
-                f"followed by more, got other content in {rows} rows"
+                f"expected the {counted(known.rows, 'row')} that were sent with {key!r} before, "
+                f"optionally followed by more, got other content in {counted(rows, 'row')}"
             )
             raise Refusal("conflict", text, _KEY)
         if rows == known.rows:

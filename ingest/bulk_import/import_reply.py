@@ -7,6 +7,7 @@ from typing import Any
 
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, Refusal
+from storage.wording import counted
 
 NAMED = 100
 """The most refused episodes that a reply describes; it only counts the others."""
@@ -85,8 +86,8 @@ class ImportReply:
         if not most or self._futile <= max(NAMED, self._episodes // 2):
             return
         text = (
-            f"stopped after {self.refused} refused events and {self.message.accepted} accepted "
-            f"ones; the first refusal: {self._first['message']}"
+            f"stopped after {counted(self.refused, 'refused event')} and {self.message.accepted} "
+            f"accepted ones; the first refusal: {self._first['message']}"
         )
         fits = STATUS[self._first["code"]] not in _UNFIT
         code, again = (self._first["code"], 1.0) if fits else ("invalid", None)

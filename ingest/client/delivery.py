@@ -67,6 +67,7 @@ from ingest.protocol.errors import (
     Refusal,
 )
 from ingest.protocol.messages import End, Event, GetAction, LogReturns, Start
+from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
 
@@ -248,12 +249,13 @@ class Sender:
             self._failures += 1
             self.count(errors=1)
             if self._failure is None:
-                log.exception("unexpected error; sending %d events again", self.pending)
+                log.exception("unexpected error; sending %s again", counted(self.pending, "event"))
             self._failure = error
             self._put_back()
             return not self.transport.closing.wait(self.backoff.delay(self._failures))
         if self._failure is not None:
-            log.warning("sending resumed after %d unexpected errors", self._failures)
+            told = counted(self._failures, "unexpected error")
+            log.warning("sending resumed after %s", told)
             self._failure, self._failures = None, 0
         return not is_over
 
@@ -508,7 +510,8 @@ class Sender:
         dropped, steps = self.outbox.dropped_episodes, self.outbox.dropped_steps
         if dropped > self._logged_drops and not self.outbox.pending:
             self._logged_drops = dropped
-            log.warning("the queue was full: %d episodes, %d steps dropped so far", dropped, steps)
+            told = counted(dropped, "episode"), counted(steps, "step")
+            log.warning("the queue was full: %s, %s dropped so far", *told)
 
     def _pack(
         self, events: list[Event], instance: str, dropped: tuple[int, int]
@@ -683,8 +686,8 @@ class Sender:
             at = "" if self.transport.address in str(error) else f"{self.transport.address}: "
             log.warning("%s%s; logged events wait", at, error)  # the first event is not queued yet
         elif error is None and self._away is not None:
-            waiting = self.outbox.waiting
-            log.warning("%s answers again; %d events wait", self.transport.address, waiting)
+            waiting = counted(self.outbox.waiting, "event waits", "events wait")
+            log.warning("%s answers again; %s", self.transport.address, waiting)
         is_news, self._away = (error is None) != (self._away is None), error
         if is_news:
             self.outbox.wake()
@@ -718,7 +721,7 @@ class Sender:
                 if self.transport.closing.wait(self.backoff.delay(failures)):
                     raise _Closing from error
         if failures:
-            log.warning("the instance was written after %d failures", failures)
+            log.warning("the instance was written after %s", counted(failures, "failure"))
 
     def register(self, timeout: float | None = None) -> str:
         """The current instance, registered if there is none. Raises as `Delivery.run`."""
@@ -757,9 +760,10 @@ class Sender:
             latest = self._away or self._postponed
             why = f"; sending them fails: {failure!r}" if failure else ""
             why = why or (f"; last error: {latest}" if latest else "")
-            raise TimeoutError(
-                f"{self.outbox.waiting} events still wait for {self.transport.address}{why}"
-            ) from (failure or latest)
+            waiting = counted(self.outbox.waiting, "event still waits", "events still wait")
+            raise TimeoutError(f"{waiting} for {self.transport.address}{why}") from (
+                failure or latest
+            )
         self._await_told(deadline)
         with self._state:
             refused = self._take_unreported(lambda one: episode_id in (None, one.episode_id))
@@ -772,7 +776,7 @@ class Sender:
         if spool is not None and lost:
             self._told_unreadable += lost
             raise ClientError(
-                f"{spool.directory}: {lost} events cannot be read; their files are kept"
+                f"{spool.directory}: {counted(lost, 'event')} cannot be read; the files are kept"
             )
 
     def _take_unreported(self, wanted: Callable[[Refusal], bool]) -> list[Refusal]:
@@ -849,7 +853,7 @@ class Sender:
                 self.flush(min(EXIT_SECONDS, self.transport.timeout))
         except Exception as error:
             spool = self.outbox.spool
-            left = f"{self.pending} events were not delivered"
+            left = f"{counted(self.pending, 'event was', 'events were')} not delivered"
             if spool is not None:
                 left += f", of which {self.outbox.spooled()[0]} are in {spool.directory}"
             log.error("at exit: %s (%s)", error, left)

@@ -37,6 +37,7 @@ from ingest.client.spool_writer import RETRY_SECONDS, SpoolWriter
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
+from storage.wording import counted
 
 EVENT_BYTES = 256  # of an event without its observation, action and info
 OPEN_SHARE = 0.25
@@ -368,14 +369,17 @@ class Outbox:
     def full(self) -> BufferFull:
         """The error of a full queue."""
         why = f", which refuses them: {self.trouble}" if self.trouble else ""
-        size, most = f"{self._bytes} bytes", f"{self.max_events} events and {self.max_bytes} bytes"
+        size, most = (
+            f"{self._bytes} bytes",
+            f"{counted(self.max_events, 'event')} and {self.max_bytes} bytes",
+        )
         if self.spool is not None:
             taken = 0 if self.spool.own is None else self.spool.own.nbytes
             size = f"{taken} bytes on disk"
             most = f"{self.spool.max_bytes} bytes on disk, in {self.spool.directory}"
         error = BufferFull(
-            f"{self.waiting} events ({size}) wait for the collector{why}; the client holds at most "
-            f"{most}"
+            f"{counted(self.waiting, 'event')} ({size}) waiting for the collector{why}; the "
+            f"client holds at most {most}"
         )
         error.__cause__ = self.trouble
         return error
@@ -672,7 +676,8 @@ class Outbox:
                 if self.trouble is not None:
                     raise self.trouble
                 if not in_time:
-                    raise TimeoutError(f"{self.pending} events wait for the collector")
+                    waiting = counted(self.pending, "event waits", "events wait")
+                    raise TimeoutError(f"{waiting} for the collector")
                 return self._pull(ids, since)
             finally:
                 self._is_solid = was_solid

@@ -62,6 +62,7 @@ from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
 from ingest.protocol.messages import Decision, End, LogAction, LogReturns, Start
 from storage.experience.hashed import SAMPLING, hash_fraction
+from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
 
@@ -656,7 +657,7 @@ class PolicyClient:
         closed = "; closed" if self._outbox.closed else ""
         return (
             f"{type(self).__name__}({self._transport.address!r}, {self.inference_mode!r}, "
-            f"policy_id={self.policy_id!r}; {stats.acknowledged} events acknowledged, "
+            f"policy_id={self.policy_id!r}; {counted(stats.acknowledged, 'event')} acknowledged, "
             f"{stats.waiting} waiting{closed})"
         )
 

@@ -41,6 +41,7 @@ from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns
 from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import SpaceError
 from storage.system.files import FileLock, sync_directory
+from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
 
@@ -471,7 +472,8 @@ class SpoolSegment:
         end = self._next if following is None else following.base
         missing = sum(one not in self._done for one in range(number, end))
         if missing:
-            log.error("%s: %d events cannot be read: %s", self.folder, missing, why)
+            told = counted(missing, "event")
+            log.error("%s: %s cannot be read: %s", self.folder, told, why)
             self.unreadable += missing
             self.unread -= missing
         if following is not None:
@@ -814,9 +816,11 @@ class Spool:
                 segment.let_go()  # this collector does not know which events that one has
                 continue
             if segment.damaged:
-                log.error("%s: %d damaged bytes were skipped", folder, segment.damaged)
+                told = counted(segment.damaged, "damaged byte was", "damaged bytes were")
+                log.error("%s: %s skipped", folder, told)
             if segment.waiting:
-                log.warning("%s: %d unsent events of an earlier process", folder, segment.waiting)
+                told = counted(segment.waiting, "unsent event")
+                log.warning("%s: %s of an earlier process", folder, told)
                 found.append(segment)
             else:
                 segment.close()

@@ -24,6 +24,7 @@ from itertools import islice
 from ingest.client.spool import Spool, framed
 from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Event, Start
+from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
 
@@ -116,8 +117,9 @@ class SpoolWriter:
             raise ClientError("the client is closed")
         if not self._has_room(len(events), size):
             raise BufferFull(
-                f"{self.spool.directory}: {self.count} events ({self._bytes} bytes) wait for the "
-                f"disk; the client holds at most {self._max_events} and {self._max_bytes} bytes"
+                f"{self.spool.directory}: {counted(self.count, 'event')} ({self._bytes} bytes) "
+                "waiting for "
+                f"the disk; the client holds at most {self._max_events} and {self._max_bytes} bytes"
             )
         self._ensure_running()
         count = len(events)
@@ -285,7 +287,8 @@ class SpoolWriter:
             self._remove(entry)
             return
         if self._trouble is None:
-            log.warning("%s; %d events wait in memory for the disk", error, self.count)
+            waits = counted(self.count, "event waits", "events wait")
+            log.warning("%s; %s in memory for the disk", error, waits)
         self._trouble = error
         for waiting in [one for one in list(self._entries) if not one.is_late]:
             waiting.error = error
@@ -317,6 +320,7 @@ class SpoolWriter:
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive() or self._entries:
-                log.error("%s: %d events were not written", self.spool.directory, self.count)
+                lost = counted(self.count, "event was", "events were")
+                log.error("%s: %s not written", self.spool.directory, lost)
             return not self._thread.is_alive()
         return True

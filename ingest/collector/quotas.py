@@ -9,6 +9,7 @@ import msgspec
 from ingest.access.tokens import Caller
 from ingest.episodes.journal_events import Started, encode_event
 from ingest.protocol.errors import Refusal
+from storage.wording import counted
 
 
 def owned(
@@ -26,7 +27,8 @@ def owned(
     if quota is not None and there >= quota:
         raise Refusal(
             "busy",
-            f"token {caller.token_id}: expected at most {quota} open episodes, {there} are open",
+            f"token {caller.token_id}: expected at most {counted(quota, 'open episode')}, "
+            f"got {there} and another one",
             None,
             started.episode_id,
             retry_after=1.0,

@@ -35,6 +35,7 @@ from ingest.protocol.errors import (
     not_found,
 )
 from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT, LoggedAction
+from storage.wording import counted
 
 __all__ = ["Exchange"]
 
@@ -341,8 +342,9 @@ class Exchange:
         episode.waiting = True
         try:
             if not self._room.wait_for(self._has_room, self._timeout):
+                waiting = counted(self._pending, "step waits", "steps wait")
                 raise BufferFull(
-                    f"Episode {episode.episode_id}: {self._pending} steps wait for the worker, "
+                    f"Episode {episode.episode_id}: {waiting} for the worker, "
                     f"and it took none within {self._timeout:g} s"
                 )
         finally:

@@ -50,6 +50,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED, Name, Whole, label, label_of, name_of
 from ingest.protocol.errors import Refusal, already_started, completed, not_found
 from storage.spaces.descriptors import SpaceError
+from storage.wording import counted
 
 E = TypeVar("E", bound=wire.Event)
 
@@ -206,7 +207,8 @@ class Judge:
             raise Refusal("invalid", text, "episode_id", name)
         self._require_free(instance or "", event)
         if (count := len(self._known.episodes)) >= self._known.limits.open_episodes:
-            raise Refusal("busy", f"{count} episodes are open", None, name, retry_after=1.0)
+            text = f"{counted(count, 'episode is', 'episodes are')} open"
+            raise Refusal("busy", text, None, name, retry_after=1.0)
         policy_id, rules = self.policy_of(event)
         event = self._redacted(event, rules)
         return Started(

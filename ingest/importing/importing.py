@@ -44,6 +44,7 @@ from ingest.importing.sources import Unit, open_source, require_columns
 from ingest.importing.values import spaces_of_names
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.spaces.descriptors import Space, schema_id
+from storage.wording import counted
 
 log = logging.getLogger("headrace.import")
 
@@ -313,9 +314,10 @@ class _Run:
                 sender.wait()
         except KeyboardInterrupt as interrupt:
             report = self._account.report
-            rows = f"{report.steps + report.rows_known:,} rows are acknowledged"
+            rows = counted(report.steps + report.rows_known, "row is", "rows are")
             interrupt.add_note(
-                f"{rows}, more may be stored; the same command continues and adds none twice"
+                f"{rows} acknowledged, more may be stored; "
+                f"the same command continues and adds none twice"
             )
             raise
         finally:

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import OTHER
+from storage.wording import counted
 
 _SUFFIX, _OTHER = ":categories", f":{OTHER}"
 
@@ -168,7 +169,8 @@ class ImportOptions:
             finals = finals.get(str(name), ()) if isinstance(finals, Mapping) else finals
             count = len(self.observations_of(name))
             if finals and (isinstance(finals, str) or len(finals) != count):
-                text = f"final_observation: expected {count} columns, as many as observation has"
+                columns = counted(count, "column")
+                text = f"final_observation: expected {columns}, as many as observation has"
                 raise ImportFailed(f"{text}, got {finals!r:.200}")
         mapped = [isinstance(x, Mapping) for x in (seen, self.action, self.final_observation)]
         if any(mapped) and not self.has_policies:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.wording import counted
+
 Array = NDArray[Any]
 
 
@@ -85,9 +87,10 @@ class ImportReport:
         done = "would send" if self.checked else "sent"
         faults = f"; faults {self.bad_counts}" if self.bad_counts else ""
         return (
-            f"ImportReport({self.name!r}: {self.rows} rows, {done} {self.steps} steps of "
-            f"{self.episodes} episodes; {self.rows_known} rows known, {self.rows_left_out} left "
-            f"out, {self.rows_dropped} dropped{faults})"
+            f"ImportReport({self.name!r}: {counted(self.rows, 'row')}, {done} "
+            f"{counted(self.steps, 'step')} of "
+            f"{counted(self.episodes, 'episode')}; {counted(self.rows_known, 'row')} known, "
+            f"{self.rows_left_out} left out, {self.rows_dropped} dropped{faults})"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from storage.spaces.descriptors import (
     Tuple,
 )
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
+from storage.wording import counted
 
 Read: TypeAlias = Callable[[Cells], dict[str, Any]]
 """A function to column -> pyarrow.Array over all rows; values of faulty rows are arbitrary."""
@@ -75,7 +76,7 @@ def _parts_reader(
         raise ImportFailed(f"{what}: the policy expects the columns {wanted}, got {names}")
     if wanted is None and len(names) != len(space.spaces):
         count = len(space.spaces)
-        raise ImportFailed(f"{what}: the policy expects {count} columns, got {names}")
+        raise ImportFailed(f"{what}: the policy expects {counted(count, 'column')}, got {names}")
     readers = [
         value_reader(f"{what}.{path}", f"{prefix}.{path}", inner, [column], found)
         for path, inner, column in _parts(space, columns)

@@ -34,6 +34,7 @@ from ingest.web.asgi import Admit, Request, Response, Router
 from ingest.web.connections import ConnectionWatch
 from ingest.web.limits import Budget, ServerLimits
 from storage.spaces.descriptors import space_to_json
+from storage.wording import counted
 
 STALLED_SECONDS = 10.0
 _NUMBER_EVENTS = (
@@ -413,11 +414,12 @@ class Routes:
         damage = collector.damage
         rows = damage.missing_rows + damage.lost_rows + damage.damaged_rows
         if rows or damage.lost_state or damage.set_aside is not None:
-            yield f"The journal was found damaged ({rows} rows): see the log."
+            yield f"The journal was found damaged ({counted(rows, 'row')}): see the log."
         if collector.sealer.failures:
-            yield f"{collector.sealer.failures} writes of a shard had to be repeated: see the log."
+            repeated = counted(collector.sealer.failures, "write")
+            yield f"{repeated} of a shard had to be repeated: see the log."
         if self._router is not None and (errors := self._router.statuses[500]):
-            yield f"{errors} answers were an internal error: each is a bug."
+            yield f"{counted(errors, 'answer was', 'answers were')} an internal error, a bug."
         lost = {} if self._trainers is None else self._trainers.off_chain()
         for name, versions in lost.items():
             if versions:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingest.collector.version_metrics import Moments
+from storage.wording import counted
 
 NORMAL = 1.959964
 """The 97.5 % quantile of the standard normal distribution."""
@@ -111,7 +112,7 @@ def _better(one: PolicyFacts) -> str:
     name = f"<b>{_text(one.name)}</b>: "
     if version is None or before is None:
         return _line(f"{name}there is no earlier version to compare with")
-    counts = f"n = {mine.n:,} and {other.n:,} episodes"
+    counts = f"n = {mine.n:,} and {counted(other.n, 'episode')}"
     versions = f"version {version} minus version {before}"
     if min(mine.n, other.n) < FEWEST:
         few = f"fewer than {FEWEST} episodes of one of the two since this collector started"
@@ -134,8 +135,8 @@ def _data(facts: Facts) -> str:
     arrives = facts.silent is not None and facts.silent < 60 and not facts.full
     when = "no event since the start" if facts.silent is None else _ago(facts.silent)
     rest = (
-        f"{facts.steps:,} steps taken, {facts.in_shards:,} of them in shards, "
-        f"{facts.open:,} open episodes, {facts.refused:,} events refused"
+        f"{counted(facts.steps, 'step')} taken, {facts.in_shards:,} of them in shards, "
+        f"{counted(facts.open, 'open episode')}, {counted(facts.refused, 'event')} refused"
     )
     yes = "Yes" if arrives else "No, the disk is full" if facts.full else "Not now"
     return _line(f"{yes}: {when}. {rest}.", "ok" if arrives else "")
@@ -147,7 +148,7 @@ def _ago(seconds: float) -> str:
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
         if seconds >= size:
             count = int(seconds // size)
-            return f"the last event came {count} {unit}{'s' if count > 1 else ''} ago"
+            return f"the last event came {counted(count, unit)} ago"
     return ""
 
 
@@ -155,10 +156,10 @@ def _learning(one: PolicyFacts) -> str:
     name = f"<b>{_text(one.name)}</b>: "
     if one.trainer is None:
         return _line(f"{name}no trainer follows it")
-    retrying = f", {one.retrying:.0f} shards are being retried" if one.retrying else ""
+    retrying = f", retrying {counted(one.retrying, 'shard')}" if one.retrying else ""
     stalled = f"; clients have waited {one.stalled:.0f} s for weights" if one.stalled else ""
     if one.trainer:
-        rest = f"{one.rows_trained:,.0f} rows trained on{retrying}{stalled}"
+        rest = f"{counted(one.rows_trained, 'row')} trained on{retrying}{stalled}"
         return _line(f"{name}yes, {rest}", "bad" if one.stalled > 10 else "ok")
     return _line(f"{name}its trainer has stopped{stalled}", "bad")
 

@@ -44,6 +44,7 @@ from storage.reading.ledger import Ledger, Ranges
 from storage.system.files import make_directory, replace_file
 from storage.weights.files import MAX_WEIGHTS, read_file
 from storage.weights.manifest import open_document, seal_document
+from storage.wording import counted
 
 __all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
 
@@ -84,7 +85,8 @@ class Learner:
         counts = self.counts
         return (
             f"Learner({type(self.algorithm).__name__}, version {self.policy.version}; "
-            f"{counts.updates} updates, {counts.rows_trained} of {counts.rows_read} rows trained)"
+            f"{counted(counts.updates, 'update')}, {counts.rows_trained} of "
+            f"{counted(counts.rows_read, 'row')} trained)"
         )
 
     @property
@@ -118,8 +120,9 @@ class Learner:
                 left_out[reason] = number
             keep &= ~rows
         if NOT_FINITE in left_out:
-            named, number = _episodes(batch.take(reasons[NOT_FINITE])), left_out[NOT_FINITE]
-            _log.warning("%d rows are left out as %s, of %s", number, NOT_FINITE, named)
+            named = _episodes(batch.take(reasons[NOT_FINITE]))
+            told = counted(left_out[NOT_FINITE], "row is", "rows are")
+            _log.warning("%s left out as %s, of %s", told, NOT_FINITE, named)
         return (batch if keep.all() else batch.take(keep)), left_out
 
     def learn(
@@ -148,7 +151,7 @@ class Learner:
         elif without and self.warns and not self._told:
             self._told = True
             told = ", ".join(f"{reason}: {number}" for reason, number in reasons.items())
-            _log.warning("none of %d rows can be learned from: %s", without, told)
+            _log.warning("none of %s can be learned from: %s", counted(without, "row"), told)
         self.counts.updates += 1
         learned = metrics or no_metrics(self.algorithm.metric_names)
         return {"rows": trained, "left_out": without, **learned}
@@ -168,8 +171,11 @@ class Learner:
             policy.filter = Policy(policy.spec, filter_state=filter_state).filter
             algorithm.optimizer.load_state_dict(optimizer)
             algorithm.load_state_dict(schedules)
-            text = "an update is undone, and its %d rows are left out as %s: %s; of %s"
-            _log.error(text, used.count, NOT_FINITE, error, _episodes(used))
+            text, rows = (
+                "an update is undone; %s left out as %s: %s; of %s",
+                counted(used.count, "row"),
+            )
+            _log.error(text, rows, NOT_FINITE, error, _episodes(used))
             return None
         return metrics
 

@@ -46,6 +46,7 @@ from storage.experience.sample_batch import (
 from storage.experience.sequences import fragment_ends
 from storage.spaces.descriptors import Space
 from storage.spaces.gymnasium_spaces import from_gym
+from storage.wording import counted
 
 __all__ = ["Actor", "PolicySettings", "TrainablePolicy"]
 
@@ -389,7 +390,7 @@ class TrainablePolicy(Policy):
     def _taken_back(self, batch: SampleBatch, error: FloatingPointError) -> dict[str, Any]:
         """The info of a batch that changed nothing, because of an error."""
         used, why = self._usable(batch)
-        _log.error("%d rows are left out as %s: %s", used.count, NOT_FINITE, error)
+        _log.error("%s left out as %s: %s", counted(used.count, "row"), NOT_FINITE, error)
         why[NOT_FINITE] = why.get(NOT_FINITE, 0) + used.count
         return {"learner_stats": self.no_stats(), "batch_count": 0, "left_out": why}
 

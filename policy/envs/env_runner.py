@@ -22,6 +22,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from storage.wording import counted
+
 __all__ = ["ENV_STEP_FAILURE", "EnvFailed", "EnvRunner", "RestartLimits", "Restarts"]
 
 _log = logging.getLogger("headrace.worker")
@@ -81,8 +83,8 @@ class Restarts:
         # str() of an exception without arguments is empty; repr always includes the type
         if count > self.limits.most:
             raise EnvFailed(
-                f"env copy {copy}: failed {count} times without completing anything, the last time "
-                f"with {error!r}; {self.limits.most} restarts were allowed"
+                f"env copy {copy}: failed {counted(count, 'time')} without completing anything, "
+                f"the last time with {error!r}; {self.limits.most} restarts were allowed"
             ) from error
         _log.warning("env copy %s failed (%d in a row), restarting it: %r", copy, count, error)
         self.pause(min(self.limits.backoff * 2 ** (count - 1), self.limits.longest))

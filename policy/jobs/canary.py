@@ -42,6 +42,7 @@ from storage.experience.sample_batch import (
 from storage.reading.shard_reader import ShardReader
 from storage.weights.decisions import record
 from storage.weights.manifest import Live
+from storage.wording import counted
 
 __all__ = ["Arms", "judge_canary", "promote", "read_arms", "start_canary"]
 
@@ -311,13 +312,14 @@ def _left_out(arms: Arms, age: float, sealed_by: float) -> Iterator[str]:
     recent = arms.young - arms.waiting
     if recent:
         yield (
-            f"{recent:,} episodes are too recent: one counts {sealed_by:g} s after its start, the "
+            f"{counted(recent, 'episode is', 'episodes are')} too recent: one counts "
+            f"{sealed_by:g} s after its start, the "
             f"age of {age:g} s and the time in which its steps reach a shard"
         )
     if arms.waiting:
         yield (
-            f"{arms.waiting:,} episodes are old enough, and wait for later ones: they count once "
-            f"a step that arrived {sealed_by:g} s after their start is in a shard"
+            f"{counted(arms.waiting, 'episode is', 'episodes are')} old enough, but counted once a "
+            f"step that arrived {sealed_by:g} s after the start is in a shard"
         )
 
 

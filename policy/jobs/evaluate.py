@@ -49,6 +49,7 @@ from storage.spaces.descriptors import Discrete
 from storage.system.memory import return_memory
 from storage.weights.decisions import Document, Earlier, earlier_of
 from storage.weights.store import Candidate, Manifest, WeightFolder
+from storage.wording import counted
 
 __all__ = ["EvaluationError", "EvaluationResult", "evaluate"]
 
@@ -382,7 +383,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     """Checks of the episodes that were left out before the judgement."""
     trained = log.excluded.get("in_lineage", 0)
     whom = "the candidate" if live is None else f"the candidate or live version {live.version}"
-    sentence = f"{trained} episodes left out: {whom} was trained on them"
+    sentence = f"{counted(trained, 'episode')} left out: {whom} was trained on them"
     none = not log.episodes
     found = [at_most("in_lineage", trained, None, sentence)]
     if not log.reserve.share or (trained and none):
@@ -392,7 +393,9 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     seen = sum(log.excluded.values()) - trained + log.episodes
     lost = log.excluded.get("abandoned", 0) + log.excluded.get("broken", 0)
     share = lost / max(1, seen)
-    sentence = f"{lost} episodes ({share:.1%}) were abandoned or broken, so their end is unknown"
+    sentence = (
+        f"{counted(lost, 'episode')} ({share:.1%}) abandoned or broken, so with an unknown end"
+    )
     if share > MOST_LOST:
         sentence += "; fix the cause, or use a canary, which counts them"
     source = "chosen here: if the loss depends on the action, the estimate's bias is as large"
@@ -400,7 +403,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     found.append(_dropped_check(log))
     unknown = log.excluded.get("no_propensity", 0)
     share = unknown / max(1, seen)
-    sentence = f"{unknown} episodes ({share:.1%}) without a propensity"
+    sentence = f"{counted(unknown, 'episode')} ({share:.1%}) without a propensity"
     if unknown:
         sentence += ": log actions with action_prob or action_logp"
     source = "chosen here: at least half of the log is to be judged by"
@@ -421,7 +424,8 @@ def _dropped_check(log: JudgedLog) -> Diagnostic:
     """Check the share of steps that clients dropped, as they reported it."""
     steps, episodes = log.dropped.steps, log.dropped.episodes
     share = steps / max(1, steps + log.shard_rows)
-    sentence = f"{steps} steps ({share:.1%}) of {episodes} episodes were dropped by full clients"
+    dropped = f"{counted(steps, 'step')} ({share:.1%}) of {counted(episodes, 'episode')}"
+    sentence = f"{dropped} dropped by full clients"
     if share > MOST_LOST:
         sentence += "; fix what fills their queues, then judge by later episodes (--since)"
     source = "chosen here, as lost_episodes: a full queue means high load, which may affect rewards"
@@ -430,7 +434,7 @@ def _dropped_check(log: JudgedLog) -> Diagnostic:
 
 def _sampled_check(log: JudgedLog) -> Diagnostic:
     """Check sampled logging: `pass_prob` must not differ between episodes of one unit."""
-    sentence = f"{log.sampled} episodes whose logging was sampled"
+    sentence = f"{counted(log.sampled, 'episode')} whose logging was sampled"
     if log.torn:
         sentence += f": a value of {log.reserve.cluster} has several with different pass_prob"
         sentence += "; judge without --cluster, or use a canary"
@@ -446,7 +450,7 @@ def _certain_check(log: JudgedLog, apart: float) -> Diagnostic:
     """
     episodes = log.excluded.get("certain", 0)
     share = episodes / max(1, log.candidates)
-    sentence = f"{episodes} episodes ({share:.1%}) with steps of probability 1 are left out"
+    sentence = f"{counted(episodes, 'episode')} ({share:.1%}) with steps of probability 1 left out"
     if episodes:
         sentence += (
             f"; the candidate chooses another action in {apart:.0%} of these steps: log with "

@@ -35,6 +35,7 @@ from storage.reading.untrained_rows import UntrainedRows, position_without
 from storage.weights.lease import Lease
 from storage.weights.manifest import Live, Manifest, finite
 from storage.weights.off_chain import mark_off_chain
+from storage.wording import counted
 
 __all__ = ["FollowerState", "FollowerStateSettings", "OnConflict", "OutOfTurn"]
 
@@ -432,7 +433,8 @@ class FollowerState:
         if superseded:
             counts.excluded[SUPERSEDED] = counts.excluded.get(SUPERSEDED, 0) + superseded
             counts.rows_trained -= superseded
-        log.warning("continuing from version %d; %d rows are superseded", live.version, superseded)
+        rows = counted(superseded, "row is", "rows are")
+        log.warning("continuing from version %d; %s superseded", live.version, rows)
         self._save(None)
         return self._answer_restore()
 

@@ -32,6 +32,7 @@ from storage.shards.names import ShardDamaged, ShardError, check_stream
 from storage.shards.shard import shard_metadata
 from storage.system.files import make_directory, replace_file
 from storage.weights.manifest import canonical, sha256
+from storage.wording import counted
 
 __all__ = ["Frozen", "ManifestError", "NothingToFreeze", "freeze", "load_frozen"]
 
@@ -109,7 +110,7 @@ def freeze(
         raise NothingToFreeze(
             f"policy {policy_id!r}: expected shards of schema {frozen.schema_id} under "
             f"{root / 'shards'}, found none that can be read ({len(frozen.skipped)} damaged; other "
-            f"schemas: {frozen.other_schemas} rows)"
+            f"schemas: {counted(frozen.other_schemas, 'row')})"
         )
     try:
         there = load_frozen(frozen.path)

@@ -40,6 +40,7 @@ from storage.experience.sample_batch import (
 from storage.reading.ledger import Ledger, Ranges
 from storage.reading.shard_reader import EndOfInput, Reserve, ShardReader
 from storage.spaces.descriptors import Discrete
+from storage.wording import counted
 
 __all__ = ["CERTAIN_LOGP", "JudgedBlock", "JudgedLog"]
 
@@ -208,8 +209,8 @@ class JudgedLog:
 
     def left_out(self) -> str:
         """The counts of what was not used, as text."""
-        counts = [f"{why}: {n} episodes" for why, n in self.excluded.items() if n]
-        counts += [f"{why}: {n} steps" for why, n in self.not_read.items() if n]
+        counts = [f"{why}: {counted(n, 'episode')}" for why, n in self.excluded.items() if n]
+        counts += [f"{why}: {counted(n, 'step')}" for why, n in self.not_read.items() if n]
         return ", ".join([*counts, *self.skipped.values()]) or "none were found"
 
 

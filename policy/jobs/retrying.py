@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from storage.errors import WeightStoreError
 from storage.system.backoff import Backoff
+from storage.wording import counted
 
 __all__ = ["Retrying", "Stopped"]
 
@@ -51,7 +52,7 @@ class Retrying:
                 log.warning("%s; trying again in %.1f s", self.waiting, seconds)
             else:
                 if self.waiting is not None:
-                    log.warning("%s: succeeded after %d failures", what, backoff.tries)
+                    log.warning("%s: succeeded after %s", what, counted(backoff.tries, "failure"))
                 self.waiting = None
                 return result
             self._wait(seconds)

@@ -49,6 +49,7 @@ from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve, ShardReader
 from storage.weights.manifest import finite
+from storage.wording import counted
 
 __all__ = [
     "ALGORITHMS",
@@ -346,7 +347,7 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
     told = (f"{why.replace('_', ' ')}: {rows}" for why, rows in counts.items() if rows)
     left_out = ", ".join(told) or "none"
     bad = (
-        f"; {len(reader.stats.excluded_shards)} damaged shards"
+        f"; {counted(len(reader.stats.excluded_shards), 'damaged shard')}"
         if reader.stats.excluded_shards
         else ""
     )
@@ -357,8 +358,8 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
     )
     hint = longer if counts.get("not_one_step") else likely if counts.get("no_propensity") else ""
     return (
-        f"policy {policy_id!r}: expected rows to learn from, found none in {reader.stats.shards} "
-        f"shards (rows left out: {left_out}{bad}){hint}"
+        f"policy {policy_id!r}: expected rows to learn from, found none in "
+        f"{counted(reader.stats.shards, 'shard')} (rows left out: {left_out}{bad}){hint}"
     )
 
 

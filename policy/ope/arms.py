@@ -20,6 +20,7 @@ from scipy.special import ndtri
 
 from policy.ope.betting import LARGEST_STAKE, betting_interval
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Verdict
+from storage.wording import counted
 
 __all__ = [
     "FEWEST",
@@ -120,7 +121,8 @@ def compare_arms(
     evidence = log_evidence_of_mismatch(k, n, share)
     if evidence >= MISMATCH:
         told = (
-            f"the canary has {k} of {n} episodes, which is not the share of {share:.3g}: episodes "
+            f"the canary has {k} of {counted(n, 'episode')}, which is not the share of "
+            f"{share:.3g}: episodes "
             "of one arm are lost or miscounted, so the arms cannot be compared"
         )
         nothing: dict[str, Any] = {"returns": None, "failures": None, "missing": None}
@@ -128,7 +130,7 @@ def compare_arms(
             verdict=CANNOT_TELL, reasons=(told,), mismatch=told, **nothing, **known
         )
     if not 0 < k < n:
-        told = f"the canary has {k} episodes and the live version {n - k}: more of both"
+        told = f"the canary has {counted(k, 'episode')} and the live version {n - k}: more of both"
         nothing = {"returns": None, "failures": None, "missing": None, "mismatch": None}
         return ArmsComparison(verdict=CANNOT_TELL, reasons=(told,), **nothing, **known)
     end = error / 3
@@ -157,8 +159,8 @@ def compare_arms(
             width = None if limits is None else limits[1] - limits[0]
             missing = max(1, episodes_needed(spread, apart, share, end, width=width) - n)
             reasons.append(
-                f"about {missing:,} more episodes, of both versions together, would show whether "
-                f"the difference of {apart:.3g} is real"
+                f"about {counted(missing, 'more episode')}, of both versions together, would "
+                f"show whether the difference of {apart:.3g} is real"
             )
         else:
             reasons.append("no difference in returns is to be seen yet: more episodes")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from policy.ope.betting import wealth_against
 from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of
+from storage.wording import counted
 
 __all__ = [
     "Diagnostic",
@@ -181,7 +182,9 @@ def _action_support(mass: FloatArray, names: Sequence[str], rows: int) -> Diagno
         taken = [f"{names[a]} ({mass[a]:.1%} of steps)" for a in worst if mass[a] > 0]
         more = int((mass > 0).sum()) - len(taken)
         listed = ", ".join(taken) + (f" and {more} more" if more else "")
-        sentence = f"taken by the candidate, but not in the {rows:,} judged steps: {listed}"
+        sentence = (
+            f"taken by the candidate, but not in the {counted(rows, 'judged step')}: {listed}"
+        )
         if lost > MOST_UNSUPPORTED:
             sentence += "; log these actions, or use a canary"
     return at_most(
@@ -318,10 +321,14 @@ def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None
     common = _most_common(column)
     happened = combined(lambda w, r: np.where(r == common, 0.0, w), weighed, column)
     number = effective_number(happened)
-    sentence = f"{number:.0f} reward events where the policy acts as it was logged"
+    sentence = f"{counted(number, 'reward event')} where the policy acts as it was logged"
     if threshold is not None and number < threshold:
         more = column.size * (threshold / number - 1) if number > 0 else math.inf
-        hint = f"about {_rounded(more):,} more episodes" if math.isfinite(more) else "more episodes"
+        hint = (
+            f"about {counted(_rounded(more), 'more episode')}"
+            if math.isfinite(more)
+            else "more episodes"
+        )
         sentence += f", of {threshold:.0f} needed: {hint}, or a reward_range"
     return at_least(
         "reward_events",

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from storage.wording import counted
+
 __all__ = ["NOT_WHOLE", "Episodes", "running_sums"]
 
 FloatArray = npt.NDArray[np.float64]
@@ -60,7 +62,8 @@ class Episodes:
             if getattr(self, name) is not None
         ]
         return (
-            f"Episodes({len(self.lengths)} episodes, {len(self.rewards)} steps; "
+            f"Episodes({counted(len(self.lengths), 'episode')}, "
+            f"{counted(len(self.rewards), 'step')}; "
             f"with {', '.join(known) or 'rewards alone'}; excluded {dict(self.excluded)})"
         )
 

@@ -43,6 +43,7 @@ from policy.ope.differences import (
     per_decision_terms,
 )
 from policy.ope.episodes import running_sums
+from storage.wording import counted
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
 
@@ -517,7 +518,9 @@ class _StepSummary:
         if limits is None or not self.episodes:
             return []
         low, high = limits
-        sentence = f"{self._outside} rewards outside of the declared range {low:g} to {high:g}"
+        sentence = (
+            f"{counted(self._outside, 'reward')} outside of the declared range {low:g} to {high:g}"
+        )
         if self._outside:
             least, most = self._rewards
             sentence += f", from {least:g} to {most:g}: fix the range"

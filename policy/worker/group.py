@@ -26,6 +26,7 @@ from typing import Any, Protocol, Self, TypeVar
 from policy.inference.filters import MeanStdFilter
 from policy.worker.ray_actor import ray_module
 from storage.experience.multi_agent_batch import Batch
+from storage.wording import counted
 
 __all__ = ["GroupStats", "WorkerGroup"]
 
@@ -107,7 +108,9 @@ class WorkerGroup:
 
     def __repr__(self) -> str:
         stopped = "; stopped" if self._stopped else ""
-        return f"WorkerGroup({self.num_workers} workers, version {self.version}{stopped})"
+        return (
+            f"WorkerGroup({counted(self.num_workers, 'worker')}, version {self.version}{stopped})"
+        )
 
     def _create(self, index: int) -> _Remote:
         """Create a remote worker with the driver's weights, global variables and filters.
@@ -202,8 +205,8 @@ class WorkerGroup:
         self._held_batches = {}
         if not batches:
             raise RuntimeError(
-                f"sample: none of {self.num_workers} remote workers answered; {self.stats.lost} "
-                f"were lost so far, the last one with: {self._last_loss}"
+                f"sample: none of {counted(self.num_workers, 'remote worker')} answered; "
+                f"lost so far: {self.stats.lost}, the last one with: {self._last_loss}"
             )
         return batches
 

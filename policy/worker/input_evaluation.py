@@ -37,6 +37,7 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 from storage.spaces.descriptors import Discrete
+from storage.wording import counted
 
 __all__ = ["SIMULATION", "InputEvaluation", "check_methods"]
 
@@ -169,8 +170,8 @@ class InputEvaluation:
 
     def _none_whole(self, name: str) -> OffPolicyEstimate:
         text = (
-            f"no complete episode came since the last call: {self._open_rows} rows of "
-            f"{len(self._open)} episodes wait for others, {self.given_up} episodes were given up"
+            f"no complete episode came since the last call: {counted(self._open_rows, 'row')} of "
+            f"{counted(len(self._open), 'episode')} waiting for others; given up: {self.given_up}"
         )
         return OffPolicyEstimate(name, {"unavailable": text, **self._told()})
 

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from storage.wording import counted
+
 Ending: TypeAlias = Literal["terminated", "truncated", "abandoned", "broken"]
 Source: TypeAlias = Literal["on_policy", "logged", "replayed"]
 
@@ -222,8 +224,8 @@ class Episode:
         how = self.ended or "open"
         columns = ", ".join(f"{k}: {v.dtype}{list(v.shape)}" for k, v in self.columns.items())
         return (
-            f"Episode({self.episode_id!r}, {len(self)} steps, reward {self.total_reward:g}, {how}"
-            f"{'' if self.complete else ', incomplete'}; {columns})"
+            f"Episode({self.episode_id!r}, {counted(len(self), 'step')}, reward "
+            f"{self.total_reward:g}, {how}{'' if self.complete else ', incomplete'}; {columns})"
         )
 
     @property

@@ -32,6 +32,7 @@ from storage.experience.sample_batch import (
     T,
     concat_samples,
 )
+from storage.wording import counted
 
 __all__ = ["Batch", "MultiAgentBatch"]
 
@@ -68,7 +69,7 @@ class MultiAgentBatch:
     __hash__ = None  # type: ignore[assignment]  # a batch is mutable
 
     def __repr__(self) -> str:
-        return f"MultiAgentBatch({self.count} env steps; {self.policy_batches})"
+        return f"MultiAgentBatch({counted(self.count, 'env step')}; {self.policy_batches})"
 
     # sizes
 

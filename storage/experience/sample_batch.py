@@ -22,6 +22,7 @@ import numpy.typing as npt
 from storage.experience.compressed_columns import Codec, is_packed, pack, unpack
 from storage.experience.sequences import fragment_ends, n_step, pad, sequence_lengths, unpad
 from storage.experience.tables import arrow_table, pandas_frame
+from storage.wording import counted
 
 OBS = "obs"
 REWARDS = "rewards"
@@ -136,7 +137,7 @@ class SampleBatch(MutableMapping[str, Array]):
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}: {v.dtype}{list(v.shape)}" for k, v in self._columns.items())
-        return f"SampleBatch({self.count} rows; {shown})"
+        return f"SampleBatch({counted(self.count, 'row')}; {shown})"
 
     # sizes
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from storage.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from storage.journal.records import DamageReport
 from storage.system.files import sync_directory, write_synced
+from storage.wording import counted
 
 APPLICATION_ID = 0x48_52_4A_31  # "HRJ1"
 FORMAT_VERSION = 1
@@ -270,7 +271,8 @@ def past_damage(directory: Path) -> Iterator[tuple[Path, str]]:
     for folder in sorted(directory.glob("damaged-*")):
         try:
             told = json.loads((folder / REPORT).read_bytes())
-            text = f"up to {told['missing_rows']} acknowledged rows are lost: {told['reason']}"
+            lost = counted(told["missing_rows"], "acknowledged row is", "acknowledged rows are")
+            text = f"up to {lost} lost: {told['reason']}"
         except (OSError, ValueError, LookupError, TypeError):
             text = "a journal was set aside, and its report cannot be read"
         yield folder, text

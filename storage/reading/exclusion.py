@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from storage.experience.range_set import RangeSet
 from storage.reading.listing import ShardFile
+from storage.wording import counted
 
 log = logging.getLogger("headrace.reader")
 
@@ -100,10 +101,9 @@ class LeftOut:
         self._counted[shard] = found.reason, rows
         self._stats.exclude(found.reason, rows)
         self._stats.excluded_shards[shard.place] = found.text
-        log.warning(
-            "left out as %s: %s%d rows in %d parts: %s",
-            *(found.reason, "at least " if told is None else "", rows, len(unread), found.text),
-        )
+        least, parts = "at least " if told is None else "", counted(len(unread), "part")
+        text = f"{least}{counted(rows, 'row')} in {parts}"
+        log.warning("left out as %s: %s: %s", found.reason, text, found.text)
 
     def take_back(self, shard: ShardFile) -> None:
         """No longer exclude a shard: it can be read now, or another one delivered its parts."""

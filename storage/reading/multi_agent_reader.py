@@ -33,6 +33,7 @@ from storage.reading.prefetch import deadline_after
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Left, ReaderStats, Select
 from storage.reading.sources import POLL_INTERVAL, ShardSource
+from storage.wording import counted
 
 __all__ = ["JointStats", "MultiAgentReader"]
 
@@ -147,7 +148,8 @@ class MultiAgentReader(InputReader):
         follow = ", follow=True" if self._follow else ""
         return (
             f"MultiAgentReader(policies {', '.join(self._readers)}{follow}; "
-            f"{self.stats.agent_steps} steps of {self.stats.episodes} episodes read)"
+            f"{counted(self.stats.agent_steps, 'step')} of "
+            f"{counted(self.stats.episodes, 'episode')} read)"
         )
 
     def _reset(self) -> None:

@@ -63,6 +63,7 @@ from storage.reading.sources import (
 )
 from storage.spaces.descriptors import Space
 from storage.system.files import make_directory, replace_file
+from storage.wording import counted
 
 __all__ = [
     "EndOfInput",
@@ -232,7 +233,8 @@ class ShardReader(InputReader):
         closed = "; closed" if self._closed else ""
         return (
             f"{type(self).__name__}({', '.join(map(str, many))}, mode={self.mode!r}{follow}; "
-            f"{self.stats.rows} rows of {self.stats.shards} shards read{closed})"
+            f"{counted(self.stats.rows, 'row')} of {counted(self.stats.shards, 'shard')} "
+            f"read{closed})"
         )
 
     @property
@@ -547,7 +549,8 @@ class ShardReader(InputReader):
         for why, count in stages.lost.items():
             self.stats.lost += count
             self.stats.exclude(why, count)
-            log.warning("%d rows of the position are no longer in any shard: %s", count, why)
+            gone = counted(count, "row of the position is", "rows of the position are")
+            log.warning("%s no longer in any shard: %s", gone, why)
         for bad in stages.bad:
             self.stats.excluded_shards[bad.shard.place] = bad.text
             log.warning("left out as %s: %s", bad.reason, bad.text)

@@ -39,6 +39,7 @@ from storage.verify.shard_check import as_text, check_shard, entries, reason
 from storage.weights.manifest import Live
 from storage.weights.off_chain import off_chain
 from storage.weights.store import WeightFolder
+from storage.wording import counted
 
 __all__ = [
     "Finding",
@@ -415,14 +416,18 @@ class _Audit:
             if aside.is_file():
                 self._look_aside(aside, record)
             elif path not in self.damaged:
-                self._find("missing", path, f"recorded with {record.rows} rows, but not there")
+                self._find(
+                    "missing", path, f"recorded with {counted(record.rows, 'row')}, but not there"
+                )
             return
         digest, rows = found
         if digest != record.digest:
             self._find("damaged", path, f"recorded as {record.digest}, found {digest}")
             self.damaged.append(path)
         if rows != record.rows:
-            self._find("damaged", path, f"recorded with {record.rows} rows, found {rows}")
+            self._find(
+                "damaged", path, f"recorded with {counted(record.rows, 'row')}, found {rows}"
+            )
 
     def _look_aside(self, path: Path, record: ShardRecord) -> None:
         """Check a shard in quarantine: its rows count in the sum if it has not changed since."""
@@ -434,7 +439,7 @@ class _Audit:
             self._find("damaged", path, why)
         else:
             self.in_quarantine += record.rows
-            self.notes.append(f"{self._place(path)}: {record.rows} rows are set aside")
+            self.notes.append(f"{self._place(path)}: {counted(record.rows, 'row')} set aside")
 
     def find_holes(self) -> None:
         """Check that ordinals run from 0 without gaps, except for plans without a file."""
@@ -478,7 +483,7 @@ class _Audit:
             self._find(
                 "count",
                 f"collector {self.account.collector_id}",
-                f"expected {self.account.accepted} acknowledged steps, found "
+                f"expected {counted(self.account.accepted, 'acknowledged step')}, found "
                 f"{self._rows(known=True)} in shards and {self.in_journal} in the journal"
                 f"{f', {self.in_quarantine} in quarantine' if self.in_quarantine else ''}: "
                 f"{abs(difference)} {word}",
@@ -571,7 +576,8 @@ class _Audit:
 
     def report(self, quarantined: tuple[str, ...]) -> VerifyReport:
         if self.newer:
-            self.notes.append(f"{self.newer} shards are newer than the account, and whole")
+            newer = counted(self.newer, "shard is", "shards are")
+            self.notes.append(f"{newer} newer than the account, and whole")
         streams = [
             StreamReport(
                 stream=name, shards=s.shards, parts=s.parts, rows=s.rows, known=self._known(name)

@@ -30,6 +30,7 @@ from storage.shards.shard import read_shard
 from storage.shards.writer_process import read_message, write_message
 from storage.system.process import drop_pipes, own_environment
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
+from storage.wording import counted
 
 __all__ = ["Disagreement", "SecondReader", "Told"]
 
@@ -176,7 +177,7 @@ def _compared(
         if column not in found and rows:
             wrong[column] = f"{column}: no such column in {name}"
     if rows != len(table):
-        wrong[""] = f"{len(table)} rows here, {rows} by {name}"
+        wrong[""] = f"{counted(len(table), 'row')} here, {rows} by {name}"
     return [Disagreement("differs", text) for text in wrong.values()]
 
 
@@ -190,7 +191,7 @@ def _difference(table: pa.Table, told: Told, theirs: ColumnValues) -> str:
     except Exception as error:  # an error of our reader is a difference, too
         return f"cannot be decoded here ({type(error).__name__}: {error}), can be"
     if len(ours) != len(theirs):
-        return f"{len(ours)} rows from row {told.first} here, {len(theirs)}"
+        return f"{counted(len(ours), 'row')} from row {told.first} here, {len(theirs)}"
     if ours.dtype != theirs.dtype:
         return f"{ours.dtype} here, {theirs.dtype}"
     rows = ours.differing(theirs)

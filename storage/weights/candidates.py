@@ -23,6 +23,7 @@ from storage.weights.manifest import (
     decode_weights,
     seal_document,
 )
+from storage.wording import counted
 
 __all__ = ["Candidates"]
 
@@ -89,7 +90,8 @@ class Candidates:
         matches = [name for name in found if len(digest) >= 6 and name.startswith(digest)]
         if len(matches) != 1:
             raise WeightsNotFound(
-                f"{self._policy_id}: expected the digest of one of {len(found)} candidates, got "
+                f"{self._policy_id}: expected the digest of one of "
+                f"{counted(len(found), 'candidate')}, got "
                 f"{digest!r:.80}, which matches {len(matches)}"
             )
         return matches[0]

@@ -49,7 +49,7 @@ def test_a_notebook_runs_from_top_to_bottom(notebook: Path) -> None:
             if cell["cell_type"] == "code":
                 source = "".join(cell["source"])
                 exec(compile(source, f"{notebook.name}:{cell['id']}", "exec"), names)  # noqa: S102  ours
-    assert "would send 3000 steps" in printed.getvalue()
+    assert "would send 3,000 steps" in printed.getvalue()
     assert names["report"].steps == names["batch"].count == 3000
     assert names["judged"].interval[0] > names["logged"].value
 

@@ -18,13 +18,13 @@ MAY_IMPORT = {
         " ingest.episodes ingest.importing ingest.protocol ingest.server ingest.verification"
         " ingest.web policy.inference policy.jobs storage.declarations storage.errors"
         " storage.experience storage.journal storage.system storage.verify storage.weights"
-        " msgspec typer"
+        " storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
         " storage.spaces gymnasium matplotlib numpy pyarrow urllib3"
     ),
-    "headrace.output": "rich",
+    "headrace.output": "storage.wording rich",
     # `verification` compares journals, shards and indexes; `__main__` is the server's command
     "ingest": (
         "ingest.client ingest.collector ingest.episodes ingest.protocol ingest.server"
@@ -32,43 +32,44 @@ MAY_IMPORT = {
         " msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
-    "ingest.access": "ingest.protocol storage.declarations storage.system msgspec",
+    "ingest.access": "ingest.protocol storage.declarations storage.system storage.wording msgspec",
     # Arrow is imported by `importlib`, at the first request
     "ingest.bulk_import": (
         "ingest.access ingest.collector ingest.episodes ingest.protocol ingest.web"
-        " storage.declarations storage.experience storage.spaces msgspec numpy"
+        " storage.declarations storage.experience storage.spaces storage.wording msgspec numpy"
     ),
     "ingest.client": (
-        "ingest.protocol policy.inference storage.declarations storage.errors storage.experience"
-        " storage.spaces storage.system storage.weights msgspec numpy opentelemetry requests"
-        " urllib3"
+        "ingest.protocol policy.inference storage.declarations storage.errors"
+        " storage.experience storage.spaces storage.system storage.weights storage.wording"
+        " msgspec numpy opentelemetry requests urllib3"
     ),
     # urllib3 parses the requested address
     "ingest.collector": (
         "ingest.access ingest.episodes ingest.histogram ingest.protocol policy.inference"
         " storage.declarations storage.errors storage.experience storage.journal storage.shards"
-        " storage.spaces storage.system storage.weights msgspec numpy urllib3"
+        " storage.spaces storage.system storage.weights storage.wording msgspec numpy urllib3"
     ),
     "ingest.embedded": (
         "ingest.client ingest.collector ingest.protocol ingest.server storage.declarations"
-        " storage.errors storage.experience storage.reading storage.spaces storage.weights msgspec"
-        " numpy uvloop"
+        " storage.errors storage.experience storage.reading storage.spaces storage.weights"
+        " storage.wording msgspec numpy uvloop"
     ),
     "ingest.episodes": (
-        "ingest.protocol storage.declarations storage.experience storage.spaces msgspec numpy"
+        "ingest.protocol storage.declarations storage.experience storage.spaces storage.wording"
+        " msgspec numpy"
     ),
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
-        "ingest.client ingest.protocol storage.experience storage.spaces msgspec numpy pyarrow"
-        " sqlalchemy"
+        "ingest.client ingest.protocol storage.experience storage.spaces storage.wording"
+        " msgspec numpy pyarrow sqlalchemy"
     ),
     "ingest.protocol": "msgspec",
     # gymnasium: the space of an environment's name, in `declare`
     "ingest.server": (
         "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.histogram"
         " ingest.protocol ingest.web storage.declarations storage.errors storage.experience"
-        " storage.spaces storage.system storage.weights gymnasium msgspec numpy prometheus_client"
-        " uvicorn uvloop"
+        " storage.spaces storage.system storage.weights storage.wording gymnasium msgspec numpy"
+        " prometheus_client uvicorn uvloop"
     ),
     # the caller is part of a request
     "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",
@@ -78,22 +79,24 @@ MAY_IMPORT = {
     "policy.algorithms": (
         "policy.inference policy.networks policy.ope policy.progress storage.errors"
         " storage.experience storage.reading storage.spaces storage.system storage.weights"
-        " gymnasium numpy safetensors torch"
+        " storage.wording gymnasium numpy safetensors torch"
     ),
     # `vector_env` splits nested observations as acting does
-    "policy.envs": "policy.inference storage.experience storage.spaces gymnasium numpy torch",
+    "policy.envs": (
+        "policy.inference storage.experience storage.spaces storage.wording gymnasium numpy torch"
+    ),
     # `weight_store` refuses weights that numpy cannot act with
     "policy.inference": "storage.declarations storage.errors storage.spaces storage.weights numpy",
     "policy.jobs": (
         "policy.algorithms policy.inference policy.networks policy.ope policy.progress"
         " storage.declarations storage.errors storage.experience storage.reading storage.shards"
-        " storage.spaces storage.system storage.weights matplotlib numpy torch"
+        " storage.spaces storage.system storage.weights storage.wording matplotlib numpy torch"
     ),
     "policy.networks": (
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
         " torch"
     ),
-    "policy.ope": "numpy scipy",
+    "policy.ope": "storage.wording numpy scipy",
     # advantages are those of PPO
     "policy.sampling": (
         "policy.algorithms policy.envs policy.inference storage.experience storage.spaces numpy"
@@ -102,17 +105,17 @@ MAY_IMPORT = {
     "policy.worker": (
         "policy.algorithms policy.envs policy.inference policy.networks policy.ope"
         " policy.sampling storage.declarations storage.errors storage.experience storage.spaces"
-        " storage.system storage.weights gymnasium numpy ray safetensors"
+        " storage.system storage.weights storage.wording gymnasium numpy ray safetensors"
     ),
     # `__main__` starts the writer and the second reader
     "storage": "storage.shards storage.system storage.verify",
     "storage.declarations": "storage.experience storage.spaces storage.system",
     # inside functions, if installed: Arrow compresses columns, all three accept batches
-    "storage.experience": "storage.errors msgspec numpy pandas pyarrow torch",
-    "storage.journal": "storage.errors storage.experience storage.system msgspec",
+    "storage.experience": "storage.errors storage.wording msgspec numpy pandas pyarrow torch",
+    "storage.journal": "storage.errors storage.experience storage.system storage.wording msgspec",
     "storage.reading": (
         "storage.declarations storage.experience storage.shards storage.spaces storage.system"
-        " numpy pyarrow torch watchdog"
+        " storage.wording numpy pyarrow torch watchdog"
     ),
     "storage.shards": (
         "storage.declarations storage.errors storage.experience storage.spaces storage.system"
@@ -122,10 +125,12 @@ MAY_IMPORT = {
     "storage.system": "storage.errors",
     "storage.verify": (
         "storage.declarations storage.errors storage.experience storage.journal storage.shards"
-        " storage.system storage.weights fastparquet msgspec numpy pandas pyarrow"
+        " storage.system storage.weights storage.wording fastparquet msgspec numpy pandas"
+        " pyarrow"
     ),
     "storage.weights": (
-        "storage.declarations storage.errors storage.experience storage.system numpy safetensors"
+        "storage.declarations storage.errors storage.experience storage.system storage.wording"
+        " numpy safetensors"
     ),
 }
 

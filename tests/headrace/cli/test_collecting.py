@@ -77,7 +77,7 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
         out, err, status = collect.stop(number)
     assert (status, err) == (0, "")
     assert "curl --json" in collect.greeting[0]
-    assert out == "Stopped: 1 steps acknowledged so far, 1 in shards.\n"
+    assert out == "Stopped: 1 step acknowledged so far, 1 in shards.\n"
 
 
 def test_the_first_request_has_what_the_collector_requires(tmp_path: Path) -> None:

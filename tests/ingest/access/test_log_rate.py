@@ -53,7 +53,7 @@ def test_what_was_left_out_is_told_once_there_is_room(caplog: pytest.LogCaptureF
     lines.tell("f", "late", 0.15)
     lines.tell(("g", "left"), "late", 0.3)
     assert [record.message for record in caplog.records] == [
-        "1 more episodes are broken (not logged individually)",
+        "1 more episode is broken (not logged individually)",
         "episode g, agent left is broken: late",
     ]
 

@@ -101,7 +101,7 @@ def test_what_has_no_room_for_now_is_no_bad_import() -> None:
     async def main() -> None:
         async with importing(MemoryJournal()) as (collector, send):
             collector.accept(wire.Batch(events=[wire.Start(episode_id="x")]), caller=caller)
-            with pytest.raises(Refusal, match="t: expected at most 1 open episodes") as refused:
+            with pytest.raises(Refusal, match="t: expected at most 1 open episode,") as refused:
                 await Importer(collector).take(request(table, caller=caller))
             assert (refused.value.status, refused.value.retry_after) == (429, 1.0)
             collector.accept(wire.Batch(events=[wire.End(episode_id="x")]), caller=caller)

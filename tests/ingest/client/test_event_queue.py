@@ -254,7 +254,7 @@ def test_a_pull_waits_no_longer_than_asked() -> None:
     box = outbox()
     put(box, step("a"))
     box.take()
-    with pytest.raises(TimeoutError, match="1 events wait"):
+    with pytest.raises(TimeoutError, match="1 event waits"):
         box.pull({"a"}, 0, time.monotonic() + 0.05)
 
 

@@ -474,7 +474,7 @@ def test_a_closing_collector_is_waited_for(collector: ScriptedCollector) -> None
     client.flush()
     back.clear()
     client.log_action(name, OBS, 1)
-    with pytest.raises(TimeoutError, match="1 events still wait for http"):
+    with pytest.raises(TimeoutError, match="1 event still waits for http"):
         client.flush(0.2)
     back.set()
     client.close()
@@ -488,7 +488,7 @@ def test_connect_says_that_nobody_is_there(unused_address: str) -> None:
     for call in (client.connect, lambda: client.get_action(name, OBS)):
         with pytest.raises(CollectorUnavailable, match=unused_address):
             call()
-    with pytest.raises(TimeoutError, match=r"1 events still wait.*Connection refused"):
+    with pytest.raises(TimeoutError, match=r"1 event still waits.*Connection refused"):
         client.close()
 
 
@@ -932,7 +932,7 @@ def test_a_full_queue_raises_at_once_when_told_to(collector: ScriptedCollector) 
         gate = hold_flight(collector, client)
         name = client.start_episode()
         client.log_action(name, OBS, 0)
-        with pytest.raises(BufferFull, match=r"3 events .* wait for the collector"):
+        with pytest.raises(BufferFull, match=r"3 events .* waiting for the collector"):
             client.log_step(OBS, 1, 1.0)
         client.log_action(name, OBS, 1)
         with pytest.raises(BufferFull, match="at most 4 events"):

@@ -229,7 +229,7 @@ def test_memory_is_bounded_while_the_disk_hangs(
     disk.answers.clear()
     for _ in range(10):
         client.log_step(SHORT, 1, 1.0)
-    with pytest.raises(BufferFull, match=r"30 events .* wait for the disk"):
+    with pytest.raises(BufferFull, match=r"30 events .* waiting for the disk"):
         client.log_step(SHORT, 1, 1.0)
     assert client.stats.unwritten == 30
     disk.answers.set()

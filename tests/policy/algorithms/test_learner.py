@@ -88,7 +88,7 @@ def test_numbers_beyond_float32_are_left_out_by_name(bandit_log, caplog, objecti
     assert_same_weights(learner, without)
     (ranges,) = learner.lineage.values()
     assert ranges == [[0, 2], [4, 19]]
-    assert f"1 rows are left out as not_finite, of episodes {batch['stream'][3]}/3" in caplog.text
+    assert f"1 row is left out as not_finite, of episodes {batch['stream'][3]}/3" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["loss", "weights", "actions"])
@@ -119,7 +119,7 @@ def test_an_update_that_goes_wrong_is_taken_back(bandit_log, caplog, monkeypatch
     assert_same_weights(learner, without)
     assert learner.lineage == without.lineage
     assert learner.policy.filter.to_json() == without.policy.filter.to_json()
-    assert "an update is undone, and its 50 rows are left out as not_finite" in caplog.text
+    assert "an update is undone; 50 rows left out as not_finite" in caplog.text
 
 
 def test_progress_is_told_up_to_the_end(bandit_log):

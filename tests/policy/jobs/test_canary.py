@@ -154,7 +154,7 @@ def test_what_is_missing_is_said(traffic: Traffic) -> None:
     found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
     _, young, waiting = found["reasons"]
     assert "64 episodes are too recent" in young
-    assert "101 episodes are old enough, and wait for later ones" in waiting
+    assert "101 episodes are old enough, but counted once" in waiting
     assert (found["young"], found["waiting"]) == (165, 101)
 
 

@@ -158,7 +158,7 @@ def test_rare_costs_without_an_event_are_not_better(tmp_path: Path, worse: float
     digest = stored(tmp_path, probabilities(0.97 - worse, 0.01, 0.01, 0.01 + worse))
     free = evaluate(tmp_path, "default", digest, split="all").judgement
     assert (free.verdict, free.approximate) == ("cannot tell", True)
-    assert "reward events" in " ".join(free.reasons)
+    assert "reward event" in " ".join(free.reasons)
     bound = evaluate(tmp_path, "default", digest, split="all", reward_range=(-1.0, 0.0)).judgement
     assert (bound.verdict, bound.approximate) == ("cannot tell", False)
     assert "more episodes" in " ".join(bound.reasons)
@@ -180,7 +180,7 @@ def test_policies_with_rare_costs_are_not_published(tmp_path: Path, rate: float)
         (snips,) = (one for one in found["target"] if one["name"] == "snips")
         certain += snips["interval"][0] > found["behaviour"]["value"]
         assert (refused["published"], found["verdict"]) == (False, "cannot tell")
-        assert "reward events" in " ".join(found["reasons"])
+        assert "reward event" in " ".join(found["reasons"])
     assert certain >= 3
 
 
@@ -254,7 +254,9 @@ def test_a_greedy_log_is_left_out_by_name(tmp_path: Path) -> None:
     result = evaluate(tmp_path, "default", digest, split="all")
     assert (result.excluded, result.episodes) == ({"certain": n}, 1000)
     assert result.judgement.verdict == "cannot tell"
-    assert "2000 episodes (66.7%) with steps of probability 1" in " ".join(result.judgement.reasons)
+    assert "2,000 episodes (66.7%) with steps of probability 1" in " ".join(
+        result.judgement.reasons
+    )
 
 
 @pytest.mark.parametrize("weighed", [True, False])

@@ -91,7 +91,7 @@ def test_an_update_that_is_taken_back_claims_none_of_its_rows(
     assert [one["rows"] for one in told + more] == [100, 0, 100, 100]
     assert result.excluded == {"not_finite": 100}
     assert result.rows_trained == 300 == len(live_log.claimed(root, result.version))
-    assert "are left out as not_finite: ppo: the loss became inf" in caplog.text
+    assert "left out as not_finite: ppo: the loss became inf" in caplog.text
     assert "of episodes e" in caplog.text
     weights = [WeightStore(root, "default").load(version)[1] for version in (2, 3)]
     for name, before in weights[0].items():

@@ -692,7 +692,7 @@ def test_what_is_sealed_and_trained_on_while_a_collector_is_asked_is_newer(
         report = verified(running.root)
     assert report.findings == ()
     newer, unserved = sorted(report.notes)
-    assert newer == "1 shards are newer than the account, and whole"
+    assert newer == "1 shard is newer than the account, and whole"
     assert "serves nothing" in unserved  # weights without a spec, which no collector accepts
     assert report.in_journal == OPEN_STEPS
 
