@@ -30,6 +30,7 @@ from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.jobs.judged_log import JudgedBlock, JudgedLog, Lineage
 from policy.jobs.judged_sample import Sample, Taken, ahead
+from policy.jobs.log_selection import LogSelection
 from policy.jobs.report import EvaluationError, EvaluationResult, Split
 from policy.jobs.schemas import HELD_OUT, require_fit
 from policy.jobs.scratch import Scratch
@@ -143,7 +144,7 @@ def evaluate(
         asked |= {"since": since, "until": until}
         read: dict[str, Any] = {"manifest": manifest, "retry_for": retry_for}
         read |= {"since": since, "until": until, "schema_id": schema_id}
-        gathered.read(log.blocks(root, policy_id, on_progress=on_progress, **read))
+        gathered.read(log.blocks(LogSelection(root=root, policy_id=policy_id, **read), on_progress))
         before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes)
         rules = _with_earlier(rules, before, alpha_budget, in_order=len(log.rows) < 2)
         judged = _judged(log, live, rules, gathered.judged(rules))

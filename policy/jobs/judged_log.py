@@ -1,7 +1,7 @@
 """The episodes that a candidate is judged by, read from shards in blocks; others are counted.
 
     log = JudgedLog(spec, Reserve(0.3), trained_on=[lineage, ...])
-    for block in log.blocks(root, policy_id, ...):   # whole episodes with propensities
+    for block in log.blocks(selection, on_progress):   # whole episodes with propensities
         ...
     log.excluded                                     # reason -> episodes, once all are read
 
@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
-from policy.jobs.schemas import in_other_schemas, require_fit, schema_to_read
+from policy.jobs.log_selection import LogSelection
+from policy.jobs.schemas import require_fit
 from policy.progress import Progress
 from storage.declarations.dropped_steps import Lost, dropped_steps
 from storage.experience.range_set import RangeSet
@@ -37,8 +38,8 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
-from storage.reading.ledger import Ledger, Ranges
-from storage.reading.shard_reader import EndOfInput, Reserve, ShardReader
+from storage.reading.ledger import Ledger
+from storage.reading.shard_reader import EndOfInput, Reserve
 from storage.spaces.descriptors import Discrete
 from storage.wording import counted
 
@@ -104,40 +105,17 @@ class JudgedLog:
         several = self._chances[0] < self._chances[1]
         return several and bool(self._units) and len(self._units) < self.episodes
 
-    def blocks(
-        self,
-        root: Path | str,
-        policy_id: str,
-        *,
-        manifest: Mapping[str, Ranges] | None,
-        since: int | None,
-        until: int | None,
-        schema_id: str | None,
-        retry_for: float,
-        on_progress: Progress,
-    ) -> Iterator[SampleBatch]:
-        """Read batches of logged episodes; pass each to `prepared`, then its result to `note`.
-
-        The arguments are those of `policy.jobs.evaluate.evaluate`.
-        """
+    def blocks(self, selection: LogSelection, on_progress: Progress) -> Iterator[SampleBatch]:
+        """Read batches of logged episodes; pass each to `prepared`, then its result to `note`."""
         rows = 0
-        self.dropped = dropped_steps(Path(root))
+        self.dropped = dropped_steps(Path(selection.root))
         size = self._spec.flattener.size
-        if manifest is None:
-            schema_id = schema_to_read(root, policy_id, schema_id)
-        with ShardReader(
-            root,
-            policy_id=policy_id,
+        with selection.reader(
             mode="episodes",
             batch_size=max(1, min(BLOCK_ROWS, BLOCK_CELLS // max(1, size))),
             select=self.reserve.rows,
-            ordinals=manifest,
-            since=since,
-            until=until,
-            schema_id=schema_id,
             incomplete=True,
             columns=tuple(dict.fromkeys((*_COLUMNS, *self.reserve.columns))),
-            retry_for=retry_for,
         ) as reader:
             while True:
                 try:
@@ -149,9 +127,7 @@ class JudgedLog:
                 rows += batch.count
                 on_progress("reading", rows, None)
                 yield batch
-            if manifest is None:
-                for why, n in in_other_schemas(root, policy_id, reader.schema_id).items():
-                    reader.stats.exclude(why, n)
+            selection.count_other_schemas(reader)
             self.not_read = {
                 ("not_held_out" if why == "select" else why): n
                 for why, n in reader.stats.excluded.items()

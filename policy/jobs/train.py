@@ -29,8 +29,9 @@ from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import Frozen
+from policy.jobs.log_selection import LogSelection
 from policy.jobs.run_once import Document, once, require_all
-from policy.jobs.schemas import HELD_OUT, in_other_schemas, require_fit, schema_to_read
+from policy.jobs.schemas import HELD_OUT, require_fit
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
@@ -152,12 +153,21 @@ def train(
     torch.set_num_threads(threads)
     config = _configured(algorithm, epochs)
     wanted = spec or declared_spec(Path(root), policy_id)
-    reserve, period = Reserve(evaluation_share, cluster), (since, until)
-    selection = _Selection(reserve)
-    if manifest is None:
-        schema_id = schema_to_read(root, policy_id, schema_id)
-    with _reader(
-        root, policy_id, selection, config, retry_for, period, manifest, schema_id
+    reserve = Reserve(evaluation_share, cluster)
+    selection = LogSelection(
+        root=root,
+        policy_id=policy_id,
+        since=since,
+        until=until,
+        manifest=manifest,
+        schema_id=schema_id,
+        retry_for=retry_for,
+    )
+    not_reserved = _NotReserved(reserve)
+    with selection.reader(
+        batch_size=READ_ROWS,
+        select=not_reserved,
+        columns=(*reserve.columns, *config.columns),
     ) as reader:
         make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
         learner = None if wanted is None else make(wanted)
@@ -167,12 +177,10 @@ def train(
                 require_fit(reader.spaces, (wanted.observation, wanted.action))
             learner = learner or make(_stored_spec(reader))
             metrics = learner.update(block, on_progress) or metrics
-        if manifest is None:
-            for why, rows in in_other_schemas(root, policy_id, reader.schema_id).items():
-                reader.stats.exclude(why, rows)
+        selection.count_other_schemas(reader)
         if learner is None or not learner.counts.rows_trained:
             raise NothingToTrainOn(_why_nothing(policy_id, learner, reader))
-        selection.require_tag()
+        not_reserved.require_tag()
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
         result = _result(learner, reader, metrics, policy_id, seed, reserve)
@@ -220,49 +228,25 @@ def _learner(
     return learner
 
 
-class _Selection:
-    """Selects the rows to train on, and notes which tags the episodes have."""
+class _NotReserved:
+    """Chooses the rows to train on, and notes which tags the episodes have."""
 
     def __init__(self, reserve: Reserve) -> None:
-        self.reserve = reserve
+        self._reserve = reserve
         self._tags: set[str] = set()
 
     def __call__(self, batch: SampleBatch) -> npt.NDArray[np.bool_]:
-        if self.reserve.cluster:
+        if self._reserve.cluster:
             self._tags |= tag_names(batch)
-        return ~self.reserve.rows(batch)
+        return ~self._reserve.rows(batch)
 
     def require_tag(self) -> None:
         """Raise ValueError if no episode has the cluster's tag."""
-        tag = self.reserve.tag
+        tag = self._reserve.tag
         if tag and tag not in self._tags:
             raise ValueError(
                 f"cluster: expected a tag of the episodes, {sorted(self._tags)}, got {tag!r}"
             )
-
-
-def _reader(
-    root: Path | str,
-    policy_id: str,
-    selection: _Selection,
-    config: AlgorithmConfig,
-    retry_for: float,
-    period: tuple[int | None, int | None],
-    manifest: Mapping[str, Ranges] | None,
-    schema_id: str | None,
-) -> ShardReader:
-    return ShardReader(
-        root,
-        policy_id=policy_id,
-        batch_size=READ_ROWS,
-        select=selection,
-        ordinals=manifest,
-        columns=(*selection.reserve.columns, *config.columns),
-        retry_for=retry_for,
-        since=period[0],
-        until=period[1],
-        schema_id=schema_id,
-    )
 
 
 def _blocks(reader: ShardReader, block_rows: int, on_progress: Progress) -> Iterator[SampleBatch]:
