@@ -24,6 +24,7 @@ ELSEWHERE = {
     "architecture.md": "ARCHITECTURE.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "airflow.md": "airflow_dags/README.md",
 }
 TITLES = {
     "ingest.client": "Clients",
@@ -57,6 +58,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to what is no page become the path in the repository, a line
     `<!-- file: examples/... -->` becomes that file, and `<!-- made: ... -->` a table of the code's.
     """
+    markdown = markdown.replace("](../airflow_dags/README.md", "](airflow.md")
     linked = re.sub(
         r"\[([^]]+)\]\(\.\./((?:examples|airflow_dags|data|tests)/?[^)]*)\)", r"`\2`", markdown
     )
@@ -66,10 +68,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _moved(text: str) -> str:
-    """A page of the repository's top level, with its links as they are from docs/."""
+    """A page from outside docs/, with its links as they are from docs/."""
 
     def link(found: re.Match[str]) -> str:
-        target, anchor = found[1], found[2] or ""
+        target, anchor = found[1].removeprefix("../"), found[2] or ""
         for page, source in ELSEWHERE.items():
             if target == source:
                 return f"]({page}{anchor})"

@@ -53,7 +53,7 @@ def main() -> None:
     except Exception as error:
         if not _is_the_users(error) or os.environ.get("HEADRACE_DEBUG"):
             raise
-        _fail(str(error), _status(error))
+        _fail(_advised(error), _status(error))
 
 
 def _follow_parent() -> None:
@@ -71,6 +71,15 @@ def _is_the_users(error: Exception) -> bool:
     from storage.errors import StorageError
 
     return isinstance(error, (IngestError, StorageError, ValueError, OSError))
+
+
+def _advised(error: Exception) -> str:
+    """The text of an error, with the setting that a missing token needs."""
+    from ingest.protocol.errors import Refusal
+
+    if isinstance(error, Refusal) and error.code == "unauthorized":
+        return f"{error} (set --token or HEADRACE_TOKEN)"
+    return str(error)
 
 
 def _status(error: Exception) -> int:

@@ -87,12 +87,10 @@ CANNOT_TELL_EXIT = 4
 
 
 @contextlib.contextmanager
-def _make_live(url: str | None, token: str | None, ca: Path | None) -> Iterator[MakeLive]:
-    """Yield a function that makes a candidate live: in its root, or by the collector at `url`."""
+def _make_live(url: str | None, token: str | None, ca: Path | None) -> Iterator[MakeLive | None]:
+    """Yield what makes a candidate live: the collector at `url`; None: its root."""
     if url is None:
-        from policy.inference.weight_store import WeightStore
-
-        yield WeightStore.publish
+        yield None
         return
     from ingest.client.publisher import Publisher
 

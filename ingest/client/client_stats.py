@@ -21,7 +21,8 @@ class ClientStats:
     Attributes:
         waiting: not acknowledged yet.
         acknowledged: on the collector's disk.
-        duplicates: acknowledged ones that the collector had already.
+        duplicates: acknowledged ones that the collector had already: after a lost answer, or
+            because they had travelled with a remote `get_action` and were not known to be on disk.
         resent: sent again, because there was no answer or the collector asked for it.
         refused: queued events by error code that the collector refused, or that did not fit the
             policy when its declaration became known. A value that a call itself refuses is never

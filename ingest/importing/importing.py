@@ -85,7 +85,7 @@ def run_import(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder, _closing(transport):
-        spec = _spec(transport, patient=not check or options.has_policies)
+        spec = _spec(transport, patient=not check)
         if check or options.episode is not None or options.policy is not None:
             units = several_passes(units, options, Path(folder))
         spaces, told = _spaces(spec, units, options)
@@ -167,6 +167,11 @@ def _spaces(
 
     Raises ImportFailed for a schema other than the expected one.
     """
+    if spec is None and options.has_policies:
+        raise ImportFailed(
+            f"check: expected a collector at {options.address}, which has the spaces of several "
+            f"policies, but none answers"
+        )
     if spec is None:
         pair = spaces_of(units, options, declared_categories(units, options))
         found: dict[str | None, tuple[Space, Space]] = {options.policy_id: pair}

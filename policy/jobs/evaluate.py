@@ -416,7 +416,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
         limit = 0 if log.untagged == log.episodes else None
         found.append(at_most("without_tag", log.untagged, limit, sentence, source))
     if none:
-        sentence = f"no episodes to judge by, log more of them: {log.left_out()}"
+        sentence = f"no episodes to judge by; left out: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "an empty log has no evidence"))
     return found
 

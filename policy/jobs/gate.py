@@ -156,7 +156,7 @@ def publish(
     *,
     frozen: Frozen | None = None,
     on_progress: Progress = no_progress,
-    make_live: MakeLive = WeightStore.publish,
+    make_live: MakeLive | None = None,
 ) -> Document:
     """Publish a candidate if the gate finds it better; `settings=None`: without a gate.
 
@@ -164,13 +164,13 @@ def publish(
     `gate` (the judgement; None without a gate, or if the candidate is live already), `already_live`
     (whether nothing changed), `decision` (the path of the recorded decision; None if nothing
     changed), and the live `version` and `generation` (None if it was not published). `make_live`
-    publishes; by default in this root.
+    publishes; None: in this root.
 
     With a frozen data set, the candidate is judged only by that, and the decision is recorded: a
     late retry returns it, without judging again and without making an older version live again. The
     dict then also has `manifest` and `unchanged`.
 
-    Raises ValueError for invalid settings, DataIncomplete, and GenerationConflict.
+    Raises ValueError for invalid settings, DataIncomplete, PolicyPinned and GenerationConflict.
     """
     store = WeightStore(root, policy_id)
     found = store.candidate(candidate)
@@ -178,11 +178,13 @@ def publish(
 
     def work() -> Document:
         decided = None
+        if make_live is None:
+            store.require_no_hold()  # before a look at the episodes is spent
         before = _live_of(store, candidate)
         if settings is not None and before is None:
             decided = _judge(root, candidate, store, settings, frozen, on_progress)
         passed = decided is None or decided["verdict"] == BETTER
-        live = make_live(store, candidate) if passed else None
+        live = (make_live or WeightStore.publish)(store, candidate) if passed else None
         unchanged = live is not None and (live.version, live.generation) == before
         done = {
             "published": passed,

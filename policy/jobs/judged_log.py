@@ -186,7 +186,12 @@ class JudgedLog:
     def left_out(self) -> str:
         """The counts of what was not used, as text."""
         counts = [f"{why}: {counted(n, 'episode')}" for why, n in self.excluded.items() if n]
-        counts += [f"{why}: {counted(n, 'step')}" for why, n in self.not_read.items() if n]
+        words = {"time": "outside the period", "other_policy": "of other policies"}
+        counts += [
+            f"{counted(n, 'step')} {words[why]}" if why in words else f"{why}: {counted(n, 'step')}"
+            for why, n in self.not_read.items()
+            if n
+        ]
         return ", ".join([*counts, *self.skipped.values()]) or "none were found"
 
 

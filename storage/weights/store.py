@@ -689,6 +689,10 @@ class WeightFolder:
         self._check(candidate, decode_weights(data, candidate.digests[WEIGHTS_FILE], "weights"))
         self._passed = candidate.digest
 
+    def require_no_hold(self) -> None:
+        """Raise PolicyPinned while a rollback, a pause or a canary holds the live version."""
+        self._require_no_hold(self.mended_live())
+
     def _require_no_hold(self, live: Live | None) -> None:
         if live is not None and (pin := live.hold) is not None:
             ends = "`headrace resume`" if pin is live.pinned else "`headrace promote` or `rollback`"

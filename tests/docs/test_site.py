@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     shutil.copytree(ROOT / "docs", copy / "docs")
     for page in (*ROOT.glob("*.md"), ROOT / "mkdocs.yml"):
         shutil.copy(page, copy)
-    for name in ("examples", "headrace", "ingest", "policy", "storage"):
+    for name in ("airflow_dags", "examples", "headrace", "ingest", "policy", "storage"):
         (copy / name).symlink_to(ROOT / name)
     broken = copy / "docs/cookbook.md"
     broken.write_text(broken.read_text() + "\n[a](nowhere.md), [b](limits.md#nowhere)\n")

@@ -272,8 +272,8 @@ def test_options_of_agents_that_make_no_sense_are_refused() -> None:
         ({"policies": {"w": "p"}, "policy": "p"}, "expected one of policies and policy"),
         ({"observation": {"p": ["x"]}}, "observation: columns by policy need policies or policy"),
         ({"policy": "p", "schema_id": "abc"}, "schema_id: expected none with several"),
-        ({"final_observation": ["x", "y"]}, "final_observation: expected 1 columns"),
-        ({"final_observation": "x"}, "final_observation: expected 1 columns"),
+        ({"final_observation": ["x", "y"]}, "final_observation: expected 1 column"),
+        ({"final_observation": "x"}, "final_observation: expected 1 column"),
     ):
         with pytest.raises(ImportFailed, match=text):
             ImportOptions(**{**plain, **more})

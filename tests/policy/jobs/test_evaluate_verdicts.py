@@ -23,6 +23,7 @@ from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.dropped_steps import Lost, say_dropped
 from storage.declarations.policy_files import save_declaration
+from storage.errors import PolicyPinned
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
@@ -227,6 +228,17 @@ def test_the_better_one_of_two_is_published(tmp_path: Path, limits: Any) -> None
     assert (again["published"], again["version"], again["gate"]) == (True, 2, None)
     assert again["already_live"]
     assert len(load_decisions(tmp_path, "default").known) == 1  # nothing was decided again
+
+
+def test_a_pinned_policy_is_not_judged(tmp_path: Path) -> None:
+    """A look at the held-out episodes, which the next one has to pay for, would be in vain."""
+    uniform_log(tmp_path, [0.87, 0.62, 0.06, 0.06], n=300)
+    store = WeightStore(tmp_path, "default")
+    store.publish(stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01)))
+    store.pause(why="a review")
+    with pytest.raises(PolicyPinned, match="a review"):
+        publish(tmp_path, "default", stored(tmp_path, probabilities(0.97, *[0.01] * 3)), Gate())
+    assert load_decisions(tmp_path, "default").known == ()
 
 
 def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
