@@ -22,8 +22,8 @@ def drain_waits_for_the_writer(patch: Patch) -> None:
 
 @mutant(crash="slow")
 def every_death_is_one_of_many(patch: Patch) -> None:
-    """A supervisor pauses after every death, not only after many in a row."""
-    patch.replace(Deaths, "pause", lambda self, now: PAUSE_SECONDS)
+    """A supervisor pauses after every death, not only after many in a row, and for longer."""
+    patch.replace(Deaths, "pause", lambda self, now: 3 * PAUSE_SECONDS)
 
 
 @mutant(two_collectors="unclear")
