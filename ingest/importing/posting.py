@@ -179,9 +179,16 @@ class RequestSender:
         self._labels, self._account = labels, account
         self._thread = ThreadPoolExecutor(1, "headrace-import")
         self._sent: tuple[ImportRequest, Future[wire.EventsReply]] | None = None
+        self._failed = False
 
     def send(self, request: ImportRequest, name: str) -> None:
-        """Post a request after the previous one. Raises ImportFailed, CollectorUnavailable."""
+        """Post a request after the previous one; after one that failed, post nothing.
+
+        The collector must never have a request without those before it: a second run would find
+        other rows under their numbers. Raises ImportFailed, CollectorUnavailable.
+        """
+        if self._failed:
+            return
         body = _encoded(request.episodes.table)
         self.wait()
         headers = {
@@ -200,6 +207,9 @@ class RequestSender:
                 reply = future.result()
             except KeyboardInterrupt:
                 self._sent = sent  # `abandon` still counts its answer
+                raise
+            except Exception:
+                self._failed = True
                 raise
             self._take(request, reply)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 import ingest.importing.posting as posting
 from ingest.importing.episodes import WholeEpisodes
 from ingest.importing.importing import import_table
-from ingest.importing.posting import RequestCutter, row_bytes
-from ingest.protocol.errors import ImportFailed
+from ingest.importing.posting import RequestCutter, RequestSender, row_bytes
+from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 MAX_BULK = 12_000  # bytes, some hundred rows
@@ -124,3 +125,47 @@ def test_what_the_collector_refuses_is_named(tmp_path: Path) -> None:
         (bad,) = report.bad
         assert (bad.source, bad.row, bad.episode) == ("table", 1, taken)
         assert sum(report.bad_counts.values()) == 1
+
+
+def decisions(count: int, first: float = 0.0) -> pa.Table:
+    """Episodes of one step, whose reward is their number from `first` on."""
+    numbers = first + np.arange(count)
+    return pa.table({"x": numbers, "a": [0] * count})
+
+
+def test_nothing_follows_a_refused_request(tmp_path: Path) -> None:
+    """Other rows under a known name: none is stored, though later requests have new keys."""
+    declare(tmp_path, "box:1", "discrete:2")
+    meaning = {"observation": ["x"], "action": "a", "reward": "x", "name": "shop"}
+    with CollectorProcess(tmp_path, options=("--limit", "max_bulk=20000")) as collector:
+        assert import_table(decisions(50), address=collector.address, **meaning).steps == 50
+        with pytest.raises(ImportFailed, match="other rows"):
+            import_table(decisions(3_000, 10_000.0), address=collector.address, **meaning)
+        assert collector.stop() == 0
+    assert sorted(row["rewards"] for row in shard_rows(tmp_path)) == list(range(50))
+
+
+def test_an_import_that_lost_a_request_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector was away for one request: the same import stores it, and those behind it."""
+    declare(tmp_path, "box:1", "discrete:2")
+    meaning = {"observation": ["x"], "action": "a", "reward": "x"}
+    post, sent = RequestSender._post, []
+
+    def away_once(self: RequestSender, body: bytes, headers: dict[str, str]) -> Any:
+        sent.append(headers["Idempotency-Key"])
+        if len(sent) == 2:
+            raise CollectorUnavailable("away")
+        return post(self, body, headers)
+
+    monkeypatch.setattr(RequestSender, "_post", away_once)
+    with CollectorProcess(tmp_path, options=("--limit", "max_bulk=20000")) as collector:
+        with pytest.raises(CollectorUnavailable, match="away"):
+            import_table(decisions(2_000), address=collector.address, **meaning)
+        assert len(sent) == 2
+        done = import_table(decisions(2_000), address=collector.address, **meaning)
+        assert done.rows_known + done.steps == 2_000
+        assert done.steps > 0
+        assert collector.stop() == 0
+    assert sorted(row["rewards"] for row in shard_rows(tmp_path)) == list(range(2_000))
