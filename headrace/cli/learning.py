@@ -51,7 +51,7 @@ from storage.wording import counted
 
 if TYPE_CHECKING:
     from policy.inference.weight_store import WeightStore
-    from policy.jobs.gate import MakeLive
+    from policy.jobs.gate import Elsewhere
 
 
 _WITHOUT_GATE = (
@@ -87,15 +87,15 @@ CANNOT_TELL_EXIT = 4
 
 
 @contextlib.contextmanager
-def _make_live(url: str | None, token: str | None, ca: Path | None) -> Iterator[MakeLive | None]:
-    """Yield what makes a candidate live: the collector at `url`; None: its root."""
+def _elsewhere(url: str | None, token: str | None, ca: Path | None) -> Iterator[Elsewhere | None]:
+    """Yield the collector that publishes; None without a `url`."""
     if url is None:
         yield None
         return
     from ingest.client.publisher import Publisher
 
     with Publisher(url, token=token, ca=ca) as elsewhere:
-        yield elsewhere.publish_candidate
+        yield elsewhere
 
 
 def freeze(
@@ -405,9 +405,9 @@ def publish(
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
     frozen = None if manifest is None else load_frozen(manifest)
     judge = settings if gate else None
-    with _make_live(url, token, ca) as make_live, console.progress() as told:
+    with _elsewhere(url, token, ca) as elsewhere, console.progress() as told:
         document = run(
-            root, policy_id, chosen, judge, frozen=frozen, on_progress=told, make_live=make_live
+            root, policy_id, chosen, judge, frozen=frozen, on_progress=told, elsewhere=elsewhere
         )
     if not document["published"]:
         verdict = document["gate"]["verdict"]
@@ -416,7 +416,7 @@ def publish(
         if as_json:
             console.line(document)
         raise typer.Exit(refused_exit if verdict == "worse" else CANNOT_TELL_EXIT)
-    fresh = not (document.get("unchanged") or document.get("already_live"))
+    fresh = document["decision"] is not None and not document.get("unchanged")
     if fresh and url is None:  # a collector writes its own line
         version, by = document["version"], "command line"
         audited("published", policy=policy_id, version=version, by=by, candidate=chosen)

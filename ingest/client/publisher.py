@@ -95,6 +95,14 @@ class Publisher:
                     raise Refusal("conflict", text) from refusal
                 number = there.next
 
+    def live_of(self, store: WeightFolder, digest: str) -> wire.NowLive | None:
+        """The collector's live version, if it came from this candidate of a local store."""
+        found = self.versions(store.policy_id)
+        sources = {one.get("version"): one.get("candidate") for one in found.versions}
+        if found.live is None or sources.get(found.live.version) != digest:
+            return None
+        return found.live
+
     def publish_candidate(self, store: WeightFolder, digest: str) -> wire.NowLive:
         """Publish a candidate of a local store. Raises WeightsNotFound, WeightsDamaged."""
         candidate, arrays = store.load_candidate(digest)

@@ -9,10 +9,10 @@ decision is recorded (storage.weights.decisions), also one without a gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
@@ -36,8 +36,15 @@ class Numbered(Protocol):
     def generation(self) -> int: ...
 
 
-MakeLive: TypeAlias = Callable[[WeightStore, str], Numbered]
-"""Publishes a store's candidate (its digest), in this root or through a collector."""
+class Elsewhere(Protocol):
+    """A collector that has its own versions, such as an `ingest.client.publisher.Publisher`."""
+
+    def live_of(self, store: WeightStore, digest: str) -> Numbered | None:
+        """What is live there, if it came from this candidate of a local store."""
+
+    def publish_candidate(self, store: WeightStore, digest: str) -> Numbered:
+        """Make a candidate of a local store live there."""
+
 
 __all__ = ["WITHOUT_EXPLORATION", "Gate", "evaluate_logs", "evaluate_once", "publish"]
 
@@ -156,15 +163,15 @@ def publish(
     *,
     frozen: Frozen | None = None,
     on_progress: Progress = no_progress,
-    make_live: MakeLive | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Document:
     """Publish a candidate if the gate finds it better; `settings=None`: without a gate.
 
     Returns a dict: `published`, `candidate` (the full digest), its `action_rule`, `notes` on that,
     `gate` (the judgement; None without a gate, or if the candidate is live already), `already_live`
     (whether nothing changed), `decision` (the path of the recorded decision; None if nothing
-    changed), and the live `version` and `generation` (None if it was not published). `make_live`
-    publishes; None: in this root.
+    changed), and the live `version` and `generation` (None if it was not published). `elsewhere`:
+    the collector that publishes; None: this root.
 
     With a frozen data set, the candidate is judged only by that, and the decision is recorded: a
     late retry returns it, without judging again and without making an older version live again. The
@@ -178,14 +185,18 @@ def publish(
 
     def work() -> Document:
         decided = None
-        if make_live is None:
+        if elsewhere is None:
             store.require_no_hold()  # before a look at the episodes is spent
-        before = _live_of(store, candidate)
-        if settings is not None and before is None:
+            live = _live_of(store, candidate)
+        else:
+            live = elsewhere.live_of(store, candidate)
+        already_live = live is not None
+        if settings is not None and not already_live:
             decided = _judge(root, candidate, store, settings, frozen, on_progress)
         passed = decided is None or decided["verdict"] == BETTER
-        live = (make_live or WeightStore.publish)(store, candidate) if passed else None
-        unchanged = live is not None and (live.version, live.generation) == before
+        if passed and live is None:
+            there = WeightStore.publish if elsewhere is None else elsewhere.publish_candidate
+            live = there(store, candidate)
         done = {
             "published": passed,
             "candidate": candidate,
@@ -195,10 +206,10 @@ def publish(
             "notes": [] if live is None or rule.explores else [WITHOUT_EXPLORATION],
         }
         path = None
-        if not unchanged:
+        if not already_live or not _is_recorded(root, policy_id, done):
             kept = _kept(decided, settings)
             path = str(record(root, {"policy_id": policy_id, **done, **kept}))
-        return {**done, "already_live": unchanged, "gate": decided, "decision": path}
+        return {**done, "already_live": already_live, "gate": decided, "decision": path}
 
     if frozen is None:
         return work()
@@ -206,12 +217,19 @@ def publish(
     return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
 
 
-def _live_of(store: WeightStore, candidate: str) -> tuple[int, int] | None:
-    """The live version and generation; None if another candidate is live, or none."""
+def _live_of(store: WeightStore, candidate: str) -> Numbered | None:
+    """What is live, if it came from this candidate."""
     live = store.live()
     if live is None or store.manifest(live.version).candidate != candidate:
         return None
-    return live.version, live.generation
+    return live
+
+
+def _is_recorded(root: Path | str, policy_id: str, done: Document) -> bool:
+    """Whether there is a decision on this version; a job may have been killed before it."""
+    made = (done["candidate"], done["version"])
+    known = load_decisions(root, policy_id).known
+    return any((one.get("candidate"), one.get("version")) == made for one in known)
 
 
 def _kept(decided: Document | None, settings: Gate | None) -> Document:

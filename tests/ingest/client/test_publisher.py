@@ -25,6 +25,7 @@ from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
+from storage.weights.decisions import load_decisions
 from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import Result, headrace
@@ -234,3 +235,46 @@ def test_what_is_done_under_a_root_leaves_an_audit_line(tmp_path: Path, house: H
     assert (audit["audit"], audit["version"], audit["to"]) == ("rolled_back", 3, 1)
     assert "@" in audit["pinned_by"]
     assert audit["why"] == "a complaint"
+
+
+def test_a_collector_of_another_root_is_asked_what_is_live_there(
+    tmp_path: Path, house: House
+) -> None:
+    """What is live in the local root passes no gate elsewhere; a repetition makes no version."""
+    declare(tmp_path / "run")
+    declare(tmp_path / "far")
+    store = WeightStore(tmp_path / "run", "default")
+    digest = store.add_candidate(
+        Policy(SPEC).get_weights(), spec=SPEC.to_json(), metrics={}, lineage={}
+    )
+    words = ("publish", digest, "--root", tmp_path / "run")
+    assert house.run(*words, "--no-gate").returncode == 0
+    scopes = ("--scope", "weights:publish", "--scope", "weights:read")
+    made = house.run("token", "create", "p", *scopes, "--root", tmp_path / "far")
+    with CollectorProcess(tmp_path / "far") as far:
+        there = (*words, "--url", far.address, "--token", made.stdout.strip())
+        judged = house.run(*there)
+        assert (judged.returncode, judged.stdout) == (4, "")
+        for told in ("without a gate: not judged", "it was live already"):
+            done = house.run(*there, "--no-gate")
+            assert done.stdout.startswith("Version 1 of default")
+            assert told in done.stdout
+    verdicts = [one["verdict"] for one in load_decisions(tmp_path / "run", "default").known]
+    assert verdicts == [None, "cannot tell", None]
+
+
+def test_a_publication_that_was_not_recorded_is_recorded_later(
+    tmp_path: Path, house: House
+) -> None:
+    """As after a kill between the two."""
+    declare(tmp_path)
+    store = WeightStore(tmp_path, "default")
+    digest = store.add_candidate(
+        Policy(SPEC).get_weights(), spec=SPEC.to_json(), metrics={}, lineage={}
+    )
+    store.publish(digest)
+    for recorded in (True, False):
+        done = house.run("publish", digest, "--root", tmp_path)
+        assert "it was live already" in done.stdout
+        assert ('"audit":"published"' in done.stderr) == recorded
+    assert len(load_decisions(tmp_path, "default").known) == 1
