@@ -89,7 +89,7 @@ def main(address: str, user: int) -> None:
             link, _ = asked.accept()
             if os.fork() == 0:
                 asked.close()
-                _follow(link)
+                _follow(link, over)
             link.close()
 
 
@@ -114,8 +114,11 @@ def _reap(*_: object) -> None:
             pass
 
 
-def _follow(link: socket.socket) -> None:
-    """Run a job in a child and tell its exit status; kill it if nobody waits for that."""
+def _follow(link: socket.socket, over: int) -> None:
+    """Run a job in a child and tell its exit status; kill it if nobody waits for that.
+
+    `over` is readable once the process has ended whose commands these are.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     job, files, _, _ = socket.recv_fds(link, _MOST_BYTES, 3)
     if (pid := os.fork()) == 0:
@@ -126,7 +129,8 @@ def _follow(link: socket.socket) -> None:
     ended = select.poll()
     ended.register(os.pidfd_open(pid), select.POLLIN)
     ended.register(link, select.POLLIN)
-    if link.fileno() in {file for file, _ in ended.poll()}:
+    ended.register(over, select.POLLIN)
+    if {link.fileno(), over} & {file for file, _ in ended.poll()}:
         os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(OSError):

@@ -40,17 +40,19 @@ def parsed(file: str) -> ast.Module:
 
 
 def dotted(node: ast.expr) -> str:
-    """`a.b.c` as it is written; "" for an expression that is more than names."""
+    """`a.b.c` as it is written; a part that is more than a name is empty, as in `.b.c`."""
     if isinstance(node, ast.Attribute):
-        start = dotted(node.value)
-        return f"{start}.{node.attr}" if start else ""
+        return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def calls(tree: ast.AST) -> Iterator[str]:
+    """The names of what is called, also as a decorator without brackets."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield dotted(node.func)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from map(dotted, node.decorator_list)
 
 
 def late_decoders(tree: ast.AST) -> list[str]:
@@ -139,7 +141,9 @@ def test_the_instruments_see_what_they_look_for() -> None:
     source = "def f():\n" + "    g.h()\n" * LONGEST_FUNCTION + "x = 1  # noqa: E501\n"
     assert long_functions(ast.parse(source)) == ["f"]
     assert set(calls(ast.parse(source))) == {"g.h"}
+    assert set(calls(ast.parse("@pytest.mark.skip\ndef f(): pass"))) == {"pytest.mark.skip"}
     late = ["msgspec.json.decode(b, type=T)", "Decoder(T)", "msgspec.convert(b, T)"]
+    late.append("get(m).json.Decoder(T)")
     assert [late_decoders(ast.parse(f"def f():\n    return {call}")) for call in late] == [
         [call] for call in late
     ]
