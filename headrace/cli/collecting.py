@@ -139,7 +139,7 @@ def collect(
     status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise, first))
     if running and not as_json:
         steps, rows = running[0].assembler.steps, running[0].sealing.totals.rows
-        print(f"Stopped: {counted(steps, 'step')} acknowledged so far, {rows} in shards.")
+        print(f"Stopped: {counted(steps, 'step')} acknowledged so far, {rows:,} in shards.")
     raise typer.Exit(status)
 
 

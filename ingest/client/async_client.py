@@ -33,7 +33,7 @@ from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import Delivery, HttpSession, refusal_from_json
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import label_of
-from ingest.protocol.errors import ClientError, CollectorUnavailable
+from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
 from ingest.protocol.messages import ActionReply, ActionsReply, Decision, GetAction
 
 REQUESTS = 4
@@ -54,6 +54,7 @@ class _PendingAction:
     request: GetAction
     answer: asyncio.Future[ActionReply]
     deadline: float
+    refused: Refusal | None = None  # the last time that the collector was busy
 
 
 class AsyncPolicyClient(PolicyClient):
@@ -257,7 +258,8 @@ class AsyncPolicyClient(PolicyClient):
         """Send the waiting observations, in at most `REQUESTS` requests at a time."""
         for question in self._questions:
             if not question.answer.done() and monotonic() >= question.deadline:
-                question.answer.set_exception(self._sender.no_answer(self._timeout))
+                error = question.refused or self._sender.no_answer(self._timeout)
+                question.answer.set_exception(error)
         self._questions = [one for one in self._questions if not one.answer.done()]
         while self._questions and self._requests < REQUESTS:
             size, count = 0, 0
@@ -304,6 +306,7 @@ class AsyncPolicyClient(PolicyClient):
             if refusal is None:
                 question.answer.set_result(reply)
             elif refusal.code == "busy":  # as with PolicyClient, it is asked again
+                question.refused = refusal
                 wait = min(refusal.retry_after or 0.1, max(0.0, question.deadline - monotonic()))
                 asyncio.get_running_loop().call_later(wait, self._ask, question)
             else:

@@ -419,7 +419,8 @@ class Routes:
             repeated = counted(collector.sealer.failures, "write")
             yield f"{repeated} of a shard had to be repeated: see the log."
         if self._router is not None and (errors := self._router.statuses[500]):
-            yield f"{counted(errors, 'answer was', 'answers were')} an internal error, a bug."
+            found = counted(errors, "answer was an internal error", "answers were internal errors")
+            yield f"{found}: a bug."
         lost = {} if self._trainers is None else self._trainers.off_chain()
         for name, versions in lost.items():
             if versions:

@@ -411,7 +411,8 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
     found.append(_sampled_check(log))
     if log.reserve.cluster:
-        sentence = f"{log.untagged} episodes without the tag {log.reserve.tag!r}, each its own unit"
+        episodes = counted(log.untagged, "episode")
+        sentence = f"{episodes} without the tag {log.reserve.tag!r}, each its own unit"
         source = "chosen here: a tag that no episode has is misspelt"
         limit = 0 if log.untagged == log.episodes else None
         found.append(at_most("without_tag", log.untagged, limit, sentence, source))

@@ -11,7 +11,6 @@ before new ones, as an interval for several looks requires.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,13 +146,12 @@ class JudgedLog:
         if gone:
             excluded["certain"] = gone
         heads = steps.take(np.cumsum(lengths) - lengths)
-        names = self.reserve.units(heads)
         return JudgedBlock(
             steps=steps,
             flat=spec.flattener.columns(columns_of(spec.observation, "obs", steps)),
             lengths=lengths,
-            names=names,
-            untagged=sum(map(operator.eq, names, heads[EPS_ID].tolist())),
+            names=self.reserve.units(heads),
+            untagged=int(np.count_nonzero(~self.reserve.tagged(heads))),
             certain=left,
             excluded=excluded,
         )

@@ -100,6 +100,12 @@ class Reserve:
         tags = batch[TAGS].tolist()
         return [_tag(text, self.tag) or own for text, own in zip(tags, episodes, strict=True)]
 
+    def tagged(self, batch: SampleBatch) -> Mask:
+        """(N,) whether each row's episode has the cluster's tag; True without a cluster."""
+        if not self.cluster:
+            return np.ones(batch.count, np.bool_)
+        return np.array([bool(_tag(text, self.tag)) for text in batch[TAGS].tolist()], np.bool_)
+
     @property
     def tag(self) -> str:
         """The tag whose values are the units; "" if the unit is an episode."""

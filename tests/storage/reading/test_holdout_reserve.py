@@ -37,6 +37,16 @@ def test_a_cluster_is_reserved_whole() -> None:
     assert (Reserve(0.5, "tag:user").rows(batch) | ~reserve.rows(batch)).all()
 
 
+def test_a_tag_may_have_the_episode_s_id_as_its_value() -> None:
+    """Whether an episode has the tag is not seen by the unit's name."""
+    batch = users()
+    named = [f'{{"session":"{name}"}}' for name in batch["eps_id"]]
+    own = SampleBatch(eps_id=batch["eps_id"], tags=np.array(named, object))
+    assert Reserve(0.3, "tag:session").tagged(own).all()
+    assert Reserve(0.3).tagged(batch).all()
+    assert (Reserve(0.3, "tag:user").tagged(batch) == (np.arange(2_000) // 10 % 3 != 0)).all()
+
+
 @pytest.mark.parametrize(
     ("share", "cluster", "told"),
     [(1.5, "", "evaluation_share"), (0.3, "user", "tag:NAME"), (0.3, "tag:", "tag:NAME")],
