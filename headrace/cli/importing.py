@@ -118,7 +118,7 @@ def _show(report: ImportReport, options: ImportOptions, *, as_json: bool) -> Non
     document = report.to_dict()
     if as_json:
         return console.line(document)
-    results.imported(document)
+    results.imported(document, options.name)
     if report.steps and not report.checked and options.name is None and options.query is None:
         print(
             "A longer file is another import, which stores these rows again: give --name NAME for "

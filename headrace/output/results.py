@@ -69,8 +69,11 @@ AT_LEAST = ("effective_sample_size", "reward_events")
 """Checks whose threshold is a minimum."""
 
 
-def imported(document: Document) -> None:
-    """Print `import`: the result for each row, the faulty rows, how columns were understood."""
+def imported(document: Document, given: str | None = None) -> None:
+    """Print `import`: the result for each row, the faulty rows, how columns were understood.
+
+    `given` is the name that the user gave it.
+    """
     counts = {
         "in the source": document["rows"],
         "would be sent" if document["checked"] else "acknowledged": document["steps"],
@@ -79,7 +82,7 @@ def imported(document: Document) -> None:
         "dropped for a missing cell": document["rows_dropped"],
     }
     where = f"for policy {', '.join(document['policies'])} of {document['address']}"
-    title = f"Imported as {document['name']} {where}"
+    title = f"Imported {'' if given is None else f'{given!r} '}as {document['name']} {where}"
     if document["checked"]:
         title = f"Checked {where}" if document["address"] else "Checked; no collector answered"
     table(title, ("rows", "count"), counts.items())

@@ -389,8 +389,8 @@ def _check(declared_schema: str, candidate: Candidate, weights: Weights) -> None
     require_usable(candidate, weights, declared_schema)
 
 
-def check_specs(policies: Mapping[str, PolicyDeclaration]) -> None:
-    """Raise DeclarationError for a declared `spec` that is invalid."""
+def check_specs(root: Path, policies: Mapping[str, PolicyDeclaration]) -> None:
+    """Raise DeclarationError for an invalid `spec` of a policy that is declared under a root."""
     for policy in policies.values():
         if policy.spec is not None:
             from policy.inference.spec import PolicySpec
@@ -398,7 +398,7 @@ def check_specs(policies: Mapping[str, PolicyDeclaration]) -> None:
             try:
                 PolicySpec.from_json(dict(policy.spec))
             except ValueError as error:
-                text = f"policies/{policy.policy_id}.json: spec: {error}"
+                text = f"{root}/policies/{policy.policy_id}.json: spec: {error}"
                 raise DeclarationError(text) from error
 
 

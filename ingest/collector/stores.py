@@ -54,7 +54,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     open, it fails at once. Raises DeclarationError, JournalLocked, StorageError, OSError.
     """
     policies = load_declarations(root)
-    check_specs(policies)
+    check_specs(root, policies)
     key = redaction_key(root, policies.values())
     journal = _opened(root / "journal")
     shelf = ShardFolder(root / "shards")

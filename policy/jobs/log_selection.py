@@ -37,7 +37,7 @@ class LogSelection:
         schema_id = self.schema_id
         if self.manifest is None:
             schema_id = schema_to_read(self.root, self.policy_id, schema_id)
-        return ShardReader(
+        reader = ShardReader(
             self.root,
             policy_id=self.policy_id,
             since=self.since,
@@ -47,6 +47,8 @@ class LogSelection:
             retry_for=self.retry_for,
             **how,
         )
+        reader.warns = False  # a job says itself what it has not found
+        return reader
 
     def count_other_schemas(self, reader: ShardReader) -> None:
         """Count the rows of other schemas as excluded; a manifest is of one schema."""

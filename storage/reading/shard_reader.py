@@ -221,6 +221,7 @@ class ShardReader(InputReader):
         self._prefetcher: Prefetcher | None = None
         self._restored: Position | None = None
         self._ended = self._closed = False
+        self.warns = True  # of an input without a shard; False: the caller says what is missing
         self._failed: BaseException | None = None
         self._empty = SampleBatch()
 
@@ -422,7 +423,7 @@ class ShardReader(InputReader):
                 self._cutter.push(out)
 
     def _finish(self) -> None:
-        if not self.stats.shards and not self.stats.excluded_shards:
+        if self.warns and not self.stats.shards and not self.stats.excluded_shards:
             log.warning("the input has ended, and no shard was read")
         if self._incomplete:
             self._mix(self._joiner.flush())

@@ -461,8 +461,10 @@ def _from_json(node: Json, where: str, depth: int) -> Space:
         raise SpaceError(f"{where}: {kind} spaces are not supported")
     if kind not in _KEYS:
         raise SpaceError(f"{where}: expected a kind of {', '.join(_KEYS)}, got {node!r:.200}")
-    if set(node) - _OPTIONAL.get(kind, set()) != _KEYS[kind] | {"kind"}:
-        raise SpaceError(f"{where}: expected keys {sorted(_KEYS[kind])}, got {sorted(node)}")
+    keys, optional = _KEYS[kind] | {"kind"}, _OPTIONAL.get(kind, set())
+    if set(node) - optional != keys:
+        may = f" and perhaps {sorted(optional)}" if optional else ""
+        raise SpaceError(f"{where}: expected keys {sorted(keys)}{may}, got {sorted(node)}")
     try:
         return _build(kind, node, where, depth)
     except SpaceError as error:
