@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -174,7 +175,11 @@ def _declare(root: Path, options: ImportOptions, *, redeclare: bool, as_json: bo
     declared = _declare_columns(root, options, redeclare=redeclare)
     if as_json:
         return console.line({"root": str(root), "policy": declared.to_json()})
-    return print(f"Declared. Now: headrace collect --root {root}")
+    observation, action = declared.observation.to_json(), declared.action.to_json()
+    print(
+        f"Declared the observation {json.dumps(observation)} and the action {json.dumps(action)}."
+    )
+    return print(f"Now: headrace collect --root {root}")
 
 
 def _declare_columns(root: Path, options: ImportOptions, *, redeclare: bool) -> PolicyDeclaration:

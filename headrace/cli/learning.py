@@ -416,7 +416,7 @@ def publish(
         if as_json:
             console.line(document)
         raise typer.Exit(refused_exit if verdict == "worse" else CANNOT_TELL_EXIT)
-    fresh = document["decision"] is not None and not document.get("unchanged")
+    fresh = not (document.get("unchanged") or document.get("already_live"))
     if fresh and url is None:  # a collector writes its own line
         version, by = document["version"], "command line"
         audited("published", policy=policy_id, version=version, by=by, candidate=chosen)

@@ -207,7 +207,7 @@ def publish(
         }
         path = None
         if not already_live or not _is_recorded(root, policy_id, done):
-            kept = _kept(decided, settings)
+            kept = _kept(decided, settings, already_live=already_live)
             path = str(record(root, {"policy_id": policy_id, **done, **kept}))
         return {**done, "already_live": already_live, "gate": decided, "decision": path}
 
@@ -232,10 +232,10 @@ def _is_recorded(root: Path | str, policy_id: str, done: Document) -> bool:
     return any((one.get("candidate"), one.get("version")) == made for one in known)
 
 
-def _kept(decided: Document | None, settings: Gate | None) -> Document:
+def _kept(decided: Document | None, settings: Gate | None, *, already_live: bool) -> Document:
     """The judgement as a decision records it; `verdict` is None without one."""
     if decided is None:
-        why = "without a gate" if settings is None else "it is live already"
+        why = "it is live already" if already_live or settings is not None else "without a gate"
         return {"verdict": None, "reasons": [why], "rows": {}, "episodes": 0}
     return decided
 

@@ -377,8 +377,8 @@ def effective_sample_size(numbers: Numbers, threshold: float, unit: str) -> Diag
     if number < threshold:
         sentence = f"effective sample size: expected {threshold:g} or more, got {number:.1f}"
         more = column.size * (threshold / number - 1) if number > 0 else math.inf
-        about = f"about {_rounded(more):,} more" if math.isfinite(more) else "more"
-        sentence += f": {about} {unit}, or a canary"
+        about = f"at least {_rounded(more):,} more" if math.isfinite(more) else "more"
+        sentence += f": a judgement needs {about} {unit}, or a canary"
     return at_least("effective_sample_size", number, threshold, sentence, "min_ess")
 
 

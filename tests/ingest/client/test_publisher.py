@@ -273,8 +273,9 @@ def test_a_publication_that_was_not_recorded_is_recorded_later(
         Policy(SPEC).get_weights(), spec=SPEC.to_json(), metrics={}, lineage={}
     )
     store.publish(digest)
-    for recorded in (True, False):
-        done = house.run("publish", digest, "--root", tmp_path)
+    for gate in ("--no-gate", "--gate"):
+        done = house.run("publish", digest, gate, "--root", tmp_path)
         assert "it was live already" in done.stdout
-        assert ('"audit":"published"' in done.stderr) == recorded
-    assert len(load_decisions(tmp_path, "default").known) == 1
+        assert "audit" not in done.stderr
+    (kept,) = load_decisions(tmp_path, "default").known
+    assert kept["reasons"] == ["it is live already"]
