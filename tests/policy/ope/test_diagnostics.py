@@ -118,7 +118,7 @@ def test_too_few_effective_episodes_say_how_many_more():
     assert "got 20.0: a judgement needs at least 400 more episodes, or a canary" in few.sentence
     assert effective_sample_size(weights, 20.0, "episodes").passed
     none = effective_sample_size(np.zeros(9), 1.0, "values of tag:user")
-    assert none.sentence.endswith("got 0.0: more values of tag:user, or a canary")
+    assert none.sentence.endswith("got 0.0: a judgement needs more values of tag:user, or a canary")
 
 
 def test_one_number_must_not_decide():
