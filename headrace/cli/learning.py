@@ -423,7 +423,7 @@ def publish(
     for note in document.get("notes", ()):
         print(f"note: {note}", file=sys.stderr)
     where = Where(root, policy_id, url, token, ca)
-    note = f" ({results.why_published(document, gated=gate)})"
+    note = f" ({results.why_published(document)})"
     return report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 

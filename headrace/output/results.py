@@ -204,14 +204,14 @@ def _limit(check: Document) -> str:
     return f"at least {limit}" if name in AT_LEAST else f"at most {limit}"
 
 
-def why_published(document: Document, *, gated: bool) -> str:
+def why_published(document: Document) -> str:
     """For `publish`: why a version may be live, and the verdict if it was judged."""
     judgement = document["gate"]
     if judgement is not None:
         bars = " and ".join(one["bar"] for one in judgement["comparisons"])
         approximate = ", approximately" if judgement["approximate"] else ""
         return f"{judgement['verdict']} than {bars}{approximate}"
-    if gated or document.get("already_live"):
+    if document.get("already_live"):  # not in a frozen data set's older records
         return "it was live already"
     return "without a gate: not judged"
 

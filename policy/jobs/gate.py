@@ -168,9 +168,9 @@ def publish(
     """Publish a candidate if the gate finds it better; `settings=None`: without a gate.
 
     Returns a dict: `published`, `candidate` (the full digest), its `action_rule`, `notes` on that,
-    `gate` (the judgement; None without a gate, or if the candidate is live already), `already_live`
-    (whether nothing changed), `decision` (the path of the recorded decision; None if nothing
-    changed), and the live `version` and `generation` (None if it was not published). `elsewhere`:
+    `gate` (the judgement; None without a gate, or if the candidate is live already),
+    `already_live`, `decision` (the path of what was recorded; None if this version had its
+    decision), and the live `version` and `generation` (None if it was not published). `elsewhere`:
     the collector that publishes; None: this root.
 
     With a frozen data set, the candidate is judged only by that, and the decision is recorded: a
@@ -207,7 +207,7 @@ def publish(
         }
         path = None
         if not already_live or not _is_recorded(root, policy_id, done):
-            kept = _kept(decided, settings, already_live=already_live)
+            kept = _kept(decided, already_live=already_live)
             path = str(record(root, {"policy_id": policy_id, **done, **kept}))
         return {**done, "already_live": already_live, "gate": decided, "decision": path}
 
@@ -232,10 +232,10 @@ def _is_recorded(root: Path | str, policy_id: str, done: Document) -> bool:
     return any((one.get("candidate"), one.get("version")) == made for one in known)
 
 
-def _kept(decided: Document | None, settings: Gate | None, *, already_live: bool) -> Document:
+def _kept(decided: Document | None, *, already_live: bool) -> Document:
     """The judgement as a decision records it; `verdict` is None without one."""
     if decided is None:
-        why = "it is live already" if already_live or settings is not None else "without a gate"
+        why = "it is live already" if already_live else "without a gate"
         return {"verdict": None, "reasons": [why], "rows": {}, "episodes": 0}
     return decided
 

@@ -147,7 +147,7 @@ def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path
     first = answer(headrace("publish", "latest", *words, "--json"))
     assert (first["published"], first["version"]) == (True, 1)
     assert (first["gate"]["verdict"], first["gate"]["approximate"]) == ("better", False)
-    assert results.why_published(first, gated=True) == "better than the logging policy"
+    assert results.why_published(first) == "better than the logging policy"
     again = headrace("publish", "--root", root, "--no-gate")
     assert again.stdout == (
         "Version 1 of default is wanted, no collector is registered (it was live already).\n"
