@@ -19,16 +19,13 @@ from ingest.importing.sources import KeptUnit, Unit, open_source, require_column
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import OTHER, Box, Dict, Discrete, MultiDiscrete, Space
 
-FEW = 256
-"""A column of integers in a range of at most this size is taken as choices, not measurements."""
-
 
 def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
     """(observation space, action space) that fit every usable row. Raises ImportFailed.
 
-    Categories become names, sorted or in the order of a given file of categories. Integers in a
-    small range become choices, other numbers float32 (see `spaces_of`). The action's integers
-    always become choices.
+    Categories become names, sorted or in the order of a given file of categories. Other columns of
+    the observation become float32, because a later log may have numbers that this one lacks. The
+    action's integers become choices, from the smallest to the largest.
     """
     if options.has_policies:
         raise ImportFailed("expected one policy: the spaces of several are declared one by one")
@@ -75,12 +72,9 @@ def spaces_of(
             cells = Cells(block.table, options, CellFaults(len(block.table)))
             for name in names:
                 ranges[name].add(cells.lists(name))
-            for column in options.finals:
-                if not column.categorical:
-                    ranges[column.part].add(cells.lists(column.name))
     return (
-        _space(options.observations, ranges, found, exact=False),
-        _space(options.actions, ranges, found, exact=True),
+        _space(options.observations, ranges, found, has_choices=False),
+        _space(options.actions, ranges, found, has_choices=True),
     )
 
 
@@ -106,13 +100,6 @@ class Range:
         self.low = min(self.low, float(kept.min()))
         self.high = max(self.high, float(kept.max()))
 
-    def sizes(self) -> tuple[list[int], list[int]] | None:
-        """(sizes, starts) of the choices, None if these are measurements."""
-        if not self.whole or self.count is None or not self.high - self.low < FEW:
-            return None
-        low = int(self.low)
-        return [int(self.high) - low + 1] * self.count, [low] * self.count
-
 
 def _is_whole(column: Any, values: Array) -> bool:
     """Whether all numbers are written as integers: 3.0 is a measurement."""
@@ -126,13 +113,17 @@ def _is_whole(column: Any, values: Array) -> bool:
 
 
 def _space(
-    columns: Sequence[ColumnOption], ranges: Mapping[str, Range], found: Categories, *, exact: bool
+    columns: Sequence[ColumnOption],
+    ranges: Mapping[str, Range],
+    found: Categories,
+    *,
+    has_choices: bool,
 ) -> Space:
     """Infer the space of some columns. Raises ImportFailed if there is no usable row.
 
-    One column of categories becomes a Discrete with their names, choices alone a Discrete or a
-    MultiDiscrete, measurements alone a Box, and categories together with other columns a Dict.
-    `exact`: integers are always choices (for an action).
+    One column of categories becomes a Discrete with their names, categories together with other
+    columns a Dict. Integers become a Discrete or a MultiDiscrete with `has_choices`, all other
+    numbers a Box.
     """
     for column in columns:
         if not column.categorical and not ranges[column.name].count:
@@ -144,25 +135,19 @@ def _space(
             raise ImportFailed(f"column {column.name}: expected categories, got none in any row")
     if any(column.categorical for column in columns):
         if len(columns) > 1:
-            named = ((one.name, _space([one], ranges, found, exact=exact)) for one in columns)
+            named = (
+                (one.name, _space([one], ranges, found, has_choices=has_choices)) for one in columns
+            )
             return Dict(tuple(named))
         names = map(category, found[columns[0].name])
         return Discrete.of(names, other=OTHER if columns[0].other else None)
-    choices = [_choices(ranges[column.name], exact) for column in columns]
-    if all(choices):
-        pairs = [pair for pair in choices if pair is not None]
-        sizes = [n for pair in pairs for n in pair[0]]
-        starts = [n for pair in pairs for n in pair[1]]
-        return (
-            Discrete(sizes[0], starts[0])
-            if len(sizes) == 1
-            else MultiDiscrete(tuple(sizes), tuple(starts))
-        )
-    return Box((sum(ranges[column.name].count or 0 for column in columns),))
-
-
-def _choices(range_: Range, exact: bool) -> tuple[list[int], list[int]] | None:
-    if exact and range_.whole and range_.count:
-        low = int(range_.low)
-        return [int(range_.high) - low + 1] * range_.count, [low] * range_.count
-    return range_.sizes()
+    each = [ranges[column.name] for column in columns]
+    if not has_choices or not all(range_.whole for range_ in each):
+        return Box((sum(range_.count or 0 for range_ in each),))
+    bounds = [
+        (int(range_.low), int(range_.high)) for range_ in each for _ in range(range_.count or 0)
+    ]
+    sizes, starts = [high - low + 1 for low, high in bounds], [low for low, _ in bounds]
+    if len(sizes) == 1:
+        return Discrete(sizes[0], starts[0])
+    return MultiDiscrete(tuple(sizes), tuple(starts))

@@ -652,26 +652,27 @@ def test_a_reader_is_kept_only_where_it_is_read_twice(
 
 
 def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
-    """Few integers are choices, measurements a float Box, categories names."""
+    """An action's integers are choices, other numbers a float Box, categories names."""
     rows = [
         {"c": c, "n": n, "f": f, "v": [0.5, 1.5], "a": a, "r": 0}
         for c, n, f, a in [("x", 3, 0.5, 7), ("y", 5, -2.0, 300), ("x", None, "bad", 4)]
     ]
     path = write(tmp_path / "log.jsonl", rows)
 
-    def infer(*observation: str, action: str = "a") -> Any:
+    def infer(*observation: str, action: str = "a", source: Path = path) -> Any:
         return infer_spaces(
-            ImportOptions(source=path, observation=observation, action=action, reward="r")
+            ImportOptions(source=source, observation=observation, action=action, reward="r")
         )
 
     names = Discrete.of(["x", "y"])
-    assert infer("n", "c:categories")[0] == Dict((("c", names), ("n", Discrete(3, 3))))
-    assert infer("n", "n")[0] == MultiDiscrete((3, 3), (3, 3))
+    assert infer("n", "c:categories")[0] == Dict((("c", names), ("n", Box((1,)))))
+    lists = write(tmp_path / "lists.jsonl", [{"n": n, "a": [n, 7], "r": 0} for n in (1, 2)])
+    assert infer("n", source=lists) == (Box((1,)), MultiDiscrete((7, 7), (1, 1)))
     assert infer("c:categories", action="c:categories:other") == (
         names,
         Discrete.of(["x", "y"], other="other"),
     )
-    assert infer("n") == (Discrete(3, 3), Discrete(297, 4))
+    assert infer("n") == (Box((1,)), Discrete(297, 4))
     assert infer("f", "v", "n", action="v") == (Box((4,)), Box((2,)))
     assert infer("c:categories", "f")[0] == Dict((("c", names), ("f", Box((1,)))))
 

@@ -415,12 +415,10 @@ def test_infos_are_json_of_their_columns(collector: CollectorProcess, tmp_path: 
     ]
 
 
-def test_names_and_ranges_are_those_of_final_observations_too(tmp_path: Path) -> None:
+def test_names_are_those_of_final_observations_too(tmp_path: Path) -> None:
     """Values that occur only in final observations count too."""
     rows = [("a", 1, "b", 2, 0, 0.0), ("b", 2, "goal", 3, 1, 1.0)]
     path = write(tmp_path / "log.csv", rows, ("s", "n", "next_s", "next_n", "a", "r"))
     given = {"source": path, "action": "a", "reward": "r"}
     named = ImportOptions(observation=["s:categories"], final_observation=["next_s"], **given)
     assert infer_spaces(named)[0] == Discrete.of(["a", "b", "goal"])
-    whole = ImportOptions(observation=["n"], final_observation=["next_n"], **given)
-    assert infer_spaces(whole)[0] == Discrete(3, 1)
