@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -110,12 +111,12 @@ class Layout:
         options: ImportOptions,
         spaces: Mapping[str | None, tuple[Space, Space]],
         found: Categories,
-        prefixes: Sequence[str],
+        prefixes: Sequence[Sequence[str]],
         labels: Sequence[str],
     ) -> None:
-        """`spaces` by policy; `prefixes` of episode ids, and `labels` of sources, by unit."""
+        """`spaces` by policy; `prefixes` of episode ids by policy and unit; `labels` by unit."""
         self._options, self._labels = options, labels
-        self._prefixes = pa.array(prefixes, pa.string())
+        self._prefixes = pa.array(itertools.chain(*prefixes), pa.string())
         self._fillers = [Filler(options, name, pair, found) for name, pair in spaces.items()]
         self._owners = Owners(options, list(spaces))
 
@@ -141,7 +142,7 @@ class Layout:
             for number, filler in enumerate(self._fillers)
         ]
         kept = kept[~_with_any(faults.bad, owned.owner)[kept]]
-        columns["eps_id"] = self._ids(table)
+        columns["eps_id"] = self._ids(table, owned.policy)
         report.rows_dropped += int(faults.dropped.sum())
         report.rows_left_out += int((~faults.dropped).sum()) - len(kept)
         self._tell(chunk, faults.found, columns["eps_id"], account)
@@ -215,9 +216,10 @@ class Layout:
 
     # --- columns of requests ---------------------------------------------------------------------
 
-    def _ids(self, table: Any) -> Any:
+    def _ids(self, table: Any, policy: Array) -> Any:
         """The episodes' ids, with the import's prefix, so that sources can use the same names."""
-        prefixes = self._prefixes.take(table[UNIT].combine_chunks())
+        units = np.maximum(policy, 0) * len(self._labels) + table[UNIT].to_numpy()
+        prefixes = self._prefixes.take(pa.array(units))
         if self._options.episode is None:
             keys = table[NUMBER].combine_chunks().cast(pa.string())
         else:

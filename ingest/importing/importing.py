@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import tempfile
@@ -41,7 +42,7 @@ from ingest.importing.options import ImportOptions
 from ingest.importing.posting import RequestCutter, RequestSender
 from ingest.importing.report import Account, ImportReport
 from ingest.importing.sources import Unit, open_source, require_columns
-from ingest.importing.values import spaces_of_names
+from ingest.importing.values import named_spaces
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.spaces.descriptors import Space, schema_id
 from storage.wording import counted
@@ -92,22 +93,28 @@ def run_import(
         every = [
             named
             for policy, pair in spaces.items()
-            for named in spaces_of_names(
+            for named in named_spaces(
                 pair, options.observations_of(policy), options.actions_of(policy)
             )
         ]
-        unnamed = list(dict.fromkeys(name for name, space in every if space is None))
+        unnamed = [column.name for column, names in every if column.categorical and names is None]
+        unnamed = list(dict.fromkeys(unnamed))
         codes = categories_path(options)
         if unnamed and not (codes is not None and codes.exists()):
             units = several_passes(units, options, Path(folder))
         categories = known_categories(units, unnamed, options.categorical_finals, codes)
-        lists = [(name, space.to_json()) for name, space in every if space is not None]
         account = Account(options.bad_shown)
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(spec.policy(name).policy_id) for name in spaces]
-        meant = {"categories": categories, "names": lists}
-        names = _names(units, options, meant, account.report.policies)
+        # with a space's names, NAME and NAME:categories mean the same
+        read_as = [
+            (column.name, column.categorical if names is None else names.to_json())
+            for column, names in every
+        ]
+        meant = {"categories": categories, "columns": read_as}
+        policies = dict(zip(spaces, account.report.policies or map(str, spaces), strict=True))
+        names = _names(units, options, meant, policies)
         with _naming(account.report):
             run = _Run(units, options, spaces, categories, names, account, on_progress)
         if check or spec is None:
@@ -120,7 +127,7 @@ def run_import(
         report = account.finish()
         if report.rows == 0:
             raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
-        report.checked, report.name = check, _name(*names)
+        report.checked, report.name = check, _name(*itertools.chain(*names.values()))
         report.understood["spaces"] = told
         report.seconds = time.monotonic() - began
         return report
@@ -212,30 +219,49 @@ def _policies(
 def _names(
     units: Sequence[Unit],
     options: ImportOptions,
-    categories: Mapping[str, Any],
-    policies: Sequence[str],
-) -> list[str]:
-    """The import name of each unit; the same for all with a column of episodes.
+    meant: Mapping[str, Any],
+    policies: Mapping[str | None, str],
+) -> dict[str | None, list[str]]:
+    """Policy -> the import name of each unit; the same for all units with a column of episodes.
 
     It is `import-` and a digest of the content and of the options that give it meaning, including
-    the names of `categories`; or of the option `name` and the one policy. Raises ImportFailed.
+    what its columns are read as; or of the option `name` and, unless policies share the name, of
+    the policy. `policies`: as asked for -> as the collector calls them. Raises ImportFailed.
     """
     if options.name is not None:
-        only = [] if options.has_policies else [*policies]  # several are in the requests' keys
-        return [_name(options.name, json.dumps([_FORMAT, only]))] * len(units)
+        share = _share_name(options)
+        parts = {asked: [] if share else [policy] for asked, policy in policies.items()}
+        return {
+            asked: [_name(options.name, json.dumps([_FORMAT, part]))] * len(units)
+            for asked, part in parts.items()
+        }
     digests = [unit.digest() for unit in units]
     if None in digests:
         raise ImportFailed("name: expected one for a source that can be read only once")
-    meaning = {"format": _FORMAT, **categories, **options.meaning()}
+    meaning = {"format": _FORMAT, **meant, **options.meaning()}
     if options.episode is not None:
         digests = [json.dumps(digests)] * len(units)
-    return [_name(str(digest), json.dumps(meaning, sort_keys=True)) for digest in digests]
+    names = [_name(str(digest), json.dumps(meaning, sort_keys=True)) for digest in digests]
+    return dict.fromkeys(policies, names)
+
+
+def _share_name(options: ImportOptions) -> bool:
+    """Whether several policies have one import name, and their own keys of requests.
+
+    An episode's id begins like the name, so agents of different policies in one episode need it.
+    """
+    return options.has_policies and (options.name is None or options.agent is not None)
 
 
 def _name(*parts: str) -> str:
     if len(set(parts)) == 1:
         return parts[0]
     return f"import-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
+
+
+def _prefix(name: str) -> str:
+    """What the ids of an import's episodes begin with."""
+    return name.removeprefix("import-")[:12]
 
 
 class _Lane:
@@ -270,13 +296,13 @@ class _Run:
         options: ImportOptions,
         spaces: Mapping[str | None, tuple[Space, Space]],
         categories: Categories,
-        names: Sequence[str],
+        names: Mapping[str | None, Sequence[str]],
         account: Account,
         on_progress: Progress | None,
     ) -> None:
         self._options, self._names = options, names
         self._account, self._on_progress = account, on_progress
-        prefixes = [name.removeprefix("import-")[:12] for name in names]
+        prefixes = [[_prefix(name) for name in names[policy]] for policy in spaces]
         labels = [unit.label for unit in units]
         self._layout = Layout(options, spaces, categories, prefixes, labels)
         if options.episode is None:
@@ -305,8 +331,9 @@ class _Run:
                 for chunk in self._chunks:
                     for policy, episodes in self._layout.episodes(chunk, self._account):
                         if policy not in lanes:
-                            suffix = f":{policy}" if self._options.has_policies else ""
-                            lanes[policy] = _Lane(sender, max_bulk, self._names, suffix)
+                            suffix = f":{policy}" if _share_name(self._options) else ""
+                            names = self._names[policy]
+                            lanes[policy] = _Lane(sender, max_bulk, names, suffix)
                         lanes[policy].send(episodes)
                     self._tell()
             except KeyboardInterrupt:

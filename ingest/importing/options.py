@@ -249,12 +249,18 @@ class ImportOptions:
         return list(dict.fromkeys([*names, *self.tags.values(), *self.infos.values()]))
 
     def meaning(self) -> dict[str, Any]:
-        """The options that change what is imported, as a JSON object."""
+        """The options that change what is imported, as a JSON object.
+
+        Columns are names alone: whether their values are names depends on the policy's spaces too.
+        """
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         lists: dict[str, Any] = {"reward": self.rewards}
         for name in ("observation", "action", "final_observation"):
             given = getattr(self, name)
-            lists[name] = {key: _of(name, given, key) for key in sorted(_keys(given), key=str)}
+            lists[name] = {
+                key: [ColumnOption.parse(text).name for text in _of(name, given, key)]
+                for key in sorted(_keys(given), key=str)
+            }
         maps = {
             name: dict(getattr(self, name)) for name in ("tags", "infos", "default", "policies")
         }

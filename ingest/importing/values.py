@@ -125,21 +125,19 @@ def _require_room(
 # --- names -----------------------------------------------------------------------------------
 
 
-def spaces_of_names(
+def named_spaces(
     spaces: tuple[Space, Space],
     observations: Sequence[ColumnOption],
     actions: Sequence[ColumnOption],
-) -> Iterator[tuple[str, Discrete | None]]:
-    """Each column of categories, and the space that has names for it, None without names."""
+) -> Iterator[tuple[ColumnOption, Discrete | None]]:
+    """Each column, and the space whose names its values are, None if it has none."""
     for space, columns in zip(spaces, (observations, actions), strict=True):
         found: dict[str, Space] = {}
         if isinstance(space, (Dict, Tuple)):
             found = {column.name: inner for _, inner, column in _parts(space, columns)}
         for column in columns:
-            if column.categorical:
-                inner = found.get(column.name, space)
-                named = inner if isinstance(inner, Discrete) and inner.names else None
-                yield column.name, named
+            inner = found.get(column.name, space)
+            yield column, inner if isinstance(inner, Discrete) and inner.names else None
 
 
 def _name_reader(prefix: str, space: Discrete, name: str) -> Read:

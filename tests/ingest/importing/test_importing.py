@@ -574,6 +574,8 @@ def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
         table = {"x": [0.0, 0.0, 0.0], "item": [7, 42, 1], "r": [1.0, 2.0, 3.0]}
         report = import_table(pa.table(table), action="item:categories", **options)
         assert report.bad_counts == {"column item: expected a known category": 1}
+        again = import_table(pa.table(table), action="item", **options)
+        assert (again.name, again.rows_known) == (report.name, 2), "a name in either form"
         found = sorted((row["rewards"], row["actions"]) for row in stored(collector))
     assert found == [(1, 1), (2, 0)]
 

@@ -415,6 +415,23 @@ def test_infos_are_json_of_their_columns(collector: CollectorProcess, tmp_path: 
     ]
 
 
+def test_a_named_import_has_its_policies_from_a_column_or_an_option(
+    collector: CollectorProcess,
+) -> None:
+    """Under a name, the rows of a policy are known however the policy was given."""
+    hops = {"x": [0.1, 0.2], "a": [0, 1], "r": [1.0, 2.0]}
+    more = {"x": [0.3], "a": [None], "r": [3.0], "b": ["left"], "p": ["flyer"]}
+    table = pa.table(hops | {"b": [None, None], "p": ["hopper", "hopper"]})
+    table = pa.concat_tables([table, pa.table(more)], promote_options="permissive")
+    given = {"observation": ["x"], "reward": "r", "name": "hops", "address": collector.address}
+    first = import_table(pa.table(hops), action="a", policy_id="hopper", **given)
+    assert (first.steps, first.rows_known) == (2, 0)
+    both = {"action": {"hopper": "a", "flyer": "b"}, "policy": "p"}
+    again = import_table(table, **both, **given)
+    assert (again.steps, again.rows_known, again.bad_counts) == (1, 2, {})
+    assert import_table(table, **both, **given).rows_known == 3
+
+
 def test_names_are_those_of_final_observations_too(tmp_path: Path) -> None:
     """Values that occur only in final observations count too."""
     rows = [("a", 1, "b", 2, 0, 0.0), ("b", 2, "goal", 3, 1, 1.0)]
