@@ -155,6 +155,9 @@ def test_several_policies_have_columns_of_their_own(tmp_path: Path) -> None:
         assert refused(headrace(*words, "--action", "r"), "expected one column")
         assert refused(headrace(*words, "--declare", tmp_path / "other"), "expected one policy")
         assert collector.stop() == 0
+    nobody = "http://127.0.0.1:9"
+    told = f"check: expected a collector at {nobody}, which has the spaces of several policies"
+    assert refused(headrace(*words[:-1], nobody, "--check"), f"{told}, but none answers")
     rows = {row["agent_id"]: row for row in shard_rows(root)}
     assert (rows["w"]["policy_id"], rows["f"]["policy_id"]) == ("walker", "flyer")
     assert json.loads(rows["f"]["infos"]) == {"seen": 5}
