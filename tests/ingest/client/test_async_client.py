@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
+from ingest.client import async_client
 from ingest.client.async_client import AsyncPolicyClient
 from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
+from ingest.protocol.messages import MSGPACK, ActionReply, ActionsReply, encode
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.ingest.scripted_collector import ScriptedCollector
+from tests.ingest.scripted_collector import Answer, ScriptedCollector, Serve
 
 ACTIONS = 1000  # two draws agree once in so many times
 OBS = [0.0, 0.5, 1.0, -0.5]
@@ -277,6 +279,35 @@ def test_a_client_that_has_acted_acts_in_a_forked_child(
     command = [sys.executable, "-c", FORKING, collector.address, mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "acted\n" * 3), done.stderr
+
+
+def test_a_collector_that_is_busy_until_the_deadline_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`get_action` raises the collector's own refusal, not that there was no answer."""
+    now = 0.0
+    monkeypatch.setattr(async_client, "monotonic", lambda: now)
+
+    def busy(serve: Serve) -> Answer:
+        nonlocal now
+        now += 25.0
+        error = Refusal("busy", "scripted busy", retry_after=0.001).to_json()
+        reply = ActionsReply(durable=True, actions=[ActionReply(episode_id="", error=error)])
+        return Answer(200, encode(reply, MSGPACK))
+
+    async def main(collector: ScriptedCollector) -> None:
+        async with AsyncPolicyClient(collector.address, "remote", timeout=60.0) as client:
+            name = client.start_episode()
+            await client.flush(60)
+            collector.faults.extend([busy] * 3)
+            with pytest.raises(Refusal, match="scripted busy") as caught:
+                await client.get_action(name, [0.0, 0.0])
+            assert caught.value.code == "busy"
+            client.end_episode(name)
+
+    with ScriptedCollector() as collector:
+        asyncio.run(main(collector))
+        assert len(collector.bodies("/v1/actions")) == 3
 
 
 def test_a_call_without_an_answer_ends_however_many_wait() -> None:
