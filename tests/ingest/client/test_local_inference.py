@@ -13,11 +13,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
+from ingest.client import local_inference
 from ingest.client.local_inference import LocalPolicy
 from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import Answer, Transport
@@ -242,10 +244,14 @@ def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_pol
         client.end_episode(episode)
 
 
-def test_a_first_fetch_that_fails_is_not_repeated_by_those_who_waited_for_it() -> None:
+def test_a_first_fetch_that_fails_is_not_repeated_by_those_who_waited_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Threads that act at once without weights wait for one `timeout` together, not for one
     each.
     """
+    at_once = SimpleNamespace(monotonic=lambda: 0.0)  # also for a thread that is late to wait
+    monkeypatch.setattr(local_inference, "time", at_once)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         transport = Transport(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.25)
         policy = LocalPolicy(transport, "default", 10.0, long_poll=False)

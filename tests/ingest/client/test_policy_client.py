@@ -49,7 +49,7 @@ def collector() -> Iterator[ScriptedCollector]:
 
 @pytest.fixture
 def client(collector: ScriptedCollector) -> Iterator[PolicyClient]:
-    made = PolicyClient(collector.address, "remote", timeout=10.0, max_wait=10.0)
+    made = PolicyClient(collector.address, "remote", timeout=60.0, max_wait=60.0)
     made.connect()
     yield made
     made.close()
@@ -553,12 +553,12 @@ def test_a_refusal_that_nobody_waits_for_is_logged(
 ) -> None:
     """Once for each reason; with `on_error` that is called instead."""
     told: list[Refusal] = []
-    other = PolicyClient(collector.address, on_error=told.append, timeout=10.0)
+    other = PolicyClient(collector.address, on_error=told.append, timeout=60.0)
     collector.judge = lambda event: "invalid"
     for one in (client, other):
         for _ in range(2):
             one.log_step(OBS, 1, 1.0)
-        assert one._outbox.drained(10.0, lambda: False)
+        assert one._outbox.drained(60.0, lambda: False)
     for one in (client, other):
         with pytest.raises(Refusal):
             one.flush()
@@ -986,6 +986,7 @@ def test_a_full_queue_blocks_until_there_is_room(collector: ScriptedCollector) -
         client.log_action(name, OBS, 0)
         with pytest.raises(BufferFull):
             client.log_action(name, OBS, 1)
+        client._outbox.patience = 60.0
         gate.opened.set()
         client.log_action(name, OBS, 1)
         client.flush(60)
@@ -1050,7 +1051,7 @@ def test_a_given_session_is_used_for_everything(collector: ScriptedCollector) ->
             collector.faults.append(cut_after)
             client.get_action(name, OBS)
             client.end_episode(name)
-        session.get(f"{collector.address}/v1/spec", timeout=5)
+        session.get(f"{collector.address}/v1/spec", timeout=60)
     assert {headers["x-team"] for _, headers, _ in collector.requests} == {"ads"}
     assert collector.episodes[name].ended
 

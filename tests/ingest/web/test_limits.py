@@ -131,7 +131,7 @@ def test_blank_lines_do_not_keep_a_connection(collector: CollectorProcess) -> No
     with connect(collector.port) as connection:
         connection.sendall(GET)
         listen(connection)
-        for _ in range(100):
+        for _ in range(1_000):
             connection.settimeout(0.05)
             heard = listen(connection, answers=0)
             if heard.closed:
