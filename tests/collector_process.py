@@ -23,7 +23,7 @@ from storage.spaces.descriptors import parse_space
 from tests.closing import Closing
 from tests.collector_template import Forked, template
 
-READY_SECONDS = 30
+READY_SECONDS = 60
 DRAIN_SECONDS = 60.0
 """So long a stop waits for shards, so that they are there on a busy machine too."""
 
@@ -73,7 +73,7 @@ class CollectorProcess(Closing):
         self._program, self._plant = program, plant
         self._env = env
         self._pool = urllib3.PoolManager(
-            retries=False, timeout=20.0, ca_certs=None if ca is None else str(ca)
+            retries=False, timeout=120.0, ca_certs=None if ca is None else str(ca)
         )
         self.process = self._spawn()
 

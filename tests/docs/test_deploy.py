@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "docs/deploy/headrace-collect.service"
 IGNORED = ROOT / ".dockerignore"
 LINES = (ROOT / "docs/deploy/Containerfile").read_text().replace("\\\n", "").splitlines()
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
 
 
 def words_of(instruction: str) -> list[str]:

@@ -23,7 +23,7 @@ from tests.closing import Closing
 from tests.collector_template import template
 
 ROOT = Path(__file__).parents[2]
-STOP_SECONDS = 30
+STOP_SECONDS = 60
 
 
 Result: TypeAlias = subprocess.CompletedProcess[str]

@@ -6,7 +6,7 @@ import re
 import socket
 from dataclasses import dataclass
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds for an answer; only a server that hangs takes as long."""
 HOST = b"Host: localhost\r\n"
 _LENGTH = re.compile(rb"content-length: (\d+)\r\n(?:[^\r]+\r\n)*\r\n")

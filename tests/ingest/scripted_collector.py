@@ -79,7 +79,7 @@ class Gate:
 
     def __call__(self, serve: Serve) -> Answer:
         self.reached.set()
-        self.opened.wait(20)
+        self.opened.wait(120)
         return serve()
 
 

@@ -22,7 +22,7 @@ from storage.journal.sqlite_journal import MemoryJournal
 from storage.shards.names import ShardInfo, ShardWriteError
 from storage.shards.unrecorded_shards import FoundPart, FoundShard
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 @dataclass

@@ -76,7 +76,7 @@ def test_names_go_in_and_come_out(collector: CollectorProcess) -> None:
         for place in range(240):
             observation, item, reward = logged(place)
             client.log_step(observation, item, reward, action_prob=0.5)
-        client.flush(20)
+        client.flush(60)
         with pytest.raises(
             SpaceError, match="one of the 2 names 'item-42', 'item-7', got 'item-9'"
         ):

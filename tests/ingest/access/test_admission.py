@@ -113,10 +113,12 @@ def test_each_route_asks_for_its_scope(
     """
     if path == "/":
         statuses = {
-            name: requests.get(house.process.address, headers=bearer(token), timeout=10).status_code
+            name: requests.get(
+                house.process.address, headers=bearer(token), timeout=PATIENCE
+            ).status_code
             for name, token in house.tokens.items()
         }
-        assert requests.get(house.process.address, timeout=10).status_code == 401
+        assert requests.get(house.process.address, timeout=PATIENCE).status_code == 401
     else:
         statuses = {name: house.status(method, path, name, body) for name in house.tokens}
         assert house.status(method, path, None, body) == 401
@@ -127,7 +129,7 @@ def test_each_route_asks_for_its_scope(
 def test_weights_are_for_those_who_may_read_them(house: House) -> None:
     path = house.process.address + "/v1/policies/default/weights"
     statuses = {
-        name: requests.get(path, headers=bearer(token), timeout=10).status_code
+        name: requests.get(path, headers=bearer(token), timeout=PATIENCE).status_code
         for name, token in house.tokens.items()
     }
     assert {name for name, status in statuses.items() if status == 200} == {"weights:read"}
@@ -155,7 +157,7 @@ def test_a_probe_with_a_useless_token_hears_that_the_collector_works(house: Hous
 
 def test_a_refused_caller_hears_how_to_come_in(house: House) -> None:
     """401 names the scheme in WWW-Authenticate (RFC 6750)."""
-    answer = requests.get(house.process.address + "/v1/spec", timeout=10)
+    answer = requests.get(house.process.address + "/v1/spec", timeout=PATIENCE)
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.json()["error"]["code"] == "unauthorized"
 
@@ -445,7 +447,7 @@ def test_too_fast_a_token_is_told_when_to_come_again(tmp_path: Path) -> None:
     batch = {"events": [{"type": "start", "episode_id": f"e{n}"} for n in range(9)]}
     with CollectorProcess(tmp_path) as process:
         assert process.post("/v1/events", batch, **slow)[0] == 200
-        answer = requests.get(process.address + "/v1/spec", headers=slow, timeout=10)
+        answer = requests.get(process.address + "/v1/spec", headers=slow, timeout=PATIENCE)
         assert answer.status_code == 429
         assert 1 <= int(answer.headers["retry-after"]) <= 5
         assert process.get("/healthz")[0] == 200
@@ -473,12 +475,12 @@ def test_a_page_of_another_origin_reaches_nothing(
 ) -> None:
     """Without any token: a rebound name and a foreign origin are refused, on every route."""
     for path in ("/v1/spec", "/healthz"):
-        answer = requests.get(open_collector.address + path, headers=headers, timeout=10)
+        answer = requests.get(open_collector.address + path, headers=headers, timeout=PATIENCE)
         assert answer.status_code == status
     sent = {**headers, "content-type": "application/json"}
     for path, told in (("/v1/episodes", 201), ("/v1/spec", 405), ("/v1/nothing", 404)):
         url = open_collector.address + path
-        answer = requests.post(url, data="{}", headers=sent, timeout=10)
+        answer = requests.post(url, data="{}", headers=sent, timeout=PATIENCE)
         assert answer.status_code == (told if status == 200 else 403)
 
 

@@ -121,16 +121,16 @@ def test_what_was_encoded_by_an_earlier_declaration_is_that_or_nothing(
         later = PolicyClient(address, on_error=errors.append, **spool)
         for client in [*clients, stack.enter_context(later)]:
             if is_known or client is later:  # not reported to this process
-                client.flush(30)
+                client.flush(60)
             else:
                 with pytest.raises(Refusal, match=r"in schema \w+, got \w+: the client used"):
-                    client.flush(30)
+                    client.flush(60)
                 assert client.stats.refused["other_schema"] > 0
         assert is_known != ("other_schema" in {error.code for error in errors})
         running.connect()
         for policy, (obs, action) in NOW.items():
             running.log_step(obs, action, 1.0, policy_id=policy, episode_id=f"now-{policy}")
-        running.flush(30)
+        running.flush(60)
         assert collector.stop() == 0
 
     steps = {policy: str(value) for policy, value in NOW.items()}
@@ -151,14 +151,14 @@ def test_a_client_that_notices_nothing_learns_of_it_by_the_first_answer(
     save_declaration(tmp_path, BEFORE["names"])
     with CollectorProcess(tmp_path) as collector, PolicyClient(collector.address) as client:
         client.log_step("DE", "a", 1.0, episode_id="before")
-        client.flush(30)
+        client.flush(60)
         assert collector.stop() == 0
         save_declaration(tmp_path, AFTER[0])
         collector.restart()
         with caplog.at_level(logging.ERROR, "headrace.client"):
             for name in ("still", "after"):
                 client.log_step("DE", "a", 1.0, episode_id=name)
-                client.flush(30)
+                client.flush(60)
                 client.connect()
         check_by_json(collector, BEFORE["names"].schema_id, AFTER[0].schema_id)
         assert collector.stop() == 0

@@ -148,11 +148,11 @@ def test_a_flush_by_id_raises_what_was_refused_of_that_episode_alone(
         client.connect()
         for name in ("bad", "fine", "bad-too"):
             client.log_step(SHORT, 1, 1.0, episode_id=name)
-        client.flush(20, episode_id="fine")
+        client.flush(60, episode_id="fine")
         with pytest.raises(Refusal, match="3 events were refused") as caught:
-            client.flush(20, episode_id="bad")
+            client.flush(60, episode_id="bad")
         assert caught.value.episode_id == "bad"
-        client.flush(20, episode_id="bad")
+        client.flush(60, episode_id="bad")
         gate = Gate()
         collector.faults.append(gate)
         client.log_step(SHORT, 1, 1.0, episode_id="fine-too")

@@ -91,7 +91,7 @@ def test_a_signal_handler_may_log_and_flush_at_any_point_of_a_call(
 ) -> None:
     """The events of both calls arrive once, as logged, whichever line is interrupted."""
     folder = tmp_path if on_full == "spool" else None
-    with PolicyClient(collector.address, on_full=on_full, spool_dir=folder, timeout=20) as client:
+    with PolicyClient(collector.address, on_full=on_full, spool_dir=folder, timeout=60) as client:
         client.connect()
         for point in count(1):
 
@@ -118,7 +118,7 @@ def test_a_signal_handler_may_close_the_client_at_any_point_of_a_call(
 ) -> None:
     """The interrupted call raises, or its event arrives."""
     for point in count(1):
-        client = PolicyClient(collector.address, timeout=20)
+        client = PolicyClient(collector.address, timeout=60)
         client.connect()
         client.start_episode(f"e-{point}")
         done = 1  # calls whose events are queued
@@ -156,7 +156,7 @@ def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
                 called.append(str(error))
         client.close()
 
-    client = PolicyClient(collector.address, "remote", timeout=20)
+    client = PolicyClient(collector.address, "remote", timeout=60)
     client.connect()
     client.start_episode("out")
     client.start_episode("open")
@@ -195,7 +195,7 @@ def test_on_error_may_close_the_client_and_must_not_flush(collector: ScriptedCol
         told.append(caught.value)
         client.close()
 
-    client = PolicyClient(collector.address, on_error=on_error, timeout=20)
+    client = PolicyClient(collector.address, on_error=on_error, timeout=60)
     client.connect()
     thread = client._sender._thread
     assert thread is not None

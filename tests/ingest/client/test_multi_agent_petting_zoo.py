@@ -115,7 +115,7 @@ def test_a_turn_based_game_reaches_the_trainer_live() -> None:
             multi_agent=True,
             eager=False,
             batch_size=30,
-            idle_timeout=10.0,
+            idle_timeout=60.0,
             columns=PPOConfig.columns,
         ) as inputs,
         RolloutWorker(policy=specs, policies_to_train=["left"]) as worker,

@@ -87,7 +87,7 @@ def slowly(peer: socket.socket) -> None:
 )  # fmt: skip
 def test_an_answer_is_read_however_it_is_framed(play: Play, body: bytes) -> None:
     with server(play) as (address, _):
-        transport = Transport(address, timeout=10.0)
+        transport = Transport(address, timeout=60.0)
         assert transport.attempt("GET", "/").body == body
         transport.close()
 
@@ -104,7 +104,7 @@ def test_an_answer_is_read_however_it_is_framed(play: Play, body: bytes) -> None
 def test_a_connection_is_kept_while_its_answers_are_whole(first: bytes, kept: bool) -> None:
     plays = [say(first, OK)] if kept else [say(first), say(OK)]
     with server(*plays) as (address, accepted):
-        transport = Transport(address, timeout=10.0)
+        transport = Transport(address, timeout=60.0)
         for _ in range(2):
             assert transport.attempt("POST", "/", b"body").body == b"hello"
         assert len(accepted) == (1 if kept else 2)
@@ -137,7 +137,7 @@ def test_a_body_that_is_refused_unread_is_a_refusal() -> None:
             pass
 
     with server(refuse) as (address, _):
-        transport = Transport(address, timeout=10.0)
+        transport = Transport(address, timeout=60.0)
         with pytest.raises(Refusal) as caught:
             transport.attempt("POST", "/", LARGE)
         assert caught.value.code == "too_large"
@@ -150,7 +150,7 @@ def test_a_reset_is_no_answer() -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     with server(reset) as (address, _):
-        transport = Transport(address, timeout=10.0)
+        transport = Transport(address, timeout=60.0)
         with pytest.raises(CollectorUnavailable) as caught:
             transport.attempt("POST", "/", b"body")
         assert caught.value.maybe_applied
@@ -175,7 +175,7 @@ LINES = st.lists(
 def test_any_bytes_are_an_answer_or_none(head: bytes, lines: list[bytes], rest: bytes) -> None:
     """No other error leaves an attempt: it would end the sending thread."""
     with server(say(head + b"".join(lines) + b"\r\n" + rest)) as (address, _):
-        transport = Transport(address, timeout=10.0)
+        transport = Transport(address, timeout=60.0)
         try:
             transport.attempt("GET", "/")
         except (CollectorUnavailable, Refusal):

@@ -14,7 +14,7 @@ from storage.journal.sqlite_journal import Plan
 from tests.ingest.simulated_collector import MemoryWriter
 from tests.storage.shards.test_shard import make_part
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 def at_once(action: Callable[..., Any], *arguments: Any) -> None:

@@ -217,7 +217,7 @@ def test_a_full_queue_in_memory_holds_the_clients(serve: Open, bound: dict[str, 
 
         sender = threading.Thread(target=send)
         sender.start()
-        for _ in range(1000):
+        for _ in range(6_000):
             answer = http.request("POST", f"{inputs.address}/v1/events", json={"events": []})
             if answer.status == 429:
                 break
@@ -327,7 +327,7 @@ def test_closed_it_leaves_no_thread_behind(serve: Open, tmp_path: Path, rooted: 
     before = set(threading.enumerate())
     serve(tmp_path / "root" if rooted else None).close()
     for left in set(threading.enumerate()) - before:
-        left.join(timeout=30.0)
+        left.join(timeout=60.0)
         assert not left.is_alive(), left.name
 
 

@@ -19,7 +19,7 @@ from ingest.server.listening import Listening, bind
 from tests.faults.account import Account
 
 ROOT = Path(__file__).parents[3]
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 120.0
 
 
 class Trainer:

@@ -206,7 +206,7 @@ def test_an_interrupted_import_sends_no_request_again(
     def unanswered(sender: RequestSender, body: bytes, headers: dict[str, str]) -> Any:
         if not headers["Idempotency-Key"].endswith(":3"):
             return post(sender, body, headers)
-        sender._transport.closing.wait(10)
+        sender._transport.closing.wait(60)
         raise CollectorUnavailable("no answer", maybe_applied=False)
 
     def interrupt(what: str, done: int, total: int | None) -> None:

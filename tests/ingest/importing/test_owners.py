@@ -55,7 +55,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorPro
 def rows_of(collector: CollectorProcess, report: ImportReport) -> list[dict[str, Any]]:
     """The rows of an import, once all of its steps are in shards."""
     prefix = report.name.removeprefix("import-")[:12]
-    until, pause = time.monotonic() + 30.0, threading.Event()
+    until, pause = time.monotonic() + 120.0, threading.Event()
     while time.monotonic() < until:
         found = [row for row in shard_rows(collector.root) if row["eps_id"].startswith(prefix)]
         if len(found) >= report.steps + report.rows_known:

@@ -259,7 +259,7 @@ def test_a_client_whose_start_numbers_have_too_many_gaps_goes_on(
     """
 
     def instances() -> float:
-        text = requests.get(collector.address + "/metrics", timeout=10).text
+        text = requests.get(collector.address + "/metrics", timeout=60).text
         (line,) = (x for x in text.splitlines() if x.startswith("headrace_instances "))
         return float(line.partition(" ")[2])
 

@@ -32,7 +32,7 @@ from tests.collector_template import Forked, template
 from tests.headrace.command import ROOT, headrace, refused
 
 PROGRAMS = ("headrace", "ingest")
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
 FEW = 15
 """Descriptors with which Python starts and a collector does not."""
 SPEC = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(hidden=(8,))).to_json()
@@ -207,7 +207,7 @@ def test_a_start_waits_for_those_who_look(root: Path) -> None:
         looking.release()
         assert '"address"' in start.stdout.readline()
         start.send_signal(signal.SIGTERM)
-        assert start.wait(30) == 0
+        assert start.wait(STOP_SECONDS) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -48,6 +48,6 @@ def test_a_reader_closed_in_the_middle_leaves_no_thread(tmp_path: Path) -> None:
         state = reader.state_dict()
         thread = reader._prefetcher._ahead._thread if reader._prefetcher else None
     if thread is not None:
-        thread.join(10.0)
+        thread.join(60.0)
         assert not thread.is_alive()
     assert read_all(ShardReader(tmp_path, state=state)) == rows_of(parts[1:])
