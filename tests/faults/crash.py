@@ -28,7 +28,7 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 
 ROOT = Path(__file__).parents[2]
 PROCESSES, CLIENTS_EACH = 2, 4
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 120.0
 PAUSES = ((0.0, 0.1), (0.1, 0.3), (0.3, 1.0))  # short, and long enough for a shard to be written
 TARGETS = ("collector", "collector", "collector", "supervisor", "writer", "writer")
 READY_SHARE = 0.7  # of a start: the time until a supervised collector serves again after a kill
@@ -50,6 +50,7 @@ class Traffic(Closing):
         supervise: bool = False,
     ) -> None:
         self.root, self._folder = folder / "root", folder
+        self._is_forked = program is None and env is None
         declare(self.root, part_steps=3, seal_seconds=0.3, episode_timeout=episode_timeout)
         self._random = random.Random(seed)
         self._stack = ExitStack()
@@ -123,6 +124,8 @@ class Traffic(Closing):
         (self._folder / "stop").touch()
         for clients in self._processes:
             clients.wait(SETTLE_SECONDS)
+        if self._is_forked:
+            self.collector.turn_clock()
         self.collector.empty(SETTLE_SECONDS)
         return self.collector.stop()
 

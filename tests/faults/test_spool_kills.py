@@ -10,6 +10,7 @@ import pytest
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import Refusal
 from tests.collector_process import CollectorProcess, declare
+from tests.collector_template import HOUR
 from tests.faults.scenario import Verdict
 from tests.faults.spool_kills import judge
 
@@ -29,7 +30,7 @@ def test_each_promised_step_is_stored_refused_or_on_disk(tmp_path: Path) -> None
     root = tmp_path / "root"
     names: dict[int, str] = {}
     refused: list[Refusal] = []
-    declare(root, episode_timeout=1.0)
+    declare(root, episode_timeout=HOUR / 2)
 
     def spooling(address: str, spool: str = "volume/spool") -> PolicyClient:
         return PolicyClient(
@@ -41,16 +42,16 @@ def test_each_promised_step_is_stored_refused_or_on_disk(tmp_path: Path) -> None
         client.log_step(OBS, 1, float(STORED))
         names[REFUSED] = client.start_episode()
         client.log_action(names[REFUSED], OBS, 1)
-        client.flush(20)
-        while collector.get(f"/v1/episodes/{names[REFUSED]}")[1]["state"] != "abandoned":
-            collector.get("/readyz")
+        client.flush(60)
+        collector.turn_clock()
+        collector.await_abandoned(names[REFUSED])
         client.log_returns(names[REFUSED], float(REFUSED))
         with pytest.raises(Refusal, match="abandoned"):
-            client.flush(20)
+            client.flush(60)
         names[OPEN] = client.start_episode()
         client.log_action(names[OPEN], OBS, 1)
         client.log_returns(names[OPEN], float(OPEN))
-        client.flush(20)
+        client.flush(60)
         assert collector.stop() == 0
         client.log_step(OBS, 1, float(SPOOLED))
         client.close(0.01)
@@ -65,7 +66,8 @@ def test_each_promised_step_is_stored_refused_or_on_disk(tmp_path: Path) -> None
         )
         early = account(tmp_path)
         collector.restart()
-        assert collector.empty(20)
+        collector.turn_clock()
+        assert collector.empty(60)
         assert collector.stop() == 0
     settled = account(tmp_path)
     assert early.faults == {"lost": ["2, such as [2.0, 5.0]"]}

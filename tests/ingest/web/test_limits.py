@@ -24,7 +24,7 @@ from tests.ingest.raw_http import HOST, connect, exchange, listen
 
 GET = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
 POST = b"POST /v1/events HTTP/1.1\r\n" + HOST
-SHORT = ("header_seconds=0.5", "body_seconds=0.5", "idle_seconds=1.5", "max_connections=20")
+SHORT = ("header_seconds=0.5", "body_seconds=0.5", "idle_seconds=1.5")
 OBS = [0.1, -0.2, 0.3, 0.4]
 
 
@@ -36,7 +36,14 @@ def limited(root: Path, *limits: str) -> CollectorProcess:
 def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
     root = tmp_path_factory.mktemp("root")
     declare(root)
-    with limited(root, *SHORT, "max_message=100000") as process:
+    with limited(root, "max_connections=20", "max_message=100000") as process:
+        yield process
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[CollectorProcess]:
+    declare(tmp_path)
+    with limited(tmp_path, *SHORT) as process:
         yield process
 
 
@@ -108,11 +115,11 @@ def test_a_long_pipeline_is_cut(collector: CollectorProcess) -> None:
     assert exchange(collector.port, GET * 500, answers=0).closed
 
 
-def test_who_is_slow_is_cut_off(collector: CollectorProcess) -> None:
+def test_who_is_slow_is_cut_off(impatient: CollectorProcess) -> None:
     """A header, a body, a first request and a next one each have a time limit."""
-    before = metric(collector, 'headrace_connections_cut_total{why="idle"}')
-    half, body = connect(collector.port), connect(collector.port)
-    silent, idle = connect(collector.port), connect(collector.port)
+    before = metric(impatient, 'headrace_connections_cut_total{why="idle"}')
+    half, body = connect(impatient.port), connect(impatient.port)
+    silent, idle = connect(impatient.port), connect(impatient.port)
     half.sendall(b"GET /healthz HTTP/1.1\r\nHo")
     body.sendall(POST + b"Content-Length: 10\r\n\r\n{")
     idle.sendall(GET)
@@ -121,14 +128,14 @@ def test_who_is_slow_is_cut_off(collector: CollectorProcess) -> None:
     assert listen(silent, answers=0).closed
     heard = listen(idle, answers=0)
     assert (heard.statuses, heard.closed) == ([200], True)
-    assert metric(collector, 'headrace_connections_cut_total{why="idle"}') - before == 2
+    assert metric(impatient, 'headrace_connections_cut_total{why="idle"}') - before == 2
     for connection in (half, body, silent, idle):
         connection.close()
 
 
-def test_blank_lines_do_not_keep_a_connection(collector: CollectorProcess) -> None:
+def test_blank_lines_do_not_keep_a_connection(impatient: CollectorProcess) -> None:
     """Bytes that begin no request do not count as a request."""
-    with connect(collector.port) as connection:
+    with connect(impatient.port) as connection:
         connection.sendall(GET)
         listen(connection)
         for _ in range(1_000):
