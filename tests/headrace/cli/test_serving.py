@@ -220,7 +220,7 @@ def test_a_pinned_policy_holds_no_client(tmp_path: Path) -> None:
 
 def until(holds: Callable[[], bool]) -> None:
     pause = threading.Event()
-    for _ in range(1500):
+    for _ in range(6_000):
         if holds():
             return
         pause.wait(0.02)

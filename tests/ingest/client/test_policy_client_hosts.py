@@ -57,7 +57,7 @@ def free_port() -> str:
 def call(port: str, name: str) -> str:
     """Return the process that answered, once there is one."""
     pause = threading.Event()
-    for _ in range(1000):
+    for _ in range(6_000):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=PATIENCE) as got:
                 return str(got.read().decode())

@@ -140,7 +140,7 @@ def test_what_is_in_memory_is_sent_while_the_disk_hangs(
 
 
 def until(client: PolicyClient, holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
+    for _ in range(6_000):
         if holds():
             return
         client._outbox.wait_until(lambda: False, 0.01)

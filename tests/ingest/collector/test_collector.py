@@ -69,7 +69,7 @@ async def running(
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await body()
 
     asyncio.run(main())

@@ -217,7 +217,7 @@ def test_a_part_cut_by_time_is_made_again() -> None:
         simulation.writer.full = True
         simulation.now = 27.0
         simulation.collector.tick()  # plans the cut, records the empty episode
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while simulation.collector.sealing.totals.empty == 0 or not simulation.journal.plans():
                 await asyncio.sleep(0)
         await simulation.send(instance, [wire.End(episode_id="nobody", seq=0)])

@@ -38,7 +38,7 @@ def test_the_record_follows_and_is_taken_up(
         following = asyncio.create_task(DroppedRecord(dropped, tmp_path, lambda: "c").follow())
         await asyncio.sleep(0)
         dropped.note("one", Dropped(episodes=1, steps=steps))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while dropped_steps(tmp_path) != Lost(1, total):
                 await asyncio.sleep(0.01)
         following.cancel()

@@ -29,7 +29,7 @@ def publish(root: Path, seed: int) -> Live:
 
 def until(holds: Callable[[], bool]) -> None:
     pause = threading.Event()
-    for _ in range(1500):
+    for _ in range(6_000):
         if holds():
             return
         pause.wait(0.02)

@@ -60,7 +60,7 @@ def during(
     journal: MemoryJournal | None = None,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             collector = Collector(
                 journal or MemoryJournal(),
                 MemoryWriter(),
