@@ -207,6 +207,7 @@ def test_closing_ends_a_wait(collector: ScriptedCollector, transport: Transport)
     threading.Timer(0.1, transport.closing.set).start()
     with pytest.raises(CollectorUnavailable):
         Delivery(transport, *REGISTER).run(wire.Registered, 60.0)
+    assert len(collector.requests) == 1  # else another after 30 s
 
 
 def test_retry_after_may_be_a_date(collector: ScriptedCollector, transport: Transport) -> None:
