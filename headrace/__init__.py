@@ -23,6 +23,7 @@ Exceptions:
     │   │   └── JournalLookedAt     other processes read it; try again
     │   ├── JournalFull             no space left: rolled back, the journal stays usable
     │   └── JournalFailed           a write or a sync failed
+    ├── NothingYet                  no data, candidate or live version so far; try again later
     ├── WeightStoreError
     │   ├── WeightsNotFound         no such candidate or version
     │   ├── WeightsDamaged          a digest does not match, or a document cannot be read
@@ -40,7 +41,7 @@ Exceptions:
         └── ReaderState             a saved position does not belong to this reader
     ValueError                      an argument or a document is wrong
     ├── SpaceError, DeclarationError, SpecError, EpisodeError, BatchError, NotFinite
-    └── ManifestError, NothingToFreeze, NothingToTrainOn, DataIncomplete, EvaluationError
+    └── ManifestError, NothingToFreeze, NothingToTrainOn, DataIncomplete
     RuntimeError
     ├── EnvFailed                   an environment failed more often than it may
     └── ExportError                 a policy cannot be exported
@@ -97,7 +98,6 @@ if TYPE_CHECKING:
     from policy.inference.weight_store import WeightStore as WeightStore
     from policy.jobs.freeze import ManifestError as ManifestError
     from policy.jobs.freeze import NothingToFreeze as NothingToFreeze
-    from policy.jobs.report import EvaluationError as EvaluationError
     from policy.jobs.run_once import DataIncomplete as DataIncomplete
     from policy.jobs.train import NothingToTrainOn as NothingToTrainOn
     from policy.networks.export import ExportError as ExportError
@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from storage.errors import JournalLocked as JournalLocked
     from storage.errors import JournalLookedAt as JournalLookedAt
     from storage.errors import LeaseHeld as LeaseHeld
+    from storage.errors import NothingYet as NothingYet
     from storage.errors import PolicyPinned as PolicyPinned
     from storage.errors import StorageError as StorageError
     from storage.errors import WeightsDamaged as WeightsDamaged
@@ -275,7 +276,6 @@ _HOMES = {
     "EndOfInput": "storage.experience.interfaces",
     "EnvFailed": "policy.envs.env_runner",
     "EpisodeError": "storage.experience.episode",
-    "EvaluationError": "policy.jobs.report",
     "ExportError": "policy.networks.export",
     "FolderMoved": "storage.errors",
     "GenerationConflict": "storage.errors",
@@ -292,6 +292,7 @@ _HOMES = {
     "NotFinite": "policy.inference.distributions",
     "NothingToFreeze": "policy.jobs.freeze",
     "NothingToTrainOn": "policy.jobs.train",
+    "NothingYet": "storage.errors",
     "PolicyPinned": "storage.errors",
     "ReaderError": "storage.experience.interfaces",
     "ReaderState": "storage.experience.interfaces",
@@ -338,7 +339,6 @@ _NEEDED_BY = {
         "storage.shards.shard",
     ),
     "scipy": (
-        "policy.jobs.report",
         "policy.ope.estimators",
         "policy.ope.intervals",
         "policy.worker.rollout_worker",

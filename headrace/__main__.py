@@ -83,18 +83,20 @@ def _advised(error: Exception) -> str:
 
 
 def _status(error: Exception) -> int:
-    """The exit status of an error: 2, except for passing errors, damage, and pins."""
+    """The exit status of an error: 2, except for passing errors, damage, pins and missing data."""
     from ingest.protocol.errors import CollectorUnavailable, Refusal
     from ingest.server.listening import ServeError
     from storage.errors import (
         GenerationConflict,
         LeaseHeld,
+        NothingYet,
         PolicyPinned,
         WeightsDamaged,
         WeightStoreError,
     )
 
-    if isinstance(error, (PolicyPinned, GenerationConflict, WeightsDamaged, CollectorUnavailable)):
+    later = (PolicyPinned, GenerationConflict, WeightsDamaged, CollectorUnavailable, NothingYet)
+    if isinstance(error, later):
         return 1
     if isinstance(error, Refusal) and error.code in ("pinned", "conflict", "disk_full", "busy"):
         return 1

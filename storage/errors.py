@@ -7,6 +7,7 @@
     │   │   └── JournalLookedAt  other processes read it, as `verify` does: try again
     │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
     │   └── JournalFailed        a write or a sync failed: stop acknowledging, exit, replay
+    ├── NothingYet               no data, candidate or live version so far: try again later
     └── WeightStoreError
         ├── WeightsNotFound      no such candidate or version
         ├── WeightsDamaged       a digest does not match, or a document cannot be read
@@ -30,6 +31,7 @@ __all__ = [
     "JournalLocked",
     "JournalLookedAt",
     "LeaseHeld",
+    "NothingYet",
     "PolicyPinned",
     "StorageError",
     "WeightStoreError",
@@ -65,6 +67,10 @@ class JournalFull(JournalError):
 
 class JournalFailed(JournalError):
     """A write or a sync failed, so the content of the disk is unknown: open the journal again."""
+
+
+class NothingYet(StorageError):
+    """The root has no data, candidate or live version yet; a later try may find one."""
 
 
 class WeightStoreError(StorageError):

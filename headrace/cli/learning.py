@@ -337,9 +337,11 @@ def _weights(store: WeightStore, name: str) -> str | int | None:
 
 def _latest(store: WeightStore) -> str:
     """The digest of the candidate that was added last."""
+    from storage.errors import NothingYet
+
     found = store.candidates()
     if not found:
-        raise ValueError(
+        raise NothingYet(
             f"{store.directory}: no candidate yet; `headrace train` with this root makes one"
         )
     return max(found, key=lambda d: (store.directory / "candidates" / d).stat().st_mtime_ns)

@@ -9,7 +9,6 @@ __all__ = [
     "freeze",
     "gate",
     "overview",
-    "report",
     "run_once",
     "train",
     "train_live",

@@ -31,7 +31,7 @@ from policy.inference.spec import PolicySpec
 from policy.jobs.judged_log import JudgedBlock, JudgedLog, Lineage
 from policy.jobs.judged_sample import Sample, Taken, ahead
 from policy.jobs.log_selection import LogSelection
-from policy.jobs.report import EvaluationError, EvaluationResult, Split
+from policy.jobs.report import EvaluationResult, Split
 from policy.jobs.schemas import HELD_OUT, require_fit
 from policy.jobs.scratch import Scratch
 from policy.ope.cross_fitting import CrossFitted, cross_fit
@@ -41,6 +41,7 @@ from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolic
 from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
+from storage.errors import NothingYet
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import ACTION_LOGP, REWARDS, SampleBatch
 from storage.reading.ledger import Ranges
@@ -52,7 +53,7 @@ from storage.weights.decisions import Document, Earlier, earlier_of
 from storage.weights.store import Candidate, Manifest, WeightFolder
 from storage.wording import counted
 
-__all__ = ["EvaluationError", "EvaluationResult", "evaluate"]
+__all__ = ["EvaluationResult", "evaluate"]
 
 _ONE_STEP = ("ips", "snips", "dm", "dr")
 _ONE_STEP_ANY_ACTION = ("ips", "snips")
@@ -115,8 +116,8 @@ def evaluate(
     - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide. One with an
       effective sample size below 30 has an infinite interval.
 
-    Without usable episodes, the verdict says what is missing. Raises EvaluationError if no weights
-    are named and none are live, ValueError for invalid arguments and for spaces that do not fit.
+    Without usable episodes, the verdict says what is missing. Raises NothingYet if no weights are
+    named and none are live, ValueError for invalid arguments and for spaces that do not fit.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
     limits = reward_range or _declared_range(root, policy_id)
@@ -222,7 +223,7 @@ def _load(store: WeightFolder, weights: str | int | None) -> _Loaded:
     if weights is None:
         live = store.live()
         if live is None:
-            raise EvaluationError(
+            raise NothingYet(
                 f"policy {store.policy_id!r}: expected a live version, got none; name the weights"
             )
         weights = live.version

@@ -23,6 +23,7 @@ from typing import Any
 from policy.jobs.schemas import OTHER_SCHEMA, in_other_schemas
 from storage.declarations.declaration import check_policy_id
 from storage.declarations.policy_files import load_declarations
+from storage.errors import NothingYet
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.range_set import RangeSet
 from storage.reading.exclusion import TRANSIENT
@@ -47,7 +48,7 @@ class ManifestError(ValueError):
 
 
 class NothingToFreeze(ValueError):
-    """There is no shard of the policy; the text names the folder."""
+    """No shard has the requested schema, or can be read; the text names the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +100,17 @@ def freeze(
     `skipped`; one that cannot be read is tried again for `retry_for` seconds. `clock` gives seconds
     since the epoch.
 
-    Raises NothingToFreeze, ReaderError if shards could not be read, and ValueError if there are
-    several schemas and the policy is not declared.
+    Raises NothingYet if there is no shard of the policy's schema so far; NothingToFreeze if none
+    has a requested `schema_id`, or all are damaged; ReaderError if shards could not be read; and
+    ValueError if there are several schemas and the policy is not declared.
     """
     root = Path(root)
     frozen = _at_rest(root, check_policy_id(policy_id), schema_id, retry_for)
     others = in_other_schemas(root, policy_id, frozen.schema_id)[OTHER_SCHEMA]
     frozen = replace(frozen, other_schemas=others)
     if not frozen.streams:
-        raise NothingToFreeze(
+        closed = frozen.skipped or (schema_id is not None and others)
+        raise (NothingToFreeze if closed else NothingYet)(
             f"policy {policy_id!r}: expected shards of schema {frozen.schema_id} under "
             f"{root / 'shards'}, found none that can be read ({len(frozen.skipped)} damaged; other "
             f"schemas: {counted(frozen.other_schemas, 'row')})"

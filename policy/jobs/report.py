@@ -16,17 +16,9 @@ import numpy as np
 from policy.ope.estimators import Estimate
 from policy.ope.judgement import Judgement
 
-__all__ = [
-    "EvaluationError",
-    "EvaluationResult",
-    "plot_intervals",
-]
+__all__ = ["EvaluationResult", "plot_intervals"]
 
 Split: TypeAlias = Literal["held_out", "all"]
-
-
-class EvaluationError(ValueError):
-    """There are no weights to judge; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from policy.jobs.schemas import HELD_OUT, require_fit
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
-from storage.errors import WeightStoreError
+from storage.errors import NothingYet, WeightStoreError
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import (
     EPISODE_ORDINAL,
@@ -77,7 +77,7 @@ ALGORITHMS: Mapping[str, AlgorithmConfig] = {
 
 
 class NothingToTrainOn(ValueError):
-    """There are no rows to train on; the text says how many were left out, and why."""
+    """No row can be trained on; the text says how many were left out, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,8 @@ def train(
     - `retry_for`: seconds for which an unreadable shard is tried again. A damaged one is left out
       and named in `skipped`.
 
-    Raises NothingToTrainOn, ValueError for settings, spaces or shards that do not fit, and
+    Raises NothingYet if later episodes may be trained on, and NothingToTrainOn if the stored rows
+    or the selection do not fit; ValueError for settings, spaces or shards that do not fit, and
     ReaderError, which names the shards, if they cannot be read.
     """
     torch.set_num_threads(threads)
@@ -179,7 +180,9 @@ def train(
             metrics = learner.update(block, on_progress) or metrics
         selection.count_other_schemas(reader)
         if learner is None or not learner.counts.rows_trained:
-            raise NothingToTrainOn(_why_nothing(policy_id, learner, reader))
+            told = _why_nothing(policy_id, learner, reader)
+            later = reserve.share < 1 and _may_come(selection, learner, reader)
+            raise (NothingYet if later else NothingToTrainOn)(told)
         not_reserved.require_tag()
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
@@ -318,6 +321,18 @@ def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: P
         filter_state=policy.filter.to_json(),
         checkpoint=None if checkpoint is None else checkpoint.name,
     )
+
+
+def _may_come(selection: LogSelection, learner: Learner | None, reader: ShardReader) -> bool:
+    """Whether episodes that are stored later may be trained on with the same settings.
+
+    Not if stored rows could not be used, are all of other schemas than a requested one, or if the
+    data set is frozen.
+    """
+    refused = learner is not None and any(learner.counts.excluded.values())
+    misnamed = selection.schema_id is not None and "other_schema" in reader.stats.excluded
+    damaged = bool(reader.stats.excluded_shards)
+    return selection.manifest is None and not (refused or misnamed or damaged)
 
 
 def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -> str:

@@ -113,6 +113,29 @@ def test_evaluate_judges_by_several_logs(
     assert " units " in decisive.partition("Checks")[0], by_tag.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("freeze",), "expected shards of schema"),
+        (("train",), "found no shard yet"),
+        (("evaluate",), "no candidate yet"),
+        (("evaluate", "live"), "expected a live version"),
+        (("publish",), "no candidate yet"),
+    ],
+)
+def test_before_the_first_traffic_another_try_may_go_well(
+    words: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    """Status 1, for a scheduler: as soon as clients have ended episodes, the same words do."""
+    declare(tmp_path, "box:2", f"discrete:{ARMS}")
+    early = headrace(*words, "--root", tmp_path)
+    assert (early.returncode, early.stdout) == (1, ""), early.stderr
+    assert expected in early.stderr
+    mistyped = headrace(*words, "--root", tmp_path, "--policy-id", "defualt")
+    assert refused(mistyped, "--policy-id: expected a policy of")
+    assert refused(headrace(*words, "--root", tmp_path / "none"), "--root: expected a folder")
+
+
 def test_evaluate_names_the_versions_there_are(log: Path) -> None:
     """As `rollback` does: a number that is none of them, and one where there is none."""
     refusal = headrace("evaluate", "9", "--root", log)
@@ -205,7 +228,6 @@ def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
     [
         (("train", "--algorithm", "sac"), "ips, snips, dr"),
         (("evaluate", "feedfeed"), "feedfeed"),
-        (("evaluate", "live"), "expected a live version"),
         (("publish", "--reward-range", "1", "0"), "low < high"),
         (("ls", "--root", "no/such/root"), "no/such/root"),
         (("verify", "--root", "no/such/root"), "no/such/root"),

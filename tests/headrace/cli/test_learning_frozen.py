@@ -108,7 +108,6 @@ def test_people_read_the_same_in_words(root):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("freeze",), "expected shards"),
         (("train", "--manifest", "headrace.json"), "No such file"),
         (("evaluate", "abcdef", "--manifest", "m", "--plot", "p.png"), "neither --log nor --plot"),
     ],

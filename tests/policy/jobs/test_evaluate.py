@@ -15,10 +15,11 @@ from policy.algorithms.bandit import BanditConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.evaluate import evaluate
-from policy.jobs.report import EvaluationError, plot_intervals
+from policy.jobs.report import plot_intervals
 from policy.jobs.train import train
 from policy.networks.policy import Policy
 from policy.ope.estimators import ESTIMATORS, Episodes
+from storage.errors import NothingYet
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
@@ -105,7 +106,7 @@ def test_versions_and_the_live_one_are_judged_too(bandit_log, tmp_path):
     """A number is a version; the default is the live version; without one, an error."""
     bandit_log(100).write(tmp_path)
     digest = store_best(tmp_path)
-    with pytest.raises(EvaluationError, match="expected a live version"):
+    with pytest.raises(NothingYet, match="expected a live version"):
         evaluate(tmp_path, "default")
     version = WeightStore(tmp_path, "default").publish(digest).version
     assert evaluate(tmp_path, "default", version).weights == version

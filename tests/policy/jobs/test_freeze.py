@@ -11,6 +11,7 @@ from policy.jobs.freeze import ManifestError, NothingToFreeze, freeze, load_froz
 from policy.jobs.gate import Gate, evaluate_once, publish
 from policy.jobs.run_once import DataIncomplete
 from policy.jobs.train import train_once
+from storage.errors import NothingYet
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 
@@ -83,9 +84,18 @@ def test_only_whole_shards_are_frozen(bandit_log, tmp_path):
 
 def test_nothing_to_freeze_says_where_it_looked(tmp_path):
     """An empty root is an error with a path, and leaves no manifest behind."""
-    with pytest.raises(NothingToFreeze, match="shards"):
+    with pytest.raises(NothingYet, match="shards"):
         freeze(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_with_only_damaged_shards_is_not_frozen(bandit_log, tmp_path):
+    """Another try would find them damaged again."""
+    bandit_log(40).write(tmp_path, shard_rows=40)
+    (only,) = shards(tmp_path)
+    only.write_bytes(only.read_bytes()[:-9])
+    with pytest.raises(NothingToFreeze, match="1 damaged"):
+        freeze(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from policy.algorithms.bandit import BanditConfig
 from policy.inference.action_rule import ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
+from policy.jobs.freeze import freeze
 from policy.jobs.train import ALGORITHMS, NothingToTrainOn, train
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
+from storage.errors import NothingYet
 from storage.experience.range_set import RangeSet
 from storage.reading.shard_reader import ShardReader, held_out
 from storage.spaces.descriptors import Box, Discrete
@@ -147,17 +149,26 @@ def test_a_checkpoint_is_kept_with_the_readers_position(bandit_log, tmp_path):
 
 
 def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
-    """The counts by reason are in the message; no candidate is made."""
+    """The counts by reason are in the message; no candidate is made.
+
+    Later episodes may be ones to train on, unless the stored ones could not be used or are frozen.
+    """
     log = bandit_log(40)
     log.logp[:] = np.nan
     log.write(tmp_path)
     with pytest.raises(NothingToTrainOn, match=r"no propensity: \d+.*--uniform if that is true"):
         train(tmp_path, "default", CONFIG)
-    with pytest.raises(NothingToTrainOn, match="found none"):
+    frozen = freeze(tmp_path)
+    with pytest.raises(NothingYet, match="held out: 40"):
+        train(tmp_path, "default", CONFIG, evaluation_share=0.999)
+    for share, manifest in ((0.999, frozen.streams), (1.0, None)):
+        with pytest.raises(NothingToTrainOn, match="held out: 40"):
+            train(tmp_path, "default", CONFIG, evaluation_share=share, manifest=manifest)
+    with pytest.raises(NothingYet, match="other policy: 40"):
         train(tmp_path, "other", CONFIG, spec=PolicySpec(Box((2,)), Discrete(3, 1)))
     assert WeightStore(tmp_path, "default").candidates() == []
     (tmp_path / "new/shards").mkdir(parents=True)
-    with pytest.raises(NothingToTrainOn, match="found no shard yet"):
+    with pytest.raises(NothingYet, match="found no shard yet"):
         train(tmp_path / "new", "default", CONFIG, spec=PolicySpec(Box((2,)), Discrete(3, 1)))
 
 
