@@ -35,7 +35,7 @@ from policy.jobs.report import EvaluationResult, Split
 from policy.jobs.schemas import HELD_OUT, require_fit
 from policy.jobs.scratch import Scratch
 from policy.ope.cross_fitting import CrossFitted, cross_fit
-from policy.ope.diagnostics import Diagnostic, at_most
+from policy.ope.diagnostics import LEAST_ESS, Diagnostic, at_most
 from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
 from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolicy
 from policy.ope.value_models import LinearRewardModel
@@ -64,9 +64,6 @@ _NO_DENSITY = "greedy actions have no density in a continuous space"
 
 RETURN_ROWS = 1 << 18
 """Rows between two requests to return freed memory to the operating system; each takes some ms."""
-LEAST_ESS = 30.0
-"""The effective sample size that an estimate needs for an interval. With few effective episodes an
-interval is too narrow: with one, WIS equals its return."""
 MOST_LOST = 0.05
 MOST_WITHOUT_PROPENSITY = 0.5
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,6 +42,9 @@ MOST_UNSUPPORTED = 0.01
 MOST_UNSUPPORTED_NEAR = 0.05
 WEIGHT_ERROR = 0.0002
 LEAST_EVENTS = 30.0
+LEAST_ESS = 30.0
+"""The effective sample size below which no spread is estimated: with few effective episodes an
+interval is too narrow. With one, WIS equals its return."""
 MOST_OF_VARIANCE = 0.1
 MOST_OF_WEIGHT = 0.1
 
@@ -61,6 +64,9 @@ class Diagnostic:
     passed: bool
     sentence: str  # what was found, and how to mend a failure
     source: str  # of the threshold
+    # approximate number of further episodes, or units of them, with which a failed check passes;
+    # None: it passed, no number is known, or something else is missing
+    missing: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for strict JSON."""
@@ -71,6 +77,7 @@ class Diagnostic:
             "passed": self.passed,
             "sentence": self.sentence,
             "source": self.source,
+            "missing": self.missing,
         }
 
 
@@ -311,32 +318,32 @@ def largest_share(name: str, numbers: Numbers, threshold: float | None, what: st
     )
 
 
-def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None) -> Diagnostic:
+def reward_events(
+    returns: Numbers, weights: Numbers, *, threshold: float | None, unit: str = "episodes"
+) -> Diagnostic:
     """The effective number of episodes that tell something of the reward where the policy acts.
 
     Events are the returns that differ from the most common one. Each counts with its weight, (sum
-    w)^2 / sum w^2 (Kish 1965). returns, weights (n,). A normal limit requires enough events.
+    w)^2 / sum w^2 (Kish 1965). returns, weights (n,). A normal limit requires enough events. `unit`
+    names the n, for the sentence.
     """
     column, weighed = column_of(returns), column_of(weights)
     common = _most_common(column)
     happened = combined(lambda w, r: np.where(r == common, 0.0, w), weighed, column)
     number = effective_number(happened)
     sentence = f"{counted(number, 'reward event')} where the policy acts as it was logged"
+    more = None if threshold is None else _further(column.size, number, threshold)
     if threshold is not None and number < threshold:
-        more = column.size * (threshold / number - 1) if number > 0 else math.inf
-        hint = (
-            f"about {counted(_rounded(more), 'more episode')}"
-            if math.isfinite(more)
-            else "more episodes"
-        )
-        sentence += f", of {threshold:.0f} needed: {hint}, or a reward_range"
-    return at_least(
+        about = "more" if more is None else f"about {more:,} more"
+        sentence += f", of {threshold:.0f} needed: {about} {unit}, or a reward_range"
+    found = at_least(
         "reward_events",
         number,
         threshold,
         sentence,
         "30 events: below, intervals by a normal limit miss rare ones too often (make judge)",
     )
+    return replace(found, missing=more)
 
 
 def _most_common(returns: NumberColumn) -> float:
@@ -374,12 +381,22 @@ def effective_sample_size(numbers: Numbers, threshold: float, unit: str) -> Diag
     column = column_of(numbers)
     number = effective_number(column)
     sentence = f"the weights leave an effective sample size of {number:.1f}"
+    more = _further(column.size, number, threshold)
     if number < threshold:
         sentence = f"effective sample size: expected {threshold:g} or more, got {number:.1f}"
-        more = column.size * (threshold / number - 1) if number > 0 else math.inf
-        about = f"at least {_rounded(more):,} more" if math.isfinite(more) else "more"
-        sentence += f": a judgement needs {about} {unit}, or a canary"
-    return at_least("effective_sample_size", number, threshold, sentence, "min_ess")
+        about = "more" if more is None else f"about {more:,} more"
+        sentence += f": it needs {about} {unit}, or use a canary"
+    found = at_least("effective_sample_size", number, threshold, sentence, "min_ess")
+    return replace(found, missing=more)
+
+
+def _further(n: int, number: float, threshold: float) -> int | None:
+    """How many more than n give the threshold, if the number grows with n; None if it is 0 or
+    enough.
+    """
+    if not 0 < number < threshold:
+        return None
+    return _rounded(n * (threshold / number - 1))
 
 
 def _rounded(number: float) -> int:

@@ -23,6 +23,7 @@ from policy.ope.columns import combined as _apply
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
 from policy.ope.cross_fitting import EarlierScores
 from policy.ope.diagnostics import (
+    LEAST_ESS,
     LEAST_EVENTS,
     MOST_OF_VARIANCE,
     MOST_OF_WEIGHT,
@@ -137,6 +138,8 @@ class Judgement:
     reasons: tuple[str, ...]  # why it is not "better", and what is missing
     comparisons: tuple[Comparison, ...]
     diagnostics: tuple[Diagnostic, ...]
+    # approximate number of further episodes, or units of them, that would decide
+    missing: int | None = None  # unknown, or not needed
 
     @property
     def approximate(self) -> bool:
@@ -149,6 +152,7 @@ class Judgement:
             "verdict": self.verdict,
             "approximate": self.approximate,
             "reasons": list(self.reasons),
+            "missing": self.missing,
             "comparisons": [one.to_dict() for one in self.comparisons],
             "diagnostics": [one.to_dict() for one in self.diagnostics],
         }
@@ -323,25 +327,62 @@ def combined(
     `widening` says why limits of a difference are wide; it becomes a reason if they prevent a
     verdict.
     """
-    failed = [f"{one.name}: {one.sentence}" for one in diagnostics if not one.passed]
+    failed = [one for one in diagnostics if not one.passed]
     worse = [_told(one) for one in comparisons if one.verdict == WORSE]
-    undecided = [one for one in comparisons if one.verdict == CANNOT_TELL]
-    open_ones = [_told(one) for one in undecided]
-    if widening and any(one.limited for one in undecided):
-        open_ones.append(widening)
-    verdict, reasons = BETTER, []
+    verdict, reasons, missing = BETTER, [], None
     if failed or not comparisons:
-        verdict, reasons = CANNOT_TELL, failed or ["nothing to judge by"]
+        needed, missing = _needed(failed, comparisons, widening)
+        told = [f"{one.name}: {one.sentence}" for one in failed] or ["nothing to judge by"]
+        verdict, reasons = CANNOT_TELL, [*told, *needed]
     elif worse:
         verdict, reasons = WORSE, worse
-    elif open_ones:
-        verdict, reasons = CANNOT_TELL, open_ones
+    elif any(one.verdict == CANNOT_TELL for one in comparisons):
+        verdict = CANNOT_TELL
+        reasons, missing = _needed([], comparisons, widening)
     return Judgement(
         verdict=verdict,
         reasons=tuple(reasons),
         comparisons=tuple(comparisons),
         diagnostics=tuple(diagnostics),
+        missing=missing,
     )
+
+
+def _needed(
+    failed: Sequence[Diagnostic], comparisons: Sequence[Comparison], widening: str
+) -> tuple[list[str], int | None]:
+    """(what the undecided differences need, the number of further episodes that would decide).
+
+    That is the largest number of any check or difference; None if one of these is unknown. The
+    number of a difference follows from its size and spread, which only the effective sample size
+    may leave usable if it fails.
+    """
+    usable = all(
+        one.name.removeprefix("live_") == "effective_sample_size" and one.value >= LEAST_ESS
+        for one in failed
+    )
+    sure = [one for one in comparisons if usable or not one.approximate]
+    undecided = [one for one in comparisons if one not in sure or one.verdict == CANNOT_TELL]
+    if any(one.verdict == WORSE for one in sure):
+        undecided = []
+    numbers = [one.missing for one in failed]
+    numbers += [one.missing if usable else None for one in undecided]
+    known = [number for number in numbers if number is not None]
+    told = [_told(one) for one in undecided] if usable else []
+    if usable and widening and any(one.limited for one in undecided):
+        told.append(widening)
+    if len(known) == len(numbers):
+        if len(known) > 1:
+            unit = comparisons[0].unit
+            told.append(f"in all about {max(known):,} more {unit}: the largest of these numbers")
+        return told, max(known, default=None)
+    if known and not usable and undecided:
+        bars = " and ".join(one.bar for one in undecided)
+        told.append(
+            f"in all at least {max(known):,} more {undecided[0].unit}: how many the difference to "
+            f"{bars} needs is not known before these checks pass"
+        )
+    return told, None
 
 
 def _told(one: Comparison) -> str:
@@ -349,8 +390,11 @@ def _told(one: Comparison) -> str:
     text = f"the difference to {one.bar} is {one.difference:+.4g}, within {low:.4g} .. {high:.4g}"
     if one.verdict == WORSE:
         return text
+    if one.n < 2 or one.difference == 0:
+        why = "one number shows no spread" if one.n < 2 else "no difference is to be seen"
+        return f"{text}: how many more {one.unit} it needs is not known, because {why}"
     if one.missing is None:
-        return f"{text}: more episodes will hardly tell; use a canary"
+        return f"{text}: more {one.unit} will hardly tell; use a canary"
     return f"{text}: about {one.missing:,} more {one.unit} would show whether it is real"
 
 
@@ -575,11 +619,19 @@ class _Weighed:
     ) -> list[Diagnostic]:
         of_units = self._of_units.sums() if self._of_units.by_unit else self._whole
         threshold = LEAST_EVENTS if approximate else None
+        events = reward_events(
+            returns,
+            self._whole,
+            threshold=threshold,
+            unit="episodes" if self._of_units.by_unit else rules.unit,
+        )
+        if self._of_units.by_unit:
+            events = replace(events, missing=None)  # it counts episodes, not units
         return [
             mean_weight(self._ratios, largest),
             largest_share("largest_weight", of_units, MOST_OF_WEIGHT, "importance weight"),
             effective_sample_size(of_units, rules.min_ess, rules.unit),
-            reward_events(returns, self._whole, threshold=threshold),
+            events,
         ]
 
 

@@ -115,10 +115,13 @@ def test_too_few_effective_episodes_say_how_many_more():
     weights = np.array([1.0] * 20 + [0.0] * 80)
     few = effective_sample_size(weights, 100.0, "episodes")
     assert (few.value, few.passed) == (20.0, False)
-    assert "got 20.0: a judgement needs at least 400 more episodes, or a canary" in few.sentence
-    assert effective_sample_size(weights, 20.0, "episodes").passed
+    assert "got 20.0: it needs about 400 more episodes, or use a canary" in few.sentence
+    assert few.missing == 400
+    enough = effective_sample_size(weights, 20.0, "episodes")
+    assert (enough.passed, enough.missing) == (True, None)
     none = effective_sample_size(np.zeros(9), 1.0, "values of tag:user")
-    assert none.sentence.endswith("got 0.0: a judgement needs more values of tag:user, or a canary")
+    assert none.sentence.endswith("got 0.0: it needs more values of tag:user, or use a canary")
+    assert none.missing is None
 
 
 def test_one_number_must_not_decide():

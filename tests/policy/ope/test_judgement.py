@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policy.ope.columns import combined
-from policy.ope.judgement import Bar, Judged, Rules, TargetPolicy, judge
+from policy.ope.judgement import Bar, Judged, Judgement, Rules, TargetPolicy, judge
 from tests.judge.cases import equal_or_worse, power, users
 from tests.judge.tally import Tally, tallied, too_often_refused
 
@@ -136,6 +136,77 @@ def test_a_live_version_that_made_the_log_is_one_bar() -> None:
     alone = judge(data, good, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
     assert found.comparisons[0].stderr < 0.8 * alone.comparisons[0].stderr
     assert not any(one.name.startswith("live_") for one in found.diagnostics)
+
+
+def needing(n: int, limits: tuple[float, float] | None, gain: float, *, live: bool) -> Judgement:
+    """The live version takes the rarer of two actions; the other one earns `gain` tenths more."""
+    number = np.arange(n)
+    taken = (number % 3 == 0).astype(np.int64)
+    data = Judged(
+        rewards=(number // 3 % 10 < np.where(taken == 0, 5 + gain, 5)).astype(np.float64),
+        lengths=np.ones(n, np.int64),
+        behaviour_logp=np.log(np.where(taken == 0, 2 / 3, 1 / 3)),
+        flat=np.zeros((n, 1)),
+        taken=taken,
+    )
+
+    def taking(p: float) -> TargetPolicy:
+        probs = np.array([p, 1 - p])
+        return TargetPolicy(np.log(probs[taken]), np.broadcast_to(probs, (n, 2)))
+
+    bars = [Bar("live version 1", taking(0.2))] if live else []
+    rules = Rules(reward_range=limits, unit="held-out episodes")
+    return judge(data, taking(0.9), [*bars, Bar("the logging policy")], rules)
+
+
+def test_the_number_of_further_episodes_is_the_largest_of_all() -> None:
+    """Of the effective sample sizes and of each difference; the last reason names it."""
+    found = needing(120, (0.0, 1.0), 1, live=True)
+    short = [one.missing for one in found.diagnostics if not one.passed]
+    apart = [one.missing for one in found.comparisons]
+    assert [one.verdict for one in found.comparisons] == ["cannot tell"] * 2
+    assert all(isinstance(one, int) for one in (*short, *apart))
+    assert found.missing == max(*short, *apart) > max(short)  # type: ignore[type-var]
+    assert found.reasons[-1] == (
+        f"in all about {found.missing:,} more held-out episodes: the largest of these numbers"
+    )
+    assert sum("would show whether it is real" in one for one in found.reasons) == 2
+    assert found.to_dict()["missing"] == found.missing
+
+
+def test_no_number_is_invented_while_the_spread_is_unknown() -> None:
+    """Below 30 effective episodes, or with another failed check: a lower bound, and why."""
+    few = needing(30, (0.0, 1.0), 1, live=False)
+    (short,) = (one for one in few.diagnostics if one.name == "effective_sample_size")
+    assert (short.value < 30, few.verdict, few.missing) == (True, "cannot tell", None)
+    assert few.reasons[-1] == (
+        f"in all at least {short.missing:,} more held-out episodes: how many the difference to the "
+        "logging policy needs is not known before these checks pass"
+    )
+    rare = needing(60, None, 1, live=False)  # fewer than 30 reward events
+    assert "not known before these checks pass" in rare.reasons[-1]
+    assert rare.missing is None
+
+
+def test_a_difference_that_is_shown_needs_no_more() -> None:
+    """Only the effective sample size is short: its own number is the number."""
+    data, good, _ = bandit()
+    rules = Rules(reward_range=(0.0, 1.0), min_ess=1e5)
+    found = judge(data, good, [Bar("the logging policy")], rules)
+    (reason,) = found.reasons
+    (short,) = (one for one in found.diagnostics if not one.passed)
+    assert short.name == "effective_sample_size"
+    assert found.comparisons[0].verdict == "better"
+    assert (found.verdict, found.missing) == ("cannot tell", short.missing)
+    assert f"about {short.missing:,} more episodes" in reason
+
+
+def test_without_a_difference_there_is_no_number() -> None:
+    """The candidate is the live version: it is said, and nothing is made up."""
+    data, good, _ = bandit()
+    found = judge(data, good, [Bar("live", good), Bar("the logging policy")], Rules())
+    assert found.missing is None
+    assert found.reasons[0].endswith("is not known, because no difference is to be seen")
 
 
 def explored(lowest: float, n: int = 1500) -> tuple[Judged, TargetPolicy]:
