@@ -157,7 +157,9 @@ def compare_arms(
         spread = float(returns.std())
         if apart > 0 and spread > 0:
             width = None if limits is None else limits[1] - limits[0]
-            missing = max(1, episodes_needed(spread, apart, share, end, width=width) - n)
+            fill = max((FEWEST - k) / share, (FEWEST - (n - k)) / (1 - share)) if few else 1
+            more = episodes_needed(spread, apart, share, end, width=width) - n
+            missing = max(more, math.ceil(fill))
             reasons.append(
                 f"about {counted(missing, 'more episode')}, of both versions together, would "
                 f"show whether the difference of {apart:.3g} is real"

@@ -125,3 +125,14 @@ def test_differences_have_the_difference_as_their_mean() -> None:
 def test_one_arm_alone_tells_nothing() -> None:
     found = compare_arms(np.ones(3), np.zeros(3, bool), np.zeros(3, bool), share=0.1, limits=None)
     assert (found.verdict, found.to_dict()["n"]) == ("cannot tell", {"canary": 0, "live": 3})
+
+
+def test_what_is_missing_fills_both_arms() -> None:
+    """A normal limit needs 100 episodes in each, however large the difference is."""
+    arm = np.arange(100) % 5 == 0
+    returns = arm + 0.1 * (np.arange(100) % 2)
+    found = compare_arms(returns, arm, np.zeros(100, bool), share=0.2, limits=None)
+    few, apart = found.reasons
+    assert few == "expected 100 episodes in each arm, got 20 and 80"
+    assert found.missing == 400  # of which a fifth are the canary's
+    assert apart.startswith("about 400 more episodes, of both versions together")
