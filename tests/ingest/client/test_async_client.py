@@ -24,7 +24,7 @@ from storage.spaces.descriptors import parse_space
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.scripted_collector import Answer, ScriptedCollector, Serve
 
-ACTIONS = 1000  # two draws agree once in so many times
+ACTIONS = 1000  # so many that two draws are hardly ever equal
 OBS = [0.0, 0.5, 1.0, -0.5]
 OTHER = [1.0, 0.5, 1.0, -0.5]
 AGENTS = {"left": "default", "right": "default"}
@@ -54,8 +54,8 @@ def stored(collector: CollectorProcess, steps: int) -> dict[str, list[tuple[Any,
 
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_a_thousand_episodes_at_once_from_one_loop(collector: CollectorProcess, mode: str) -> None:
-    """Each stored action is the one that its episode was given, with its probability; calls that
-    wait at the same moment share requests."""
+    """1,000 episodes act on one loop at the same time. Each stored action is the one that its
+    episode got, with its log-probability."""
     acted: dict[str, list[int]] = {}
 
     async def play(client: AsyncPolicyClient) -> None:
@@ -86,8 +86,8 @@ def test_a_thousand_episodes_at_once_from_one_loop(collector: CollectorProcess, 
 
 
 def test_a_local_action_lets_other_tasks_have_their_turn(collector: CollectorProcess) -> None:
-    """Nothing of it waits, and a handler that only acts would hold the loop from its start to its
-    end."""
+    """A local get_action never has to wait, so it yields to the loop on purpose. Otherwise a
+    handler that only acts would block all other tasks until it ends."""
     order: list[int] = []
 
     async def play(client: AsyncPolicyClient, number: int) -> None:
@@ -107,11 +107,12 @@ def test_a_local_action_lets_other_tasks_have_their_turn(collector: CollectorPro
 
 
 def test_a_cancelled_get_action_has_not_happened(collector: CollectorProcess) -> None:
-    """Whatever the episode's next call is: another get_action on the same observation or another,
-    an action of the caller's own, a reward for the step before, or the end. No conflict."""
+    """After a cancelled get_action any call may follow: get_action on the same or another
+    observation, log_action, log_returns for the step before, or end_episode. No event is refused,
+    and the cancelled action is not stored."""
 
     async def cut(client: AsyncPolicyClient, name: str) -> None:
-        """A get_action whose request is on its way, and not answered, when it is cancelled."""
+        """Cancel a get_action after its request was made and before the collector answers it."""
         os.kill(collector.serving_pid(), signal.SIGSTOP)
         task = asyncio.create_task(client.get_action(name, OBS))
         while not client._requests:
@@ -158,7 +159,8 @@ def test_a_cancelled_get_action_has_not_happened(collector: CollectorProcess) ->
 
 
 def test_one_that_waits_for_its_turn_is_never_asked(collector: CollectorProcess) -> None:
-    """Cancelled at once: no request carries it; the others are answered."""
+    """A get_action that is cancelled before its request is made never reaches the collector; the
+    calls made with it are answered."""
 
     async def main() -> None:
         async with AsyncPolicyClient(collector.address, "remote") as client:
@@ -179,7 +181,7 @@ def test_one_that_waits_for_its_turn_is_never_asked(collector: CollectorProcess)
 
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_several_agents_act_together(collector: CollectorProcess, mode: str) -> None:
-    """Mappings by agent, and lists of episodes, as in PolicyClient."""
+    """get_action takes mappings by agent and lists of episodes, as PolicyClient's does."""
 
     async def main() -> dict[str, Any]:
         async with AsyncPolicyClient(collector.address, mode) as client:
@@ -214,7 +216,8 @@ def test_several_agents_act_together(collector: CollectorProcess, mode: str) -> 
 def test_what_cannot_be_answered_is_raised_and_leaves_the_episode(
     collector: CollectorProcess,
 ) -> None:
-    """A value that does not fit, an unknown episode, a collector that is away or too old."""
+    """get_action raises for a bad observation, an unknown episode, and a collector that is away or
+    too old. After that the episode can go on."""
 
     async def main() -> None:
         async with AsyncPolicyClient(collector.address, "remote") as client:
@@ -275,7 +278,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_client_that_has_acted_acts_in_a_forked_child(
     collector: CollectorProcess, mode: str
 ) -> None:
-    """As after a warm-up with `gunicorn --preload`: the child has none of the parent's threads."""
+    """A process acts, forks, and then parent and child act, as after a warm-up with `gunicorn
+    --preload`. The child has none of the parent's threads."""
     command = [sys.executable, "-c", FORKING, collector.address, mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "acted\n" * 3), done.stderr
@@ -311,7 +315,8 @@ def test_a_collector_that_is_busy_until_the_deadline_is_the_reason(
 
 
 def test_a_call_without_an_answer_ends_however_many_wait() -> None:
-    """A call that waits for a free thread does so within its own `timeout`."""
+    """The time that a call waits for a free thread counts towards its `timeout`, so that 80 calls
+    without an answer do not wait for each other."""
     callers, timeout = 80, 2.0
 
     async def fail(client: AsyncPolicyClient) -> None:
@@ -321,7 +326,7 @@ def test_a_call_without_an_answer_ends_however_many_wait() -> None:
     async def main() -> None:
         client = AsyncPolicyClient("http://127.0.0.1:9", "remote", timeout=timeout)
         everybody = asyncio.gather(*(fail(client) for _ in range(callers)))
-        await asyncio.wait_for(everybody, callers / 8 * timeout)  # four at a time: twice as long
+        await asyncio.wait_for(everybody, callers / 8 * timeout)  # four at a time take longer
         client._sender.retire()
         client._transport.close()
 

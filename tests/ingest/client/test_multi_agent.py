@@ -34,7 +34,7 @@ PATIENT = {"late": ("box:2", "discrete:3")}  # takes late rewards, and has no ve
 
 
 def declare_two(root: Path, spaces: dict[str, Any] = SPACES, **rules: Any) -> None:
-    """Two policies of different spaces."""
+    """Declare the policies of `spaces`, by default two that differ in their spaces."""
     for name, (observation, action) in spaces.items():
         save_declaration(
             root,
@@ -48,7 +48,7 @@ def declare_two(root: Path, spaces: dict[str, Any] = SPACES, **rules: Any) -> No
 
 
 def publish_two(root: Path) -> None:
-    """Each policy is all but certain: action 1 for a first number above 0, else action 0."""
+    """Publish both policies; they all but surely take action 1 if obs[0] > 0, else action 0."""
     for name, (observation, action) in SPACES.items():
         spec = PolicySpec(parse_space(observation), parse_space(action), ModuleSpec(hidden=()))
         weights = {key: np.zeros_like(w) for key, w in Policy(spec).get_weights().items()}
@@ -63,7 +63,7 @@ def publish_two(root: Path) -> None:
 
 
 def policy_of(agent: str) -> str:
-    """agent0, and whoever is called a walker, walks."""
+    """The policy walker for agent0 and names that start with walker, else the policy flyer."""
     return "walker" if agent == "agent0" or agent.startswith("walker") else "flyer"
 
 
@@ -79,7 +79,7 @@ Tracks = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def tracks(root: Path) -> Tracks:
-    """The rows in shards by episode and agent, in order, each (t) once."""
+    """The stored rows by episode and agent, in order of t; each t must be there once."""
     found: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in sorted(shard_rows(root), key=lambda row: (row["eps_id"], row["agent_id"], row["t"])):
         found[row["eps_id"], row["agent_id"]].append(row)
@@ -94,7 +94,7 @@ def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
 
 @dataclass
 class River:
-    """A collector that tests share, each with episodes of its own."""
+    """One collector for all tests of this module; each test has episodes of its own."""
 
     root: Path
     collector: CollectorProcess
@@ -135,7 +135,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 def test_agents_of_two_policies_join_late_and_leave_early(river: River, mode: str) -> None:
-    """Each acts by its own policy, and its rows say when it acted, and how many there were."""
+    """Each agent acts by its own policy. Its rows hold the time of each step (`env_t`), and at the
+    episode's end the number of agents (`agents`)."""
     with river.client(inference_mode=mode, policy_mapping_fn=policy_of) as client:
         e = client.start_episode(f"join-{mode}", tags={"k": "v"})
         assert client.get_action(e, see(agent0=1, bird=-1)) == {"agent0": 1, "bird": 0}
@@ -191,7 +192,8 @@ def test_agents_of_two_policies_join_late_and_leave_early(river: River, mode: st
 
 
 def test_agents_take_turns_and_nobody_who_waits_is_abandoned(tmp_path: Path) -> None:
-    """The time-out looks at all agents; when nothing comes of any, all are abandoned."""
+    """An agent that waits is not abandoned while another one acts. When no agent sends anything for
+    the time-out, all of them are abandoned."""
     declare_two(tmp_path, episode_timeout=1.5 * HOUR)
     with CollectorProcess(tmp_path) as collector:
         with PolicyClient(collector.address) as client:
@@ -199,11 +201,11 @@ def test_agents_take_turns_and_nobody_who_waits_is_abandoned(tmp_path: Path) -> 
             silent = client.start_episode(policy_id={"walker1": "walker"})
             for name in (e, silent):
                 client.log_action(name, see(walker1=1), {"walker1": 0})
-            for _ in range(5):  # walker1 waits for longer than that
+            for _ in range(5):  # walker1 waits for longer than the time-out
                 client.log_action(e, see(bird=1), {"bird": 0})
                 client.flush()
                 collector.turn_clock()
-            collector.await_abandoned(silent)  # so they were looked at meanwhile
+            collector.await_abandoned(silent)  # so the collector has looked for timed-out episodes
             client.log_action(e, see(walker1=1), {"walker1": 0})
             client.flush()
             collector.turn_clock()
@@ -231,7 +233,7 @@ def test_agents_take_turns_and_nobody_who_waits_is_abandoned(tmp_path: Path) -> 
 
 
 def test_training_enabled_false_holds_for_every_agent(river: River) -> None:
-    """Also for those that join late."""
+    """The rows of an agent that joins late are marked, too."""
     with river.client(policy_mapping_fn=policy_of) as client:
         e = client.start_episode(training_enabled=False)
         client.log_action(e, see(bird=1), {"bird": 0})
@@ -242,7 +244,8 @@ def test_training_enabled_false_holds_for_every_agent(river: River) -> None:
 
 
 def test_a_killed_collector_has_every_agents_steps_once(tmp_path: Path, mode: str) -> None:
-    """SIGKILL in the middle of episodes: nothing is lost, doubled or mixed up."""
+    """The collector gets SIGKILL twice in the middle of three episodes. Each step of each agent is
+    stored once, in its own track."""
     declare_two(tmp_path)
     publish_two(tmp_path)
     steps = 9
@@ -277,14 +280,15 @@ def test_a_killed_collector_has_every_agents_steps_once(tmp_path: Path, mode: st
 
 
 def test_two_clients_do_not_mix_in_one_episode(river: River) -> None:
-    """The second is refused: by its next call, or with `sync` at its start."""
+    """The second client that starts an episode of the same id is refused: with `sync` at its start,
+    else by its next flush or call."""
     clients = [
         river.client(policy_mapping_fn=policy_of, sync=sync, max_wait=10.0)
         for sync in (False, False, True, True)
     ]
     first, second, third, fourth = clients
     first.start_episode("e")
-    second.start_episode("e")  # nothing of the first one is there yet
+    second.start_episode("e")  # the first client has sent no event yet
     first.log_action("e", see(bird=1), {"bird": 0})
     first.flush()
     with pytest.raises(ValueError, match="Episode e is already started"):
@@ -299,7 +303,7 @@ def test_two_clients_do_not_mix_in_one_episode(river: River) -> None:
     with pytest.raises(ValueError, match="Episode e has already completed"):
         third.start_episode("e")
     with pytest.raises(ValueError, match="Episode e has already completed"):
-        third.start_episode("e", policy_id="walker")  # of one agent
+        third.start_episode("e", policy_id="walker")  # as an episode of one agent
     third.start_episode("one", policy_id="walker")
     with pytest.raises(ValueError, match="Episode one is already started"):
         fourth.start_episode("one")
@@ -312,10 +316,10 @@ def test_two_clients_do_not_mix_in_one_episode(river: River) -> None:
 def test_what_is_said_wrongly_is_refused_in_the_call_and_nothing_of_it_is_kept(
     river: River,
 ) -> None:
-    """All or nothing: a call with one bad value leaves every agent as it was."""
+    """A call with one bad value raises and changes no agent; the good values succeed afterwards."""
     with pytest.raises(ValueError, match="Policy mapping function not callable"):
         PolicyClient("localhost:1", policy_mapping_fn="walker")  # type: ignore[arg-type]
-    with river.client(max_wait=20.0) as client:  # so that it is known what each policy declares
+    with river.client(max_wait=20.0) as client:  # long enough to fetch the declarations
         mapping = {"agent0": "walker", "bird": "flyer", "x": "y", "new": "late"}
         e = client.start_episode("w", policy_id=mapping)
         act = {"agent0": 0, "bird": 0}
@@ -375,7 +379,7 @@ def test_what_is_said_wrongly_is_refused_in_the_call_and_nothing_of_it_is_kept(
                 call()
         with pytest.raises(Refusal, match="has no published version"):
             client.get_action(e, {**good, "new": [1, 2]})
-        client.log_action(e, good, act)  # nothing of that was kept
+        client.log_action(e, good, act)  # the refused calls changed nothing
         client.log_returns(e, {"agent0": 1.0, "bird": 2.0})
         client.end_episode(e)
 
@@ -405,7 +409,8 @@ def test_what_is_said_wrongly_is_refused_in_the_call_and_nothing_of_it_is_kept(
 def test_a_reward_of_an_agents_step_that_is_not_logged_is_not_the_earlier_ones(
     river: River,
 ) -> None:
-    """Of the agents that were to act: those who did not may have a reward."""
+    """After an agent's action was refused, a reward for that agent raises, and does not go to its
+    earlier step. An agent without an action in that call may get a reward."""
     with river.client(max_wait=20.0) as client:
         e = client.start_episode("m", policy_id={"agent0": "walker", "bird": "flyer"})
         client.log_action(e, see(agent0=1, bird=1), {"agent0": 0, "bird": 0})
@@ -425,7 +430,8 @@ def test_a_reward_of_an_agents_step_that_is_not_logged_is_not_the_earlier_ones(
 def test_the_mapping_function_is_asked_once_per_agent_and_may_take_the_episode(
     river: River,
 ) -> None:
-    """An agent keeps its policy for the episode; None is the client's own policy."""
+    """The function gets the agent and the episode, once for each pair. If it returns None, the
+    agent acts by the client's own policy."""
     asked: list[tuple[str, str]] = []
 
     def choose(agent: str, episode: str) -> str | None:
@@ -445,7 +451,8 @@ def test_the_mapping_function_is_asked_once_per_agent_and_may_take_the_episode(
 
 
 def test_a_list_of_episodes_is_one_request(river: River, mode: str) -> None:
-    """Ids and a mapping id -> observations by agent; one forward for each policy."""
+    """get_action takes a list of ids and a mapping of id -> observations by agent. In remote mode
+    the collector runs one forward pass for each policy."""
     with river.client(inference_mode=mode, policy_mapping_fn=policy_of) as client:
         before = river.metrics()
         names = [client.start_episode() for _ in range(3)]
@@ -469,7 +476,8 @@ def test_a_list_of_episodes_is_one_request(river: River, mode: str) -> None:
 
 
 def test_a_refused_get_action_may_be_repeated_as_it_was(tmp_path: Path) -> None:
-    """One policy has no version yet: who was answered is answered the same, ends stay told."""
+    """Remote get_action is refused while the policies have no version, and succeeds unchanged once
+    they have one. The final observation of an ended agent, which the call carries, is stored."""
     declare_two(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         with PolicyClient(
@@ -497,7 +505,8 @@ def test_a_refused_get_action_may_be_repeated_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_named_step_of_an_agent_takes_a_late_reward(river: River) -> None:
-    """`step` is the agent's own; whoever knows of it may say so."""
+    """`step` counts the agent's own steps. Any client may send the reward, and one with a known
+    `reward_id` is counted as a duplicate."""
     with (
         river.client(policy_mapping_fn=lambda agent: "late") as client,
         river.client() as other,
@@ -521,7 +530,8 @@ def test_a_named_step_of_an_agent_takes_a_late_reward(river: River) -> None:
 
 
 def test_a_lost_answer_is_asked_for_again_by_all_agents(river: River) -> None:
-    """After an answer was lost only the same observations go on."""
+    """The answer to one agent's get_action was lost. Each other call on the episode raises, until
+    get_action is repeated with the same observation for that agent."""
     client = river.client(inference_mode="remote", policy_mapping_fn=policy_of)
     e = client.start_episode("l")
     client.get_action(e, see(bird=1, agent0=1))

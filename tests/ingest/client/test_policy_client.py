@@ -56,7 +56,7 @@ def client(collector: ScriptedCollector) -> Iterator[PolicyClient]:
 
 
 def hold_flight(collector: ScriptedCollector, client: PolicyClient) -> Gate:
-    """Put an event of another episode in flight and keep it there."""
+    """Put an event of another episode in flight and hold it there until the gate opens."""
     client.start_episode()
     client.flush()
     gate = Gate()
@@ -95,7 +95,7 @@ def test_an_episode_arrives_as_it_was_logged(
 
 
 def test_inference_mode_must_be_known() -> None:
-    """The text of the API that this one succeeds.
+    """The error has the text that RLlib's PolicyClient gives.
 
     Row: PolicyClient(address, inference_mode="local", update_interval=10.0, session)
     """
@@ -106,7 +106,7 @@ def test_inference_mode_must_be_known() -> None:
 def test_update_policy_weights_answers_the_live_version(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """In remote mode there is nothing to refresh; the answer is what the collector acts with.
+    """A remote client holds no weights: the call returns the collector's live version, or None.
 
     Row: update_policy_weights()
     """
@@ -116,7 +116,7 @@ def test_update_policy_weights_answers_the_live_version(
 
 
 def test_an_unknown_and_an_ended_episode_are_told_apart(client: PolicyClient) -> None:
-    """Every call on such an id raises, with the texts of the API that this one succeeds.
+    """Every call on an unknown or ended id raises, with the two texts of RLlib's PolicyClient.
 
     Row: unknown id
     """
@@ -137,7 +137,7 @@ def test_an_unknown_and_an_ended_episode_are_told_apart(client: PolicyClient) ->
 def test_a_reward_before_any_action_is_an_error(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """It is not lost silently, and the episode goes on.
+    """A reward without an action raises; after that the episode can go on.
 
     Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
     """
@@ -170,7 +170,8 @@ def test_a_reward_before_any_action_is_an_error(
 def test_a_bad_value_raises_in_the_call_and_changes_nothing(
     collector: ScriptedCollector, client: PolicyClient, values: Any, said: str
 ) -> None:
-    """The error names the episode and the field; the next good call goes on where it was."""
+    """The error names the episode and the field; the next good call is the episode's first
+    event."""
     observation, action, keywords = values
     name = client.start_episode()
     with pytest.raises(ValueError, match=f"Episode {name}: .*{said}"):
@@ -192,7 +193,7 @@ def test_a_bad_reward_raises_in_the_call(client: PolicyClient, reward: Any) -> N
 def test_a_sum_of_rewards_must_stay_finite(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Two finite rewards whose sum is not: the second raises, the first stays."""
+    """When the sum of two finite rewards is infinite, the second raises and the first stays."""
     gate = hold_flight(collector, client)
     name = client.start_episode()
     client.log_action(name, OBS, 1)
@@ -207,7 +208,7 @@ def test_a_sum_of_rewards_must_stay_finite(
 def test_log_step_is_one_episode_of_one_step(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Start, action with its reward, end: three events, queued as one piece."""
+    """log_step queues three events together: start, action with its reward, end."""
     name = client.log_step(OBS, 1, 1.0, action_prob=0.5, info={"k": 1}, final_obs=[0, 0])
     other = client.log_step(OBS, 1, 0.0, terminated=False, episode_id="mine")
     client.flush()
@@ -221,8 +222,9 @@ def test_log_step_is_one_episode_of_one_step(
 
 
 def test_rewards_reach_the_last_action_whatever_was_sent_when(collector: ScriptedCollector) -> None:
-    """Law: a step's reward is the sum, from left to right, of what was logged between its action
-    and the next; its info is the union, later keys first. Batches change nothing of it.
+    """A step's reward is the sum, from left to right, of the rewards logged between its action
+    and the next. Its info is the union of theirs, where a later value of a key wins. How the
+    events are split into batches makes no difference.
 
     Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
     """
@@ -263,7 +265,8 @@ def test_rewards_reach_the_last_action_whatever_was_sent_when(collector: Scripte
 def test_a_reward_joins_an_action_that_is_still_queued(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """One event instead of two; once the action is under way, the reward is its own event."""
+    """A reward whose action is still queued becomes part of that event. Once the action was sent,
+    the reward is an event of its own."""
     gate = hold_flight(collector, client)
     name = client.start_episode()
     client.log_action(name, OBS, 1)
@@ -281,8 +284,8 @@ def test_a_reward_joins_an_action_that_is_still_queued(
 def test_the_callers_info_is_taken_as_it_is_now(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """It may be changed after the call; it is not kept for later steps; what cannot be stored
-    raises in the call."""
+    """The caller may change `info` after the call, and later steps do not inherit it. A value that
+    is not JSON, or nested too deeply, raises in the call."""
     name = client.start_episode()
     client.log_action(name, OBS, 1)
     info = {"clicks": [1]}
@@ -302,7 +305,8 @@ def test_the_callers_info_is_taken_as_it_is_now(
 
 
 def test_a_late_reward_names_its_step(collector: ScriptedCollector, client: PolicyClient) -> None:
-    """It goes out with its own key and without seq, for an episode of any client."""
+    """A late reward has a `reward_id` (generated if not given) and no `seq`, and its episode may be
+    that of another client."""
     client.log_returns("elsewhere", 1.0, step=4, reward_id="click-77")
     client.log_returns("elsewhere", 2.0, step=4)
     client.flush()
@@ -319,7 +323,7 @@ def test_a_late_reward_names_its_step(collector: ScriptedCollector, client: Poli
 
 
 def test_a_policy_is_chosen_by_name(collector: ScriptedCollector) -> None:
-    """With several policies, an episode must say which; the error lists them."""
+    """With several policies, start_episode requires a policy_id; the error lists the policies."""
     collector.policies = ["a", "b"]
     with PolicyClient(collector.address) as client:
         client.connect()
@@ -335,7 +339,7 @@ def test_a_policy_is_chosen_by_name(collector: ScriptedCollector) -> None:
 
 @pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800", 7])
 def test_an_id_must_be_one_that_can_be_sent(client: PolicyClient, bad: Any) -> None:
-    """Such an id would spoil a batch for others; it raises in the call."""
+    """A bad id raises in the call, before it can make the collector refuse a batch."""
     with pytest.raises(ValueError, match="episode_id: expected a string"):
         client.start_episode(bad)
 
@@ -344,7 +348,7 @@ def test_an_id_must_be_one_that_can_be_sent(client: PolicyClient, bad: Any) -> N
 
 
 def test_a_taken_id_raises_in_the_call(collector: ScriptedCollector, client: PolicyClient) -> None:
-    """Active, ended, and started by somebody else: the two texts of the API.
+    """start_episode raises for an id that is active or ended, in this client or in another one.
 
     Row: start_episode(episode_id=None, training_enabled=True)
     """
@@ -365,7 +369,7 @@ def test_a_taken_id_raises_in_the_call(collector: ScriptedCollector, client: Pol
 def test_a_lost_answer_to_a_start_is_no_error(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """The call is repeated with its start number, so that it is known as a repetition.
+    """The client repeats the same bytes; their start number shows that they are a repetition.
 
     Row: start_episode(episode_id=None, training_enabled=True)
     """
@@ -382,7 +386,8 @@ def test_a_lost_answer_to_a_start_is_no_error(
 def test_a_taken_id_that_is_told_late_is_raised_by_the_next_call(
     collector: ScriptedCollector,
 ) -> None:
-    """A start waits for no longer than max_wait; what it met then is raised as soon as it is known.
+    """start_episode waits for at most max_wait. A refusal that comes later is raised by flush and
+    by the next call on the episode.
 
     Row: start_episode(episode_id=None, training_enabled=True)
     """
@@ -403,8 +408,8 @@ def test_a_taken_id_that_is_told_late_is_raised_by_the_next_call(
 def test_a_batch_is_repeated_with_identical_bytes(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Resets before and after the effect, 429, 503, 507 and a gateway's 502: the same bytes until
-    they are acknowledged, and no event twice."""
+    """After a connection reset (before or after the events were applied), 429, 502, 503 or 507 the
+    client repeats the same bytes until they are acknowledged. No event is applied twice."""
     client.start_episode()
     client.flush()
     collector.faults.extend(
@@ -432,7 +437,8 @@ def test_a_batch_is_repeated_with_identical_bytes(
 def test_nothing_is_lost_or_doubled_when_connections_reset_at_random(
     collector: ScriptedCollector, seed: int
 ) -> None:
-    """Four threads, one client, three of ten requests cut: every step once, in order."""
+    """Four threads share a client and 30% of its requests are cut: each step arrives once, in
+    order."""
 
     def run(thread: int) -> list[str]:
         names = []
@@ -465,7 +471,7 @@ def test_nothing_is_lost_or_doubled_when_connections_reset_at_random(
 
 
 def test_a_closing_collector_is_waited_for(collector: ScriptedCollector) -> None:
-    """Events that are logged while nobody listens are delivered when somebody does."""
+    """Events that are logged while the collector is away are delivered once it is back."""
     client = PolicyClient(collector.address)
     collector.chance = lambda: cut_before if not back.is_set() else lambda serve: serve()
     back = threading.Event()
@@ -482,7 +488,7 @@ def test_a_closing_collector_is_waited_for(collector: ScriptedCollector) -> None
 
 
 def test_connect_says_that_nobody_is_there(unused_address: str) -> None:
-    """`connect` and `get_action` raise, with the address in it; what is logged waits."""
+    """`connect` and `get_action` raise an error with the address; logged events stay queued."""
     client = PolicyClient(unused_address, timeout=1.0)
     name = client.start_episode()
     for call in (client.connect, lambda: client.get_action(name, OBS)):
@@ -511,7 +517,7 @@ def test_something_else_than_a_collector_is_named(collector: ScriptedCollector) 
 
 
 def test_sync_waits_for_each_event(collector: ScriptedCollector) -> None:
-    """When the call returns, the event is acknowledged; when it was refused, the call raises."""
+    """With `sync`, a call returns once its event is acknowledged, and raises if it was refused."""
     with PolicyClient(collector.address, sync=True) as client:
         name = client.start_episode()
         assert name in collector.episodes
@@ -528,7 +534,7 @@ def test_sync_waits_for_each_event(collector: ScriptedCollector) -> None:
 def test_a_refused_event_is_raised_by_the_next_call_on_its_episode(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """And by flush, and counted; other episodes do not notice."""
+    """The refusal is raised by flush, too, and counted in `stats`; other episodes go on."""
     bad, good = client.start_episode(), client.start_episode()
     client.flush()
     gate = hold_flight(collector, client)
@@ -551,7 +557,7 @@ def test_a_refused_event_is_raised_by_the_next_call_on_its_episode(
 def test_a_refusal_that_nobody_waits_for_is_logged(
     collector: ScriptedCollector, client: PolicyClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once for each reason; with `on_error` that is called instead."""
+    """A refusal is logged once for each reason; a client with `on_error` calls that instead."""
     told: list[Refusal] = []
     other = PolicyClient(collector.address, on_error=told.append, timeout=60.0)
     collector.judge = lambda event: "invalid"
@@ -570,7 +576,8 @@ def test_a_refusal_that_nobody_waits_for_is_logged(
 def test_a_refusal_during_a_flush_that_raises_something_else_is_logged(
     collector: ScriptedCollector, client: PolicyClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A flush that ends in TimeoutError has told nobody of it, and perhaps no other flush comes."""
+    """A flush that raises TimeoutError does not report the refusal, and it may be the last flush:
+    so the refusal is logged."""
     bad, good = client.start_episode(), client.start_episode()
     gate = hold_flight(collector, client)
     collector.judge = lambda event: "invalid" if event.episode_id == bad else "busy"
@@ -590,7 +597,8 @@ def test_a_refusal_during_a_flush_that_raises_something_else_is_logged(
 def test_a_late_reward_that_is_refused_leaves_the_episode(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """window_closed is raised once, by the next call, and by flush."""
+    """`window_closed` is raised by flush and once by the next call; after that the episode goes
+    on."""
     name = client.start_episode()
     client.log_action(name, OBS, 1)
     client.flush()
@@ -610,7 +618,8 @@ def test_a_late_reward_that_is_refused_leaves_the_episode(
 def test_one_bad_event_does_not_take_its_batch_along(
     collector: ScriptedCollector, client: PolicyClient, status_code: tuple[int, str]
 ) -> None:
-    """A batch that is refused as a whole is halved until the culprit stands alone."""
+    """A batch that is refused as a whole is split in halves until the bad episode is alone; the
+    other 19 episodes arrive."""
     gate = hold_flight(collector, client)
     names = [client.log_step(OBS, 1, 1.0) for _ in range(20)]
 
@@ -632,7 +641,8 @@ def test_one_bad_event_does_not_take_its_batch_along(
 def test_a_start_that_finds_no_room_is_sent_again(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """`busy` for one start of a batch: it and what follows it wait, the others go through."""
+    """One start of a batch is refused as `busy`: the client sends that episode again, and the other
+    one arrives, too."""
     client.flush()
     gate = hold_flight(collector, client)
     first, second = client.log_step(OBS, 1, 1.0), client.log_step(OBS, 2, 2.0)
@@ -651,7 +661,8 @@ def test_a_start_that_finds_no_room_is_sent_again(
 
 
 def test_a_wrong_token_is_raised_and_nothing_dropped(collector: ScriptedCollector) -> None:
-    """401 for a batch is for a person to mend: flush raises it, and what waits is sent after."""
+    """flush raises the 401, which only a person can mend. The events stay queued, and are sent once
+    the token is accepted."""
     with PolicyClient(collector.address, token="secret") as client:
         name = client.start_episode()
         client.flush()
@@ -673,8 +684,8 @@ def test_a_wrong_token_is_raised_and_nothing_dropped(collector: ScriptedCollecto
 def test_a_forgotten_instance_is_replaced_for_new_episodes(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Starts refused on their first try were never applied: they go out under a new instance, and
-    an episode that was acknowledged before goes on under the old one."""
+    """The collector has forgotten the client's instance. New starts, refused on their first try, go
+    out under a new instance; an episode that was acknowledged before goes on under the old one."""
     old = client.start_episode()
     client.log_action(old, OBS, 1)
     client.flush()
@@ -698,8 +709,8 @@ def test_a_forgotten_instance_is_replaced_for_new_episodes(
 def test_a_start_that_may_have_been_applied_is_never_repeated_elsewhere(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """The batch had its effect, its answer was lost, the collector forgot: better reported than
-    doubled."""
+    """The answer to a batch was lost, and then the collector forgot the instance. The batch may
+    have been applied, so its start is reported as refused and not repeated under a new instance."""
     client.start_episode()
     client.flush()
 
@@ -729,7 +740,8 @@ def test_a_start_that_may_have_been_applied_is_never_repeated_elsewhere(
 def test_own_ids_survive_a_forgotten_instance(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """The id itself keeps the start from being doubled, so that it may be repeated."""
+    """A start with the caller's own id may be repeated under a new instance: the id prevents a
+    second episode."""
     client.start_episode("one")
     collector.instances.clear()
     client.start_episode("two")
@@ -744,7 +756,8 @@ def test_own_ids_survive_a_forgotten_instance(
 
 
 def test_an_import_knows_what_an_earlier_run_delivered(collector: ScriptedCollector) -> None:
-    """A named instance resumes; its start numbers are the caller's."""
+    """With `instance_name` a second run learns which start numbers were delivered, and every start
+    needs a number."""
     for _ in range(2):
         with PolicyClient(collector.address, instance_name="import-abc") as client:
             known = client.known_starts
@@ -764,13 +777,14 @@ def test_an_import_knows_what_an_earlier_run_delivered(collector: ScriptedCollec
 def test_get_action_carries_what_is_pending_of_its_episode(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """One request holds the start, the rewards and the observation; others' events stay queued."""
+    """One request carries the queued events of the episode and the observation; events of other
+    episodes stay queued."""
     gate = hold_flight(collector, client)
     other = client.start_episode()
     name = client.start_episode()
     client.log_action(name, OBS, 1)
     action = client.get_action(name, OBS)
-    assert action == 2  # of its seq
+    assert action == 2  # the scripted collector derives it from seq
     assert other not in collector.episodes
     client.log_returns(name, 1.0)
     assert client.get_action(name, OBS) == 4 % 3
@@ -792,7 +806,7 @@ def test_get_action_carries_what_is_pending_of_its_episode(
 def test_get_action_waits_for_events_of_its_episode_in_flight(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Its observation must not overtake them."""
+    """Otherwise its observation could overtake an action that is still in flight."""
     name = client.start_episode()
     client.flush()
     gate = Gate()
@@ -810,7 +824,8 @@ def test_get_action_waits_for_events_of_its_episode_in_flight(
 def test_get_action_for_many_episodes_is_one_request(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """ids and a mapping of observations -> a mapping of actions.
+    """get_action takes a list of ids with a mapping of observations, and returns a mapping of
+    actions.
 
     Row: get_action(episode_id, obs)
     """
@@ -826,7 +841,7 @@ def test_get_action_for_many_episodes_is_one_request(
 def test_a_lost_answer_to_get_action_is_asked_for_again(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Repeated bytes: the collector knows its decision again."""
+    """The client repeats the same bytes, for which the collector returns the decision it made."""
     name = client.start_episode()
     client.flush()
     collector.faults.extend([cut_after, cut_before])
@@ -838,7 +853,8 @@ def test_a_lost_answer_to_get_action_is_asked_for_again(
 def test_get_action_without_an_answer_may_be_called_again(
     collector: ScriptedCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same observation only: the decision may have been made. Nothing queued is lost.
+    """After a get_action without an answer only the same observation is accepted, because the
+    collector may have decided. Queued events are kept.
 
     Row: action wait 300 s, log_action ack wait 60 s
     """
@@ -869,7 +885,7 @@ def test_get_action_without_an_answer_may_be_called_again(
 def test_without_a_published_version_get_action_says_so(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """The episode is as before the call, and its pending events have arrived."""
+    """get_action raises `no_version` and leaves the episode unchanged; its queued events arrive."""
     collector.version = None
     name = client.start_episode()
     client.log_action(name, OBS, 1)
@@ -884,7 +900,7 @@ def test_without_a_published_version_get_action_says_so(
 def test_a_get_action_to_be_repeated_is_repeated(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """A collector that has just started may still read its weights: that is no answer."""
+    """A collector that still loads its weights refuses with `busy`, and the client asks again."""
     busy = iter([False, True, True])
 
     def judge(event: Any) -> str | None:
@@ -902,7 +918,8 @@ def test_a_get_action_to_be_repeated_is_repeated(
 def test_get_action_finds_a_forgotten_instance(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Its pending start goes out again under the new instance, within the call."""
+    """The collector has forgotten the client's instance: get_action sends the episode's start again
+    under a new instance, and returns an action."""
     client.start_episode()
     client.flush()
     collector.instances.clear()
@@ -927,7 +944,7 @@ def hold_flight_of(collector: ScriptedCollector, client: PolicyClient) -> Gate:
 
 
 def test_a_full_queue_raises_at_once_when_told_to(collector: ScriptedCollector) -> None:
-    """BufferFull says how many wait; the episode goes on where it was."""
+    """BufferFull says how many events wait; once there is room, the episode goes on."""
     with PolicyClient(collector.address, on_full="raise", max_pending=4) as client:
         gate = hold_flight(collector, client)
         name = client.start_episode()
@@ -946,8 +963,8 @@ def test_a_full_queue_raises_at_once_when_told_to(collector: ScriptedCollector) 
 def test_a_reward_of_a_step_that_is_not_logged_is_not_the_earlier_ones(
     collector: ScriptedCollector,
 ) -> None:
-    """It raises as the step's log_action did, until that succeeds: with no room, and for a value
-    that does not fit. `step=` names any step all the same."""
+    """After a log_action that failed (queue full, or bad value), log_returns raises the same error
+    until log_action succeeds. A reward with `step=` is accepted all the same."""
     with PolicyClient(collector.address, max_pending=4, max_wait=0.05) as client:
         client.connect(60)
         gate = hold_flight(collector, client)
@@ -979,7 +996,7 @@ def test_a_reward_of_a_step_that_is_not_logged_is_not_the_earlier_ones(
 
 
 def test_a_full_queue_blocks_until_there_is_room(collector: ScriptedCollector) -> None:
-    """At most for the client's timeout."""
+    """The call waits for at most the client's `timeout`, and then raises BufferFull."""
     with PolicyClient(collector.address, max_pending=3, timeout=1.0) as client:
         gate = hold_flight(collector, client)
         name = client.start_episode()
@@ -994,7 +1011,7 @@ def test_a_full_queue_blocks_until_there_is_room(collector: ScriptedCollector) -
 
 
 def test_a_full_queue_is_counted_in_bytes_too(collector: ScriptedCollector) -> None:
-    """An image-sized log does not fill the memory of the service that logs."""
+    """`max_pending_bytes` bounds the queue, so that large observations do not fill the memory."""
     with PolicyClient(collector.address, on_full="raise", max_pending_bytes=1_000) as client:
         gate = hold_flight(collector, client)
         client.start_episode()
@@ -1007,7 +1024,8 @@ def test_a_full_queue_is_counted_in_bytes_too(collector: ScriptedCollector) -> N
 def test_an_event_that_no_request_can_carry_raises_in_the_call(
     collector: ScriptedCollector,
 ) -> None:
-    """The collector's limit is known before anything is queued."""
+    """The client knows the collector's `max_body`: an event above it raises before it is queued,
+    and batches stay below it."""
     collector.limits["max_body"] = 2_000
     with PolicyClient(collector.address, max_wait=30.0) as client:
         name = client.start_episode()
@@ -1024,7 +1042,8 @@ def test_an_event_that_no_request_can_carry_raises_in_the_call(
 def test_batches_gather_while_one_is_in_flight(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """What was logged meanwhile leaves as one request, without tearing a one-step episode."""
+    """Events logged while a batch is in flight go out in batches that are as full as possible, and
+    no one-step episode is split."""
     gate = hold_flight(collector, client)
     for _ in range(700):
         client.log_step(OBS, 1, 1.0)
@@ -1040,7 +1059,7 @@ def test_batches_gather_while_one_is_in_flight(
 
 
 def test_a_given_session_is_used_for_everything(collector: ScriptedCollector) -> None:
-    """Its headers travel with every request, and it is not closed.
+    """Every request has the session's headers, and closing the client leaves the session open.
 
     Row: PolicyClient(address, inference_mode="local", update_interval=10.0, session)
     """
@@ -1057,7 +1076,7 @@ def test_a_given_session_is_used_for_everything(collector: ScriptedCollector) ->
 
 
 def test_a_client_that_is_dropped_still_delivers(collector: ScriptedCollector) -> None:
-    """Without close, what is queued goes out, and the thread ends.
+    """Without close, the queued events are delivered, and then the client's thread ends.
 
     Row: local inference thread
     """
@@ -1075,7 +1094,7 @@ def test_a_client_that_is_dropped_still_delivers(collector: ScriptedCollector) -
 
 
 def test_a_closed_client_says_so(collector: ScriptedCollector) -> None:
-    """close is final, and may be repeated."""
+    """close may be called twice; each later call raises ClientError."""
     client = PolicyClient(collector.address)
     name = client.start_episode()
     client.close()
@@ -1104,7 +1123,7 @@ def run_program(collector: ScriptedCollector, body: str) -> str:
 def test_a_program_that_ends_without_close_delivers_everything(
     collector: ScriptedCollector,
 ) -> None:
-    """The end of the process waits for the queue, even while the collector stumbles."""
+    """The process delivers its queue before it ends, although the first requests fail."""
     collector.faults.extend([cut_before, cut_after, answering(503, "draining")])
     run_program(collector, "for i in range(2500): client.log_step([0, 0], i % 3, 1.0)")
     assert len(collector.episodes) == 2500
@@ -1112,8 +1131,8 @@ def test_a_program_that_ends_without_close_delivers_everything(
 
 
 def test_the_threads_of_a_client_import_nothing(collector: ScriptedCollector) -> None:
-    """A child that is forked while one imports has half a module for good: of `encodings.idna`,
-    without which no connection is ever made."""
+    """A child that is forked while a thread imports a module has that module half initialised for
+    good. Without `encodings.idna`, for one, it could never connect."""
     run_program(
         collector,
         """
@@ -1131,7 +1150,8 @@ def test_the_threads_of_a_client_import_nothing(collector: ScriptedCollector) ->
 
 
 def test_a_forked_child_logs_as_a_client_of_its_own(collector: ScriptedCollector) -> None:
-    """It inherits neither queue nor episodes nor connections: nothing is doubled, nothing lost."""
+    """The child inherits neither queue nor episodes nor connections: each event of both arrives
+    once."""
     run_program(
         collector,
         """
@@ -1160,7 +1180,7 @@ def test_a_forked_child_logs_as_a_client_of_its_own(collector: ScriptedCollector
 
 
 def test_a_multiprocessing_child_delivers_at_its_end(collector: ScriptedCollector) -> None:
-    """Such a child ends without atexit."""
+    """A multiprocessing child runs no atexit handlers, and delivers its events all the same."""
     run_program(
         collector,
         """
@@ -1191,6 +1211,6 @@ def test_a_multiprocessing_child_delivers_at_its_end(collector: ScriptedCollecto
     ],
 )
 def test_an_option_that_does_not_fit_is_named(options: dict[str, Any], text: str) -> None:
-    """When the client is made, not by the first call."""
+    """The constructor raises ValueError, with the option, the expected value and the given one."""
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         PolicyClient("http://127.0.0.1:9", **options)

@@ -44,8 +44,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def spooling(address: str, directory: Path, **options: Any) -> PolicyClient:
-    """A client whose calls wait for a busy machine's disk, unless `max_wait` is given; in a forked
-    child too, whose writer is a new one."""
+    """A client whose calls wait for 20 s for a slow disk, unless `max_wait` is given. A forked
+    child makes its own writer, with the queue's `patience`."""
     client = PolicyClient(address, on_full="spool", spool_dir=directory, **options)
     assert client._outbox._writer is not None
     client._outbox.patience = client._outbox._writer.max_wait = options.get("max_wait", 20.0)
@@ -53,7 +53,7 @@ def spooling(address: str, directory: Path, **options: Any) -> PolicyClient:
 
 
 def killed(address: str, directory: Path, prefix: str, episodes: int, **options: Any) -> int:
-    """A process that spooled episodes, and was killed; the events that waited then."""
+    """Spool episodes in a process, kill it, and return how many events were waiting."""
     module = ["-m", "tests.ingest.client.spooling_client"]
     arguments = [address, str(directory), str(episodes), prefix, json.dumps(options)]
     process = subprocess.Popen(
@@ -73,7 +73,7 @@ def log_for_ever(client: PolicyClient) -> None:
 
 
 def dead(client: PolicyClient) -> None:
-    """Let go of a client as its killed process would: nothing is sent, the spool stays."""
+    """Drop a client as if its process were killed: nothing more is sent, the spool stays."""
     client._outbox.closed = True
     client._transport.closing.set()
     client._outbox.wake()
@@ -90,8 +90,8 @@ def collector() -> Iterator[ScriptedCollector]:
 
 
 def test_what_a_killed_process_logged_is_delivered_by_the_next(tmp_path: Path) -> None:
-    """SIGKILL while the collector was absent, with a queue that holds a tenth of it: each step is
-    stored once, and nothing is left on disk. Only the next process ever reaches the collector."""
+    """A process logs 182 events with a queue of 20, never reaches a collector, and is killed. The
+    next process delivers all of them: each step is stored once, and the spool is empty."""
     assert killed(NOBODY, tmp_path / "spool", "e", 30, max_pending=20) == 30 * 6 + 2
     declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
@@ -109,8 +109,8 @@ def test_what_a_killed_process_logged_is_delivered_by_the_next(tmp_path: Path) -
 
 
 def test_what_was_acknowledged_before_the_kill_is_not_doubled(tmp_path: Path) -> None:
-    """The collector answers and is cut off at any moment; it tells repeated events by the instance
-    and the numbers that the segment keeps."""
+    """A process is killed while it delivers. The next one repeats events under the instance and the
+    numbers that the segment keeps, so that the collector stores each step once."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
         for prefix in "ab":
@@ -125,7 +125,7 @@ def test_what_was_acknowledged_before_the_kill_is_not_doubled(tmp_path: Path) ->
 
 
 def test_a_segment_is_held_by_one_process(collector: ScriptedCollector, tmp_path: Path) -> None:
-    """While its owner lives nobody else takes it up."""
+    """Another client delivers a segment only once the process that wrote it has ended."""
     owner = spooling(NOBODY, tmp_path)
     owner.log_step(SHORT, 1, 1.0)
     with spooling(collector.address, tmp_path) as other:
@@ -141,7 +141,8 @@ def test_a_segment_is_held_by_one_process(collector: ScriptedCollector, tmp_path
 def test_what_another_collector_was_sent_is_left_alone(
     collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only the collector that was sent a segment's events can tell which of them it has."""
+    """A segment that was partly sent to one collector is not sent to another, which cannot tell
+    which events the first one has. A client of the first one delivers it."""
     with ScriptedCollector() as first:
         client = spooling(first.address, tmp_path, linger=0.0)
         client.log_step(SHORT, 1, 1.0)
@@ -162,8 +163,8 @@ def test_what_another_collector_was_sent_is_left_alone(
 def test_a_full_queue_goes_to_disk_and_keeps_its_order(
     collector: ScriptedCollector, tmp_path: Path
 ) -> None:
-    """Episodes that run on while the queue is full arrive in order once there is an answer; no call
-    raises."""
+    """Episodes go on while the collector is away and the queue is full: no call raises, and the
+    next process delivers all events in order."""
     gone = ScriptedCollector()
     gone._server.server_close()
     client = spooling(gone.address, tmp_path, max_pending=4, max_wait=0.0)
@@ -187,7 +188,8 @@ def test_a_full_queue_goes_to_disk_and_keeps_its_order(
 
 
 def test_one_process_reads_its_own_spool_back(collector: ScriptedCollector, tmp_path: Path) -> None:
-    """The same without a kill: what did not fit into memory follows what did, and calls go on."""
+    """A client with a queue of 4 spools what does not fit and delivers it itself, although 30% of
+    its requests are cut."""
     collector.cut_at_random(1, 0.3)
     with spooling(collector.address, tmp_path, max_pending=4, batch=3, max_wait=0.0) as client:
         for n in range(60):
@@ -207,7 +209,8 @@ def test_one_process_reads_its_own_spool_back(collector: ScriptedCollector, tmp_
 def test_a_batch_without_an_answer_is_sent_as_the_same_instance(
     collector: ScriptedCollector, tmp_path: Path
 ) -> None:
-    """What may have been applied is never sent anew: its number says that it is there."""
+    """The next process repeats events that may have been applied under the same instance, so that
+    the collector counts them as duplicates."""
     client = spooling(collector.address, tmp_path, linger=0.0)
     client.connect()
     client.log_step(SHORT, 1, 1.0)
@@ -229,7 +232,8 @@ def test_a_batch_without_an_answer_is_sent_as_the_same_instance(
 def test_what_the_collector_has_forgotten_is_counted_by_reason(
     collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A journal that was set aside knows no instance: nothing goes out under another one."""
+    """The collector has lost its instances, as with a new journal. Spooled events that it may have
+    had are refused as `unknown_instance`, and not sent under another instance."""
     client = spooling(collector.address, tmp_path, linger=0.0)
     client.log_step(SHORT, 1, 1.0)
     client.flush(60)
@@ -254,7 +258,8 @@ def test_what_the_collector_has_forgotten_is_counted_by_reason(
 def test_an_instance_that_is_forgotten_meanwhile_is_replaced_for_new_episodes(
     collector: ScriptedCollector, tmp_path: Path
 ) -> None:
-    """What was never sent is numbered under the next one, in a segment of its own."""
+    """The collector forgets the instance of a client that goes on logging. New episodes go out
+    under a new instance, each once, and no segment is left."""
     with spooling(collector.address, tmp_path, linger=0.0) as client:
         client.log_step(SHORT, 1, 1.0)
         client.flush(60)
@@ -268,8 +273,8 @@ def test_an_instance_that_is_forgotten_meanwhile_is_replaced_for_new_episodes(
 
 
 def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -> None:
-    """Abandoned by the collector while their steps waited on disk: the rest is an episode that
-    continues them, with their tags; each step is stored once."""
+    """The collector abandons episodes whose later steps wait on disk. These steps are stored once
+    each, in new episodes that name the abandoned ones in `continues`."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
         client = spooling(running.address, tmp_path / "spool", linger=0.0)
@@ -307,7 +312,8 @@ def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -
 
 
 def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
-    """Its caller notices nothing; the reward of a step that is closed is counted as refused."""
+    """The collector abandons an episode to which the process still logs. Its later steps go to a
+    new episode that continues it; no call raises and no event is refused."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as running:
         with spooling(running.address, tmp_path / "spool", linger=0.0) as client:
@@ -335,8 +341,9 @@ def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
 
 
 def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
-    """In a new episode, and in the one after that, from a process too that never saw its start:
-    with its policy, tags and `training_enabled`. A reward for a step by its number reaches it."""
+    """An episode is abandoned twice and goes on in two new ones, the last of them sent by another
+    process. Both have its policy, tags and `training_enabled`, and rewards with `step=` reach their
+    steps."""
     for policy_id in ("default", "other"):
         declare(tmp_path, reward_window=1.0, policy_id=policy_id)
     with CollectorProcess(tmp_path) as running:
@@ -383,8 +390,8 @@ def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
 def test_remote_actions_follow_what_is_spooled(
     collector: ScriptedCollector, tmp_path: Path
 ) -> None:
-    """A get_action waits for its episode's events that are on disk alone, and its own is durable
-    when it returns; what follows it is delivered by the next process."""
+    """get_action waits until the spooled events of its episode are delivered. A reward that is
+    logged after it and never sent is delivered by the next process."""
     client = spooling(collector.address, tmp_path, inference_mode="remote", max_pending=4)
     client.connect()
     gate = Gate()
@@ -409,8 +416,9 @@ def test_remote_actions_follow_what_is_spooled(
 def test_values_are_spooled_before_it_is_known_what_fits(
     collector: ScriptedCollector, tmp_path: Path
 ) -> None:
-    """Arrays, lists and numbers come out as they went in; what does not fit breaks its episode in
-    the next process, as it would have here."""
+    """Values are spooled before the client knows the policy's spaces. The next process sends
+    arrays, lists and numbers unchanged, and marks an episode with a value that does not fit as
+    broken."""
     client = spooling(NOBODY, tmp_path, max_wait=0.0)
     array = np.array([1.5, 2.5])
     good = client.start_episode()
@@ -439,7 +447,8 @@ def test_values_are_spooled_before_it_is_known_what_fits(
 
 
 def test_a_spool_is_bounded_in_bytes(tmp_path: Path) -> None:
-    """At its bound calls raise BufferFull, which says where; nothing is torn."""
+    """When the spool has reached `spool_bytes`, calls raise BufferFull, which says how many bytes
+    are on disk."""
     client = spooling(NOBODY, tmp_path, max_pending=4, spool_bytes=20_000, max_wait=2.0)
     for _ in range(20):
         client.log_step(SHORT, 1, 1.0)
@@ -454,7 +463,8 @@ def test_a_spool_is_bounded_in_bytes(tmp_path: Path) -> None:
 
 
 def test_what_is_acknowledged_leaves_the_disk(collector: ScriptedCollector, tmp_path: Path) -> None:
-    """A client that never stops logging needs no more room than what waits."""
+    """Acknowledged events are removed from disk, so that a client that keeps logging stays below
+    `spool_bytes`."""
     with spooling(collector.address, tmp_path, spool_bytes=40_000) as client:
         for _ in range(40):
             for _ in range(20):
@@ -467,7 +477,8 @@ def test_what_is_acknowledged_leaves_the_disk(collector: ScriptedCollector, tmp_
 def test_a_torn_end_is_left_out(
     collector: ScriptedCollector, tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cut of the power takes the end of a segment that was not synced; the rest is delivered."""
+    """A power cut can damage the end of a segment that was not synced: the log says so, and the
+    rest is delivered."""
     client = spooling(NOBODY, tmp_path)
     for n in range(5):
         client.log_step(SHORT, 1, float(n))
@@ -484,8 +495,9 @@ def test_a_torn_end_is_left_out(
 def test_what_cannot_be_read_is_counted_and_the_rest_goes_on(
     collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read of a piece of the spool fails with EIO (as of `/proc/self/mem`): its events stay where
-    they are, `flush` says so once, and the thread that sends goes on. Another process has them."""
+    """Reading one file of the spool fails with EIO (it is replaced by a link to `/proc/self/mem`).
+    `flush` raises, later events are sent, and the next process delivers those of the file once it
+    can be read."""
     client = spooling(collector.address, tmp_path, max_pending=4, batch=4)
     kept = client._outbox.spool
     assert kept is not None
@@ -518,7 +530,8 @@ def test_what_cannot_be_read_is_counted_and_the_rest_goes_on(
 def test_an_event_of_another_version_is_left_out(
     collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What passes its checksum and cannot be read is named in the log; the rest goes on."""
+    """An event of an unknown type, as a later version may write, is skipped and named in the log;
+    the other events are delivered."""
     client = spooling(NOBODY, tmp_path)
     client.log_step(SHORT, 1, 1.0)
     own = client._outbox.spool.own  # type: ignore[union-attr]  # it has one
@@ -534,7 +547,8 @@ def test_an_event_of_another_version_is_left_out(
 
 
 def test_a_forked_child_spools_for_itself(collector: ScriptedCollector, tmp_path: Path) -> None:
-    """It leaves its parent's segment alone."""
+    """A forked child writes a segment of its own: each event of parent and child is delivered
+    once."""
     client = spooling(NOBODY, tmp_path)
     client.log_step(SHORT, 1, 1.0)
     child = os.fork()
@@ -553,7 +567,8 @@ def test_a_forked_child_spools_for_itself(collector: ScriptedCollector, tmp_path
 
 
 def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
-    """Each event once and in order, whatever was judged in between."""
+    """A segment of several files is read in order, each event once, also after some were
+    acknowledged."""
     kept = Spool(tmp_path, 1_000_000, sync=True, address=NOBODY, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
     kept._piece_bytes = 200
     events = [wire.LogReturns(episode_id="e", seq=n + 1, reward=float(n)) for n in range(50)]
@@ -580,8 +595,8 @@ def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
 
 
 def test_an_asyncio_loop_with_a_spool_loses_nothing(tmp_path: Path) -> None:
-    """Fifty episodes at once whose actions are the collector's; it is killed in between. An action
-    that had no answer is asked for again, and each step is stored once."""
+    """50 episodes on one loop take remote actions while the collector is killed and restarted.
+    Callers repeat a get_action without an answer; each step is stored once."""
     declare(tmp_path, action="discrete:1000")
     spec = PolicySpec(parse_space("box:4"), parse_space("discrete:1000"))
     store = WeightStore(tmp_path, "default")
@@ -645,8 +660,8 @@ def episode(name: str, steps: int) -> list[wire.Event]:
 
 
 def test_reads_of_this_process_and_of_earlier_ones_take_turns(tmp_path: Path) -> None:
-    """A process that logs more than it can send would else leave an earlier one's episode halfway:
-    the collector abandons it, and refuses the rewards of its steps."""
+    """Otherwise a process that logs more than it can send would leave an earlier process's episode
+    half delivered: the collector would abandon it and refuse later rewards."""
     earlier = spool_in(tmp_path)
     for n in range(30):
         earlier.append(episode(f"earlier-{n}", 2), left=True)
@@ -663,7 +678,8 @@ def test_reads_of_this_process_and_of_earlier_ones_take_turns(tmp_path: Path) ->
 
 
 def test_flow_control_waits_for_nothing_of_an_earlier_process(tmp_path: Path) -> None:
-    """An action that must follow its window's delivery would else wait for all that others left."""
+    """`drained(own=True)` returns once this process's events are delivered. Otherwise an action
+    that waits for them would also wait for all events of earlier processes."""
     earlier = spool_in(tmp_path)
     earlier.append([event for n in range(300) for event in episode(f"earlier-{n}", 2)], left=True)
     earlier.close()
@@ -695,7 +711,7 @@ def test_flow_control_waits_for_nothing_of_an_earlier_process(tmp_path: Path) ->
 
 
 def test_a_flush_waits_for_what_is_being_read(tmp_path: Path) -> None:
-    """The last event on disk is on its way into the queue: it has not been sent."""
+    """`drained`, on which flush waits, is False while an event is read from disk into the queue."""
     earlier = spooling(NOBODY, tmp_path, max_wait=0.0)
     earlier._outbox.put_all([wire.Start(episode_id="e", start=0)])
     earlier._outbox.put(wire.LogAction(episode_id="e", seq=1, obs=draft(), action=b""), 300)
@@ -721,7 +737,7 @@ def test_a_flush_waits_for_what_is_being_read(tmp_path: Path) -> None:
 def test_an_unexpected_error_in_a_read_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was read before it is read again."""
+    """A read fails with MemoryError after its first event: the next read returns all events."""
     spool, decoded = spool_in(tmp_path), SpoolSegment._decoded
     spool.append(episode("e", 2), left=True)
     errors = [MemoryError()]
@@ -740,7 +756,7 @@ def test_an_unexpected_error_in_a_read_loses_nothing(
 
 @pytest.mark.parametrize("steps", [1, 3, 20])
 def test_a_read_ends_with_an_episode_or_a_step(tmp_path: Path, steps: int) -> None:
-    """A short episode is not sent in two halves, and no step without the reward that is there."""
+    """A read does not split a short episode, nor an action from the reward that follows it."""
     kept = spool_in(tmp_path)
     for n in range(8):
         kept.append(episode(f"e{n}", steps), left=True)
@@ -757,7 +773,8 @@ def test_a_read_ends_with_an_episode_or_a_step(tmp_path: Path, steps: int) -> No
 def test_what_a_kill_within_the_making_of_a_segment_left_is_removed(
     tmp_path: Path, at: str
 ) -> None:
-    """SIGKILL before or after its lock. While its process lives, the folder stays."""
+    """A process is killed while it makes a segment, before or after it locks the folder. A later
+    process removes the folder, but not while the process lives and holds the lock."""
     program = f"""
 import os, signal, sys
 from pathlib import Path
@@ -787,7 +804,8 @@ SpoolSegment.create(Path({str(tmp_path)!r}), 1000, False)
 def test_a_folder_that_is_swept_while_it_is_made_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process sees it before it is locked, and takes it for one that was left."""
+    """Another process removes a new folder that is not locked yet, because it looks like one that a
+    killed process left."""
     acquire, swept = FileLock.acquire, []
 
     def late(self: FileLock, **given: Any) -> bool:
@@ -807,8 +825,9 @@ def test_a_folder_that_is_swept_while_it_is_made_is_made_again(
 def test_a_full_disk_is_emptied_by_what_is_sent(
     collector: ScriptedCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bool
 ) -> None:
-    """Nothing fits any more, not even under which instance events are sent: a segment gives up what
-    it holds in reserve for that. Until it can be written nothing is sent."""
+    """On a full disk a segment deletes its reserve file, so that the instance under which its
+    events are sent can be written. Logging raises BufferFull until delivered events have made
+    room."""
     write, is_full = os.write, threading.Event()
 
     def full(fd: int, data: bytes) -> int:
@@ -842,7 +861,8 @@ def test_a_full_disk_is_emptied_by_what_is_sent(
 def test_nothing_is_sent_while_its_instance_cannot_be_written(
     collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The thread that sends goes on once the disk takes it; the log has a line for each."""
+    """The sending thread waits while the disk is full and goes on once the instance is written; the
+    log has one line for each."""
     is_full = threading.Event()
 
     def full(fd: int, data: bytes) -> int:
@@ -872,7 +892,7 @@ def test_nothing_is_sent_while_its_instance_cannot_be_written(
 def test_the_end_of_a_process_says_what_is_left_where(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is in the spool is not lost with the process."""
+    """A client that ends with undelivered events logs how many there are, and in which folder."""
     client = spooling(NOBODY, tmp_path, timeout=0.01)
     client.log_step(SHORT, 1, 1.0)
     client._sender.finish()
@@ -881,7 +901,8 @@ def test_the_end_of_a_process_says_what_is_left_where(
 
 
 def test_a_spool_needs_a_folder(tmp_path: Path) -> None:
-    """The option and the folder come together; a folder that cannot be made says so at once."""
+    """`on_full="spool"` and `spool_dir` need each other; a folder that cannot be made raises at
+    once."""
     for options in ({"on_full": "spool"}, {"spool_dir": tmp_path}):
         with pytest.raises(ValueError, match="spool_dir"):
             PolicyClient(NOBODY, **options)  # type: ignore[arg-type]  # that is the point

@@ -1,4 +1,4 @@
-"""A start that fails tells by its status whether another may succeed.
+"""The exit status of a collector that fails to start says whether another start may succeed.
 
 Also of `ingest.server.collect`.
 """
@@ -34,7 +34,7 @@ from tests.headrace.command import ROOT, headrace, refused
 PROGRAMS = ("headrace", "ingest")
 STOP_SECONDS = 60.0
 FEW = 15
-"""Descriptors with which Python starts and a collector does not."""
+"""A limit of open files with which Python starts and a collector does not."""
 SPEC = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(hidden=(8,))).to_json()
 
 
@@ -78,7 +78,7 @@ def collect(
 
 @contextlib.contextmanager
 def starting(root: Path) -> Iterator[subprocess.Popen[str]]:
-    """A collector that may not get far; killed when the block ends."""
+    """A collector that may fail or wait before it serves; killed when the block ends."""
     command = [sys.executable, "-m", "headrace", "collect", "--root", str(root), "--port", "0"]
     with subprocess.Popen(
         [*command, "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -90,7 +90,8 @@ def starting(root: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_process_that_just_ended_takes_a_signal() -> None:
-    """As with `Popen`: between its end and the news of it, too."""
+    """A signal to a `Forked` process that has ended is ignored, as with `Popen`, even before its
+    status was read."""
     with subprocess.Popen(["true"], stdout=subprocess.PIPE, text=True) as gone:
         gone.wait()
         ended, told = os.pipe()
@@ -104,7 +105,8 @@ def test_a_process_that_just_ended_takes_a_signal() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_trouble_of_disk_or_system_is_status_1(root: Path, program: str) -> None:
-    """A service starts again: it is nobody's wrong usage, and may be over by then."""
+    """An error of the disk or the system may be over at the next start, so it is not wrong
+    usage."""
     lock = root / "journal" / "lock"
     lock.mkdir(parents=True)
     status, told = collect(root, program)
@@ -116,14 +118,15 @@ def test_trouble_of_disk_or_system_is_status_1(root: Path, program: str) -> None
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_wrong_usage_is_status_2(tmp_path: Path, program: str) -> None:
-    """Each further start would end as this one."""
+    """Without a declared policy each further start would fail in the same way."""
     status, told = collect(tmp_path, program)
     assert (status, "no policy is declared" in told) == (2, True)
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "collector.example.invalid"])
 def test_an_address_that_is_not_there_yet_is_status_1(root: Path, host: str) -> None:
-    """While a machine boots, an address and a name come later than a service."""
+    """While a machine boots, its address or name may come later than the service: the next start
+    may succeed."""
     create_token(root, "web", ["log"])
     status, told = collect(root, "headrace", "--host", host, "--insecure-no-tls")
     assert (status, host in told) == (1, True)
@@ -131,14 +134,14 @@ def test_an_address_that_is_not_there_yet_is_status_1(root: Path, host: str) -> 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_what_is_no_name_at_all_is_status_2(root: Path, host: str) -> None:
-    """It will be none at any other start."""
+    """A string that cannot be a host name makes each further start fail, too."""
     status, told = collect(root, "ingest", "--host", host)
     assert (status, "expected a name" in told) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["", "policies", "keys", "journal", "shards"])
 def test_a_file_in_the_place_of_a_folder_is_status_2(tmp_path: Path, name: str) -> None:
-    """It stays there until somebody takes it away."""
+    """Each further start fails, too, until somebody removes the file."""
     root = tmp_path / "root"
     if name:
         root.mkdir()
@@ -151,20 +154,20 @@ def test_a_file_in_the_place_of_a_folder_is_status_2(tmp_path: Path, name: str) 
 
 
 def test_a_link_to_a_volume_that_is_away_is_status_1(root: Path, tmp_path: Path) -> None:
-    """It may be mounted later."""
+    """The volume may be mounted later, and then a start succeeds."""
     (root / "shards").symlink_to(tmp_path / "away")
     assert collect(root, "ingest")[0] == 1
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    """The user named it."""
+    """A file given by `--policy` that does not exist is named in the error."""
     result = headrace("collect", "--root", tmp_path, "--policy", tmp_path / "none.json")
     assert refused(result, "none.json")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
-    """At once, and the message names who has it."""
+    """The second collector on a root ends at once, with the process id and address of the first."""
     with CollectorProcess(root) as first:
         status, told = collect(root, program)
         assert status == 3
@@ -177,7 +180,8 @@ def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
 
 
 def test_a_folder_in_the_place_of_the_address_stops_no_start(root: Path, tmp_path: Path) -> None:
-    """It is told that this collector's address cannot be written; all else works."""
+    """The log says that the address file cannot be written, and the collector serves all the
+    same."""
     (root / "journal" / "address" / "inside").mkdir(parents=True)
     log = tmp_path / "log"
     with CollectorProcess(root, log=log) as collector:
@@ -187,14 +191,15 @@ def test_a_folder_in_the_place_of_the_address_stops_no_start(root: Path, tmp_pat
 
 
 def test_a_port_that_is_taken_is_status_3(root: Path) -> None:
-    """It is free again once the other one has gone."""
+    """A taken port may be free later, so its status is not that of wrong usage."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         result = headrace("collect", "--root", root, "--port", other.getsockname()[1])
     assert refused(result, "cannot bind", "another port", status=3)
 
 
 def test_a_start_waits_for_those_who_look(root: Path) -> None:
-    """`verify` and `ls` copy a journal: no service stays down because of them."""
+    """`verify` and `ls` lock a journal while they copy it: a start waits for them, and then
+    serves."""
     CollectorProcess(root).stop()
     looking = FileLock(root / "journal" / "lock")
     assert looking.acquire(shared=True)
@@ -212,7 +217,7 @@ def test_a_start_waits_for_those_who_look(root: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_start_that_waits_hears_a_signal(root: Path, number: signal.Signals) -> None:
-    """It ends at once with status 0, as a collector that serves does."""
+    """SIGTERM or SIGINT ends a waiting start with status 0, as it does a collector that serves."""
     CollectorProcess(root).stop()
     looking = FileLock(root / "journal" / "lock")
     assert looking.acquire(shared=True)
@@ -237,7 +242,7 @@ def test_a_start_that_waits_hears_a_signal(root: Path, number: signal.Signals) -
 def test_a_spec_that_nothing_can_act_by_is_refused(
     root: Path, spec: dict[str, Any], said: str
 ) -> None:
-    """By the file's name, before anybody logs under it."""
+    """The start fails, and the error names the policy's file and the part of the spec."""
     file = root / "policies" / "default.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"spec": spec}))
     result = headrace("collect", "--root", root, "--port", 0)
@@ -245,14 +250,14 @@ def test_a_spec_that_nothing_can_act_by_is_refused(
 
 
 def test_a_pipe_in_the_place_of_a_policy_is_refused(root: Path) -> None:
-    """It has no writer: whoever opened it to read would wait for ever."""
+    """A named pipe without a writer would block a plain read for ever: the start refuses it."""
     os.mkfifo(root / "policies" / "pipe.json")
     result = headrace("collect", "--root", root, "--port", 0)
     assert refused(result, "pipe.json: expected a regular file")
 
 
 def test_a_start_does_not_wait_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hangs while it looks is told of."""
+    """A start raises JournalLocked when another process reads the journal for over LOCK_SECONDS."""
     monkeypatch.setattr(stores, "LOCK_SECONDS", 0.1)
     stores_under(root).journal.close()
     looking = FileLock(root / "journal" / "lock")
