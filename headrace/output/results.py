@@ -450,14 +450,15 @@ def verified(document: Document) -> None:
         [printable(one["stream"]), *(one[n] for n in columns[1:])] for one in document["streams"]
     ]
     table("Streams", columns, rows)
-    known = "unknown" if document["acknowledged"] is None else document["acknowledged"]
-    counts = f"in shards {document['in_shards']}, in the journal {document['in_journal']}"
+    known = "unknown" if document["acknowledged"] is None else f"{document['acknowledged']:,}"
+    counts = f"in shards {document['in_shards']:,}, in the journal {document['in_journal']:,}"
     print(f"Steps acknowledged: {known}; {counts}")
     if document["earlier"]:
-        print(f"In streams of earlier journals: {document['earlier']}")
+        print(f"In streams of earlier journals: {document['earlier']:,}")
     second = document["second_reader"]
     if second is not None:
-        print(f"Read again by {second['reader']}: shards {second['shards']}, rows {second['rows']}")
+        read = f"shards {second['shards']:,}, rows {second['rows']:,}"
+        print(f"Read again by {second['reader']}: {read}")
     for note in document["notes"]:
         print(f"note: {printable(note)}")
     for moved in document["quarantined"]:

@@ -86,7 +86,7 @@ class ImportReply:
         if not most or self._futile <= max(NAMED, self._episodes // 2):
             return
         text = (
-            f"stopped after {counted(self.refused, 'refused event')} and {self.message.accepted} "
+            f"stopped after {counted(self.refused, 'refused event')} and {self.message.accepted:,} "
             f"accepted ones; the first refusal: {self._first['message']}"
         )
         fits = STATUS[self._first["code"]] not in _UNFIT

@@ -85,7 +85,7 @@ class Learner:
         counts = self.counts
         return (
             f"Learner({type(self.algorithm).__name__}, version {self.policy.version}; "
-            f"{counted(counts.updates, 'update')}, {counts.rows_trained} of "
+            f"{counted(counts.updates, 'update')}, {counts.rows_trained:,} of "
             f"{counted(counts.rows_read, 'row')} trained)"
         )
 

@@ -484,9 +484,9 @@ class _Audit:
                 "count",
                 f"collector {self.account.collector_id}",
                 f"expected {counted(self.account.accepted, 'acknowledged step')}, found "
-                f"{self._rows(known=True)} in shards and {self.in_journal} in the journal"
-                f"{f', {self.in_quarantine} in quarantine' if self.in_quarantine else ''}: "
-                f"{abs(difference)} {word}",
+                f"{self._rows(known=True):,} in shards and {self.in_journal:,} in the journal"
+                f"{f', {self.in_quarantine:,} in quarantine' if self.in_quarantine else ''}: "
+                f"{abs(difference):,} {word}",
             )
 
     def _look_for_lost_journal(self, high_water: Path) -> None:

@@ -177,7 +177,7 @@ def _compared(
         if column not in found and rows:
             wrong[column] = f"{column}: no such column in {name}"
     if rows != len(table):
-        wrong[""] = f"{counted(len(table), 'row')} here, {rows} by {name}"
+        wrong[""] = f"{counted(len(table), 'row')} here, {rows:,} by {name}"
     return [Disagreement("differs", text) for text in wrong.values()]
 
 
@@ -191,7 +191,7 @@ def _difference(table: pa.Table, told: Told, theirs: ColumnValues) -> str:
     except Exception as error:  # an error of our reader is a difference, too
         return f"cannot be decoded here ({type(error).__name__}: {error}), can be"
     if len(ours) != len(theirs):
-        return f"{counted(len(ours), 'row')} from row {told.first} here, {len(theirs)}"
+        return f"{counted(len(ours), 'row')} from row {told.first} here, {len(theirs):,}"
     if ours.dtype != theirs.dtype:
         return f"{ours.dtype} here, {theirs.dtype}"
     rows = ours.differing(theirs)
@@ -199,7 +199,7 @@ def _difference(table: pa.Table, told: Told, theirs: ColumnValues) -> str:
         return ""
     first = int(rows[0])
     return (
-        f"{len(rows)} of {len(ours)} values from row {told.first} differ, the first in row "
+        f"{len(rows):,} of {len(ours):,} values from row {told.first} differ, the first in row "
         f"{told.first + first}: {ours.shown(first)} here, {theirs.shown(first)}"
     )
 

@@ -106,6 +106,9 @@ def test_policies_and_weights_say_which_version(tmp_path: Path) -> None:
     assert repr(trainable).startswith("TrainablePolicy(Box(")
     learner = Learner(policy, BanditConfig())
     assert repr(learner).endswith("version 3; 0 updates, 0 of 0 rows trained)")
+    counts = learner.counts
+    counts.updates, counts.rows_read, counts.rows_trained = 1, 2_000, 1_500
+    assert repr(learner).endswith("version 3; 1 update, 1,500 of 2,000 rows trained)")
     store = WeightStore(tmp_path, "default")
     assert repr(store) == f"WeightStore('{tmp_path}', 'default')"
     digest = store.add_candidate(

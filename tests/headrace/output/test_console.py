@@ -30,3 +30,25 @@ def test_a_reason_that_a_token_holder_gave_is_text(capsys: pytest.CaptureFixture
     results.decisions({"policy_id": "p", "decisions": [one], "damaged": {}})
     shown = capsys.readouterr().out.splitlines()
     assert shown[2:] == ["  a\\n1970 forged\\x1b[2J", "  by b\\nc"]
+
+
+def test_counts_of_verify_are_all_written_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each count has commas between its thousands, like those of the findings."""
+    results.verified(
+        {
+            "streams": [],
+            "acknowledged": 4_000,
+            "in_shards": 1_500,
+            "in_journal": 2_500,
+            "earlier": 3_000,
+            "second_reader": {"reader": "fastparquet", "shards": 1_000, "rows": 4_500},
+            "notes": [],
+            "quarantined": [],
+            "findings": [],
+            "ok": True,
+        }
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert "Steps acknowledged: 4,000; in shards 1,500, in the journal 2,500" in lines
+    assert "In streams of earlier journals: 3,000" in lines
+    assert "Read again by fastparquet: shards 1,000, rows 4,500" in lines

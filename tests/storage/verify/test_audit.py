@@ -126,6 +126,23 @@ def test_a_deleted_shard_is_missing(root: Path) -> None:
     assert any(finding.text.endswith("lost") for finding in report.findings)
 
 
+def test_counts_of_steps_are_all_written_alike(tmp_path: Path) -> None:
+    """Each count of a finding has commas between its thousands."""
+    declare(tmp_path, seal_seconds=0.01)
+    for number in range(2):
+        with CollectorProcess(tmp_path) as collector:
+            collector.post("/v1/events", batch(f"{number}", 1_100, end=True))
+            if number:
+                collector.post("/v1/events", batch("open", 1_050, end=False))
+            assert collector.stop() == 0
+    shards(tmp_path)[0].unlink()
+    (text,) = (one.text for one in verified(tmp_path).findings if one.kind == "count")
+    assert text == (
+        "expected 3,250 acknowledged steps, found 1,100 in shards and 1,050 in the journal: "
+        "1,100 lost"
+    )
+
+
 def flip_a_byte(path: Path, share: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(share * (len(data) - 1))] ^= 1

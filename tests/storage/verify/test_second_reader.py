@@ -266,6 +266,23 @@ def test_a_damaged_shard_is_not_read_again(tmp_path: Path, second: SecondReader)
     assert report.second_reader.shards == 0
 
 
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        (np.ones(2_000), "rewards: 2,000 of 2,000 values from row 0 differ, the first in row 0: "),
+        (np.ones(2_500), "rewards: 2,000 rows from row 0 here, 2,500 by fastparquet"),
+    ],
+)
+def test_counts_of_rows_are_all_written_alike(theirs: Any, text: str) -> None:
+    """Each count of a disagreement has commas between its thousands."""
+    table, values = pa.table({"rewards": np.zeros(2_000)}), of_numbers(theirs)
+    told = second_reader.Told(column="rewards", dtype=values.dtype)
+    answers = [(told, values.frames()), (second_reader.Told(end=True, first=1_000), [])]
+    column, rows = second_reader._compared(table, iter(answers), "fastparquet")
+    assert column.text.startswith(text)
+    assert rows.text == "2,000 rows here, 1,000 by fastparquet"
+
+
 def test_differing_rows_are_those_that_differ() -> None:
     """By value, by size, by null; shown as people read them."""
     ours = of_numbers(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32))
