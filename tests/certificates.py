@@ -16,7 +16,7 @@ class Certificates:
 
     @property
     def options(self) -> list[str]:
-        """The options of `collect` for them."""
+        """The options of `collect` for this certificate and key."""
         return ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
 
 

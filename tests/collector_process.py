@@ -98,7 +98,7 @@ class CollectorProcess(Closing):
         return process
 
     def _hear(self, process: subprocess.Popen[str] | Forked) -> None:
-        """Wait until it reports that it is ready."""
+        """Wait until the collector reports that it is ready."""
         if process.stdout is None:
             raise RuntimeError("the collector has no output")
         line = process.stdout.readline()
@@ -136,7 +136,7 @@ class CollectorProcess(Closing):
         return self.wait()
 
     def wait(self) -> int:
-        """Wait until it has ended, by itself or by a signal; return the exit status."""
+        """Wait until the process has ended, by itself or by a signal; return the exit status."""
         code = self.process.wait(DRAIN_SECONDS + READY_SECONDS)
         if self.process.stdout is not None:
             self.process.stdout.close()

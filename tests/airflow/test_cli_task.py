@@ -32,7 +32,8 @@ def trainer(write_log, loaded, tmp_path):
 
 
 def start_and_kill(values, *, tied):
-    """Kill a task's process with SIGKILL while its trainer runs; the trainer's pidfd and pid."""
+    """Kill a task's process with SIGKILL while its trainer runs; return the trainer's pidfd and
+    pid."""
     task = subprocess.Popen(
         [sys.executable, HERE / "hold_task.py", json.dumps(values), "tied" if tied else "loose"],
         stdout=subprocess.DEVNULL,

@@ -57,7 +57,8 @@ def test_the_dags_load_without_errors(dag_bag):
 
 
 def test_a_dag_file_imports_nothing_heavy():
-    """The processor parses it every few seconds: what Headrace needs stays in its commands."""
+    """Airflow parses a DAG file every few seconds, so that it leaves the heavy imports to
+    Headrace's commands."""
     heavy = ["torch", "pyarrow", "pandas", "numpy", "headrace", "storage", "policy", "ingest"]
     code = (
         f"import sys; sys.path.insert(0, {str(DAGS)!r})\n"

@@ -122,7 +122,8 @@ def status_of(address: str, host: str) -> int:
 
 
 def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Path) -> None:
-    """It runs with a token and a certificate as its secret; its stop signal drains it."""
+    """The container's command runs with a token and a certificate as its secret, and drains at its
+    stop signal."""
     declare(tmp_path)
     create_token(tmp_path, "client", ["log"])
     pem = tmp_path / "tls.pem"
@@ -161,7 +162,8 @@ def unit() -> configparser.ConfigParser:
 
 
 def test_the_unit_gives_up_at_wrong_usage_alone(tmp_path: Path) -> None:
-    """It restarts without limit: errors of disk, system or other processes may end."""
+    """After any other status the unit restarts the collector without limit, since errors of the
+    disk, the system or other processes may end."""
     service = unit()["Service"]
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", str(WRONG))
     assert unit()["Unit"]["After"] == unit()["Unit"]["Wants"] == "network-online.target"
@@ -179,7 +181,8 @@ def test_the_unit_gives_up_at_wrong_usage_alone(tmp_path: Path) -> None:
 
 
 def test_the_page_tells_each_exit_status() -> None:
-    """The unit goes by them."""
+    """The table of the page, by which the unit decides on restarts, lists the program's exit
+    statuses."""
     page = (ROOT / "docs/exit_statuses.md").read_text()
     told = re.findall(r"^\| (\d+) \| ", page.partition("Of `import`")[0], flags=re.MULTILINE)
     ours = (0, TROUBLE, WRONG, TAKEN, CANNOT_TELL_EXIT, NOT_SERVED, 99, INTERRUPTED)

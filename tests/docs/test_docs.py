@@ -119,7 +119,7 @@ def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess, load
 
 @pytest.mark.parametrize("page", ["sample_batch", "external_env", "workers"])
 def test_a_page_that_needs_no_collector_runs(page: str, home: Path) -> None:
-    """Its blocks in order; a print that ends in a comment of what it prints, prints that."""
+    """The page's blocks run in order, and each print with a comment of its output prints that."""
     code = "\n".join(blocks(f"docs/{page}.md", "python"))
     printed = run_here(code, home).splitlines()
     promised = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
@@ -128,7 +128,8 @@ def test_a_page_that_needs_no_collector_runs(page: str, home: Path) -> None:
 
 
 def test_a_bad_first_version_is_replaced(tmp_path: Path) -> None:
-    """By the page's untrained policy: clients act nearly uniformly, and the policy is pinned."""
+    """The page's code replaces a first version with an untrained policy that acts nearly uniformly,
+    and pins it."""
     spec = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
     weights = {name: 100 * array for name, array in Policy(spec).get_weights().items()}
     declare(tmp_path / "run")
@@ -149,7 +150,7 @@ def test_a_bad_first_version_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_a_block_has_the_names_that_it_uses(document: Path) -> None:
-    """It imports them and assigns them, or the text right above it names what it continues with."""
+    """A block imports or assigns each name, or the text right above it says what it continues."""
     text, end = document.read_text(), 0
     for block in BLOCK.finditer(text):
         if block[1] in ("python", "py"):

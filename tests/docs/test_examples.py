@@ -42,7 +42,8 @@ def test_a_notebook_is_one(notebook: Path) -> None:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_from_top_to_bottom(notebook: Path) -> None:
-    """Its code cells run in one namespace; the judged policy earns more than the logged one."""
+    """The notebook's cells run in one namespace, and the judged policy earns more than the logged
+    one."""
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for cell in cells(notebook):

@@ -151,7 +151,7 @@ def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path, loaded: 
 
 @pytest.mark.parametrize("block", of_kind("client"))
 def test_a_client_runs_in_any_company(block: Marked, tmp_path: Path, loaded: Path) -> None:
-    """It works next to a client that only logs, an idle one and a killed one."""
+    """An acting client works next to one that only logs, an idle one and a killed one."""
     root = tmp_path / "data/run/first"
     for policy_id, observation, action in block.declares or [["default", "box:4", "discrete:2"]]:
         declare(root, observation, action, policy_id=policy_id)

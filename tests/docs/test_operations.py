@@ -74,7 +74,7 @@ def unit() -> configparser.ConfigParser:
 
 
 def test_the_unit_runs_as_somebody_without_privileges() -> None:
-    """Its own unprivileged user, and a command line that this version accepts."""
+    """The unit has its own unprivileged user, and a command line that this version accepts."""
     service = unit()["Service"]
     assert service["User"] not in ("", "root", "0")
     assert service["NoNewPrivileges"] == "yes"
@@ -101,7 +101,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_container_runs_as_somebody_without_privileges() -> None:
-    """Its last user is a number other than 0, and this version accepts its command."""
+    """The image's last user is a number other than 0, and this version accepts its command."""
     text = CONTAINER.read_text().replace("\\\n", "")
     users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     assert users

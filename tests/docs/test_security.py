@@ -31,7 +31,8 @@ def shell(loaded: Path, code: str, home: Path) -> str:
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, loaded: Path) -> None:
-    """Its client is accepted with its token over TLS, and no redacted value is on the disk."""
+    """The page's client is accepted with its token over TLS, and no redacted value is on the
+    disk."""
     tokens, serve, find = blocks(PAGE, "sh")
     client, delete = blocks(PAGE, "python")
     (rules,) = blocks(PAGE, "json")

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Built:
-    """A site, and what its build said."""
+    """A built site, and the output of its build."""
 
     folder: Path
     status: int
@@ -51,8 +51,8 @@ def fields_of(record: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """As `make docs` builds it, of a copy with a link to a page and one to a heading that are not
-    there: once, since a strict build writes every page before it fails."""
+    """The site of a copy of docs/ with two broken links, to a page and to a heading, built as `make
+    docs` does. One build is enough, since a strict build writes every page before it fails."""
     copy = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "docs", copy / "docs")
     for page in (*ROOT.glob("*.md"), ROOT / "mkdocs.yml"):
@@ -86,7 +86,8 @@ def test_a_dead_link_ends_the_build_and_nothing_else_does(built: Built) -> None:
 
 
 def test_every_link_of_a_page_leads_to_a_file_of_the_site(site: Path) -> None:
-    """Also to a file that is no page, which a build does not check; the planted link aside."""
+    """Except for the planted link, each link leads to a file of the site, also to files that are
+    not pages, which the build does not check."""
     followed = set()
     for page in site.rglob("*.html"):
         for target in re.findall(r'<(?:a|link)\b[^>]*\bhref="([^":#?]+)[#?"]', page.read_text()):

@@ -175,8 +175,8 @@ def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> 
 
 
 def test_a_click_waits_for_its_decision_and_one_without_holds_up_nobody(tmp_path: Path) -> None:
-    """A worker may still have the decision in its spool. Clicks that are never accepted are
-    printed, in any order: those for an unknown request, and invalid lines."""
+    """A click is sent again while its decision may still be in a worker's spool. Clicks that are
+    never accepted (for an unknown request, or invalid lines) are printed, in any order."""
     declare(tmp_path, reward_window=WINDOW)
     refusal = b'headrace_refused_events_total{code="not_found"}'
     with CollectorProcess(tmp_path) as collector, PolicyClient(collector.address) as client:

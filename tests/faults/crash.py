@@ -120,7 +120,8 @@ class Traffic(Closing):
         self.watch.look()
 
     def settle(self) -> int:
-        """Let clients end their episodes, others be abandoned; drain; return the exit status."""
+        """Let clients end their episodes and the rest be abandoned, then drain the collector;
+        return its exit status."""
         (self._folder / "stop").touch()
         for clients in self._processes:
             clients.wait(SETTLE_SECONDS)

@@ -128,7 +128,7 @@ _STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 
 
 def log(address: str, folder: Path, number: int) -> None:
-    """One client, until it is told to stop."""
+    """Log as one client until told to stop."""
     client = LoggingClient(address, folder / f"notes-{number}", number)
     while not (folder / "stop").exists():
         client.turn()

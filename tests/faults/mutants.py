@@ -44,7 +44,7 @@ class MutantError(Exception):
 
 @dataclass
 class Patch:
-    """Replaces methods and functions, and takes it back.
+    """Replaces methods and functions, and restores them.
 
     `delay`: how long a planted fault keeps its window open in a process that is killed at random; a
     simulation needs none.

@@ -55,7 +55,7 @@ class DiskTraffic(Traffic):
         self.chance = random.Random(trial.seed)
 
     def strike(self, role: str, kind: str, nth: int, action: int, count: int = 1) -> bool:
-        """Fail a call, and wait until it has failed; False if it was not made in time."""
+        """Let a call fail, and wait until it has; return False if the call was not made in time."""
         before = self.disk.fired
         self.disk.fail(role, kind, nth, action, count)
         return wait_until(lambda: self.disk.fired > before)

@@ -55,7 +55,7 @@ LOOP = (
     "keyed_retries",
     "loop_kills",
 )
-"""Those of tests/faults/loop: the half that gives back, under a trainer."""
+"""The scenarios of tests/faults/loop: from the log to live weights, with a trainer."""
 
 ATTACKS = (
     "json_bodies",
@@ -67,10 +67,10 @@ ATTACKS = (
     "costly_bodies",
     "schema",
 )
-"""The modules of tests/attack that do: `make attack` runs them."""
+"""The scenarios of tests/attack, which `make attack` runs."""
 
 SHOWN = 5
-"""Of each kind of fault so many are told."""
+"""The number of faults of each kind that a report shows."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ Place = tuple[str, str, int]
 
 @dataclass
 class Ledger:
-    """What the world's clients know: steps are named by numbers, which are their observations."""
+    """The steps that all simulated clients logged. Each step has a number, which is its
+    observation."""
 
     next_step: int = 0
     expected: dict[int, float] = field(default_factory=dict)  # acknowledged step -> its reward
@@ -246,7 +247,8 @@ class Client:
             self._heard(self._codes({item.index: item.error["code"] for item in reply.refused}))
 
     def _codes(self, refused: dict[int, str]) -> dict[int, str]:
-        """Event -> why it was refused; a track whose start was refused is not there."""
+        """Event -> the code of its refusal; events of a track whose start was refused are left
+        out."""
         unborn = {
             name_of(event): refused[index]
             for index, (event, _) in enumerate(self._events)

@@ -84,7 +84,7 @@ class History:
         self.survive(self.end)
 
     def survive(self, action: Any) -> None:
-        """Do it; restart a process that died or gave up."""
+        """Run an action; restart the collector if it dies or gives up meanwhile."""
         while not self.over:
             try:
                 action()
@@ -126,7 +126,7 @@ class History:
             world.pass_time(chance.choice(SECONDS))
 
     def end(self) -> None:
-        """Answer every client and end its episodes; the rest is abandoned and sealed."""
+        """Answer every client and end its episodes; abandon and seal the others."""
         world = self.world
         for last in (False, True):
             for client in self._clients:
@@ -144,7 +144,7 @@ class History:
 
 
 def stored_steps(parts: Iterable[Part]) -> dict[int, list[float]]:
-    """step -> its rewards in the shards."""
+    """The rewards in the shards by step."""
     stored: dict[int, list[float]] = defaultdict(list)
     for part in parts:
         steps = np.frombuffer(part.obs, np.float32).tolist()

@@ -1,4 +1,4 @@
-"""A collector with slow commits, so that kills come before them.
+"""A collector with slow commits, so that kills come before their end.
 
 python -m tests.faults.slow_disk MUTANT ingest collect --root DIR --port PORT
 """

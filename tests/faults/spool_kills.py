@@ -211,7 +211,8 @@ class Spooling:
         self.clients[place] = self.start()
 
     def finish(self, verdict: Verdict) -> None:
-        """Let the last two deliver everything, and the collector store it; then check it."""
+        """Let the last two clients deliver everything and the collector store it; then check the
+        shards."""
         (self.folder / "stop").touch()
         statuses = [client.wait(2 * SETTLE_SECONDS) for client in self.clients]
         last = self.start()  # for the events that the first one to close has left

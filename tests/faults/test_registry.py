@@ -93,7 +93,8 @@ def test_only_its_own_symptom_catches_a_mutant() -> None:
 
 
 def test_a_slow_restart_is_a_fault_in_the_median_only() -> None:
-    """Of a supervised collector, on a build that has to be ready again in time."""
+    """A fault is reported only if the median of a supervised collector's restarts is too slow, and
+    only for a build that is judged by it."""
     said = []
     for seconds, judged in (([0.1, 0.2, 9.0], True), ([0.1, 0.8, 0.9], True), ([1.0] * 3, False)):
         verdict = Verdict()

@@ -28,7 +28,7 @@ STOP_SECONDS = 60
 
 Result: TypeAlias = subprocess.CompletedProcess[str]
 OWN_PROCESS = ("up", "demo")
-"""Commands that serve, or change the process they run in."""
+"""Commands that serve or change their process, and so need one of their own."""
 
 
 def headrace(*words: object, env: Mapping[str, str] | None = None) -> Result:
@@ -108,7 +108,7 @@ class Forked:
             self.process = template().fork(["headrace", *words], self._stderr.fileno())
 
     def result(self) -> Result:
-        """Its end, and the rest of what it said."""
+        """Wait for the end of the process; return its status and the rest of its output."""
         with self.process.stdout as stdout, self._stderr:
             out, status = stdout.read(), self.process.wait(STOP_SECONDS)
             self._stderr.seek(0)

@@ -101,7 +101,7 @@ def test_the_exit_status_says_whether_another_try_may_go_well(
 
 
 def test_a_full_disk_in_the_store_is_no_wrong_usage() -> None:
-    """Its error is the store's own, of what the system said."""
+    """A WeightStoreError has status 1 if an error of the system caused it, else 2."""
     full = WeightStoreError("cannot write")
     assert _status(full) == 2
     full.__cause__ = OSError(errno.ENOSPC, "full")

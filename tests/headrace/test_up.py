@@ -78,7 +78,8 @@ def test_the_folder_that_it_is_started_in_lends_no_modules(learning: LiveLoop) -
 
 
 def test_what_keeps_the_collector_from_its_start_is_the_answer(tmp_path: Path) -> None:
-    """A root in use ends `up` as it ends `collect`: at once, with 3 and with who has it."""
+    """A root in use ends `up` as it ends `collect`: at once, with status 3 and the owner's process
+    id."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as process:
         serving = process.serving_pid()

@@ -222,7 +222,7 @@ class Simulation:
         await self.begin()
 
     async def retry(self, action: Callable[[], Any]) -> Any:
-        """Repeat it until it is acknowledged, over crashes and full disks."""
+        """Repeat a request until it is acknowledged, over crashes and full disks."""
         while True:
             try:
                 reply, row = action()

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 class Line(NamedTuple):
-    """Of a case and bound."""
+    """The results of one case and bound."""
 
     text: str
     failed: bool

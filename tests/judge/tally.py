@@ -22,7 +22,7 @@ CERTAINTY = 0.001
 
 @dataclass
 class Tally:
-    """Of one case and bound: verdicts, whether the interval held the truth, refusals."""
+    """The counts of one case and bound: verdicts, intervals that held the truth, refusals."""
 
     case: Case
     bound: str
@@ -80,7 +80,8 @@ def _too_few(count: int, of: int, target: float) -> bool:
 
 
 class _Beside(Evidence):
-    """Of the same episodes without a range: where actions were logged is known already."""
+    """The evidence of the same episodes without a range; where actions were logged is known
+    already."""
 
     def __init__(self, first: Evidence, bar: Bar) -> None:
         super().__init__([bar.name], Rules())

@@ -14,7 +14,7 @@ from storage.system.files import replace_file
 
 
 def main(root: str, file: str) -> None:
-    """Until it is killed."""
+    """Read until this process is killed."""
     path = Path(file)
     known = json.loads(path.read_bytes()) if path.exists() else {"rows": [], "position": None}
     with ShardReader(

@@ -27,7 +27,7 @@ from tests.faults.loop.trainer_witness import Row, Testimony, digest
 from tests.faults.scenario import Verdict
 
 Place: TypeAlias = tuple[str, float]
-"""An episode, and what its row is known by: t where it was acted, the reward where it was logged"""
+"""An episode's id, and the number that identifies a row of it: t if acted, the reward if logged."""
 
 _COLUMNS = ["eps_id", "t", "ordinal", "rewards", "source", "actions", "action_logp"]
 CLOSE = 1e-9
@@ -127,7 +127,7 @@ def judge_stored(notes: Notes, stored: list[Stored], verdict: Verdict) -> None:
 
 @dataclass(frozen=True)
 class Version:
-    """A version as it was first seen."""
+    """A version as the checks first saw it."""
 
     number: int
     parent: int | None
@@ -254,7 +254,7 @@ def _claimed(version: Version, parts: Mapping[tuple[str, int], list[Row]]) -> se
 
 
 def parts_of(stored: Iterable[Stored]) -> dict[tuple[str, int], list[Row]]:
-    """(stream, ordinal) -> its rows, in their order."""
+    """(stream, ordinal) -> the rows of that part, in order."""
     parts: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
     for one in stored:
         parts[one.row[:2]].append(one.row)

@@ -209,7 +209,7 @@ KINDS = {"acting": ActingClient, "patient": PatientClient, "keyed": KeyedClient}
 
 
 def run(address: str, folder: Path, name: str) -> None:
-    """One client, until it is told to stop."""
+    """Run one client until told to stop."""
     kind = name.partition("-")[0]
     client: Any = KINDS[kind](address, folder, name)
     while not client.stopped:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def environment(mutant: Mutant | None, watched: Path | None = None) -> dict[str, str]:
-    """For a process, and those that it starts."""
+    """The environment of a process and of its children."""
     found = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), str(ROOT)])}
     if mutant is not None:
         found["FAULTS_MUTANT"] = mutant.name

@@ -66,7 +66,7 @@ class Trainer:
         return not self.wait(0.0)
 
     def wait(self, seconds: float = PATIENCE) -> bool:
-        """Whether it ends in time."""
+        """Wait for the process; return whether it ended in time."""
         if self._fd < 0:
             return True
         if not select.select([self._fd], [], [], seconds)[0]:
@@ -76,7 +76,7 @@ class Trainer:
         return True
 
     def send(self, number: int) -> None:
-        """A signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self._fd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._fd, number)
@@ -91,11 +91,11 @@ class Trainer:
         return int(self.status.read_text()) if self.status.exists() else None
 
     def complaint(self) -> str:
-        """The end of its stderr."""
+        """The last 400 characters that the process wrote to stderr."""
         return self.err.read_text()[-400:] if self.err.exists() else ""
 
     def said(self) -> list[dict[str, Any]]:
-        """Its JSON lines."""
+        """The JSON lines that the process printed."""
         lines = []
         for line in self.out.read_text().splitlines() if self.out.exists() else []:
             with contextlib.suppress(ValueError):
@@ -103,11 +103,11 @@ class Trainer:
         return lines
 
     def versions(self) -> list[int]:
-        """The versions that it reported live."""
+        """The versions that the process reported as live."""
         return [int(said["version"]) for said in self.said() if "version" in said]
 
     def result(self) -> dict[str, Any] | None:
-        """Its last report."""
+        """The process's last report."""
         for said in self.said():
             if "followed" in said:
                 found: dict[str, Any] = said["followed"]
@@ -158,7 +158,7 @@ class TrainerForks:
         return line.strip()
 
     def close(self) -> None:
-        """Its children die with it."""
+        """Kill the process; its children die with it."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -224,7 +224,7 @@ class Loop(Closing):
     # clients
 
     def start_clients(self, address: str) -> None:
-        """All of them, of a collector."""
+        """Start all clients of a collector."""
         self._address = address
         for name in self.names:
             self.start_client(name)
@@ -387,7 +387,7 @@ class Loop(Closing):
         return result
 
     def _fence(self) -> int:
-        """The latest lease, once its holder handles SIGTERM."""
+        """The number of the latest lease; a trainer handles SIGTERM before it takes one."""
         numbers = self.root.glob(f"weights/{POLICY}/leases/*.json")
         return max((int(path.stem) for path in numbers), default=0)
 

@@ -68,7 +68,7 @@ class Up(Closing):
         return self._process is None or self._process.poll() is not None
 
     def restart(self) -> None:
-        """SIGKILL of `up` and its processes; start another one on the same port."""
+        """Kill `up` and its processes with SIGKILL; start another one on the same port."""
         if self._process is not None:
             self._kill_tree(self._process.pid)
             self._process.wait()
@@ -154,7 +154,7 @@ class Up(Closing):
 
 
 def _address(said: Path) -> str:
-    """Where it collects, once it says so."""
+    """Wait for the address that `up` prints."""
     for line in said.read_text().splitlines():
         with contextlib.suppress(ValueError):
             document = json.loads(line)

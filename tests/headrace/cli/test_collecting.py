@@ -152,7 +152,7 @@ def test_an_environment_gives_its_spaces(tmp_path: Path) -> None:
 
 
 def test_only_the_option_of_an_environment_needs_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collector's install lacks it; spaces in words do without."""
+    """The collector's extra does not install gymnasium, and spaces in words do not need it."""
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(DeclarationError, match=r"--env needs gymnasium, .*or give --observation"):
         declaration_of(env="CartPole-v1")

@@ -151,7 +151,8 @@ def test_plain_requests_say_and_hear_names(collector: CollectorProcess) -> None:
 
 
 def test_a_log_declares_its_names(tmp_path: Path) -> None:
-    """`import --declare` writes them; a later file's new names are left out, or are `other`."""
+    """`import --declare` writes a log's names to the policy's file. New names in a later file are
+    left out, or stored as `other`."""
     rows = [("DE", 42, 1), ("FR", 7, 0), ("DE", 7, 0), ("AT", 42, 1)]
     files = [tmp_path / "first.csv", tmp_path / "second.csv"]
     for path, content in zip(files, (rows, [*rows, ("IT", 42, 1), ("DE", 8, 1)]), strict=True):

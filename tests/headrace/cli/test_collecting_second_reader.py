@@ -31,7 +31,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_sound_root_is_read_again(whole: Path) -> None:
-    """Document and table name the reader and its counts; without the option, they omit it."""
+    """With the option, document and table name the second reader and its counts; else neither
+    does."""
     found = answer(headrace("verify", "--root", whole, "--second-reader", "--json"))
     reader = found["second_reader"].pop("reader")
     assert found["second_reader"] == {"shards": 1, "rows": STEPS}

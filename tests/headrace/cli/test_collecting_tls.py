@@ -56,7 +56,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 def test_verify_asks_with_token_and_authority(house: House) -> None:
-    """Every step that was acknowledged, as the collector counts them."""
+    """`verify` gets the collector's count of acknowledged steps with a token over TLS."""
     found = house.run("verify", "admin", "--ca", house.made.ca)
     assert (found.returncode, found.stderr) == (0, "")
     report = answer(found)

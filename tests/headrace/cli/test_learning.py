@@ -88,7 +88,8 @@ def test_train_tells_people_the_same(log: Path, trained: dict[str, Any], tmp_pat
 def test_evaluate_judges_by_several_logs(
     log: Path, other: Path, trained: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The held-out episodes of its own log, all of the other; estimates with intervals; a PNG."""
+    """`evaluate` uses the held-out episodes of the training log and all of the other one. It writes
+    estimates with intervals, a PNG and a page."""
     plot = tmp_path / "plots" / "intervals.png"
     html = tmp_path / "pages" / "judged.html"
     words = ("--root", log, "--log", other, "--plot", plot, "--html", html)
@@ -137,7 +138,8 @@ def test_before_the_first_traffic_another_try_may_go_well(
 
 
 def test_evaluate_names_the_versions_there_are(log: Path) -> None:
-    """As `rollback` does: a number that is none of them, and one where there is none."""
+    """For an unknown number the error says which versions there are, here none, as that of
+    `rollback`."""
     refusal = headrace("evaluate", "9", "--root", log)
     assert refused(refusal, "default: expected a version to judge, got 9, and there is none yet")
 

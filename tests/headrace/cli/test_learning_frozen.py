@@ -1,4 +1,4 @@
-"""freeze and --manifest, as a scheduler runs them, each command twice; and HEADRACE_PARENT."""
+"""`freeze` and `--manifest` as a scheduler runs them, each command twice; and HEADRACE_PARENT."""
 
 import json
 import os

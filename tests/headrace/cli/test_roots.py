@@ -39,7 +39,8 @@ READERS = [
 
 
 def told(*words: object) -> str:
-    """What a command raises; `headrace.__main__.main` prints it, with status 2."""
+    """The text of the error that a command raises; `headrace.__main__.main` prints it, with status
+    2."""
     result = CliRunner().invoke(_command_line(), [str(word) for word in words])
     assert isinstance(result.exception, ValueError), result.output
     return str(result.exception)
@@ -91,7 +92,8 @@ def test_a_policy_that_nobody_declared(command: str, tmp_path: Path) -> None:
 
 
 def test_a_policy_is_known_by_its_weights_too(tmp_path: Path) -> None:
-    """Its declaration may have been removed; a root without declarations may hold any."""
+    """A policy whose declaration was removed is known by its weights; a root without declarations
+    may hold any policy."""
     store = store_in(tmp_path)
     add(store, 1.0)
     require_root(tmp_path, "other")

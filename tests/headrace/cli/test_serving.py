@@ -98,7 +98,8 @@ def test_what_is_served_is_called_live(tmp_path: Path) -> None:
 
 
 def test_what_a_collector_refuses_is_not_called_live(tmp_path: Path) -> None:
-    """Status 5 and its reason, also in `versions` and `verify`. A rollback goes to what it served.
+    """A version that a collector refuses gives status 5 with the reason, also in `versions` and
+    `verify`. A rollback goes to what it served.
 
     The policy was redeclared, and the collector runs with the earlier spaces, which only the
     collector knows.
@@ -159,7 +160,8 @@ def test_a_collector_that_cannot_register_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_collector_that_does_not_say_is_not_taken_for_serving(tmp_path: Path) -> None:
-    """It cannot register, and answers only those with a token."""
+    """The collector cannot register, and answers only requests with a token: it counts as not
+    serving."""
     declare(tmp_path)
     directory = tmp_path / "weights" / "default"
     directory.mkdir(parents=True)
@@ -201,7 +203,7 @@ def test_over_http_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_pinned_policy_holds_no_client(tmp_path: Path) -> None:
-    """While it is pinned, clients continue to act, far beyond steps_per_version."""
+    """While the policy is pinned, clients continue to act, far beyond `steps_per_version`."""
     declare(tmp_path, steps_per_version=10)
     for seed in (1, 2):
         headrace("publish", candidate(tmp_path, seed), "--no-gate", "--root", tmp_path)

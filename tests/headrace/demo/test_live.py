@@ -30,6 +30,7 @@ def test_clients_act_with_what_they_taught_and_no_step_is_lost(tmp_path: Path) -
 
 
 def test_a_moving_average_is_the_mean_of_each_window() -> None:
-    """And there is none before the first window is full."""
+    """Each value is the mean of the last `window` numbers; there is none before a window is
+    full."""
     assert moving_average([1.0, 2.0, 3.0, 6.0], 2) == [1.5, 2.5, 4.5]
     assert moving_average([1.0], 2) == []

@@ -51,7 +51,8 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
 
 
 def test_a_decision_has_the_tables_of_its_evaluation(tmp_path: Path) -> None:
-    """As in a terminal: differences, checks with their thresholds, estimates, rows left out."""
+    """The page shows what the terminal does: differences, checks with their thresholds, estimates,
+    rows left out."""
     uniform_log(tmp_path, [0.5, 0.5, 0.5, 0.5], n=1000)
     publish(tmp_path, "default", stored(tmp_path, probabilities(0.97, *[0.01] * 3)), Gate())
     text = text_of(report_page(overview(tmp_path, "default")))
@@ -150,7 +151,7 @@ def test_what_was_imported_and_not_judged_is_called_so() -> None:
 
 
 def test_years_of_many_versions_stay_a_page() -> None:
-    """At most 60 bars of 8 colours each, for any period."""
+    """A page has at most 60 bars of 8 colours each, for any period."""
     bars = [
         {"hour": hour * HOUR, "version": hour // 50, "source": "on_policy", "steps": 5,
          "rewards": 1.0, "episodes": 1}

@@ -146,7 +146,8 @@ def test_what_operates_the_collector_needs_no_token(house: House) -> None:
 
 
 def test_a_probe_with_a_useless_token_hears_that_the_collector_works(house: House) -> None:
-    """On a route without authorisation it counts as none: no probe restarts a collector for it."""
+    """On a route without authorisation a useless token counts as none, so that no probe restarts a
+    collector for it."""
     forged = bearer(house.tokens["log"] + "x")["authorization"]
     for text in (forged, "Bearer nonsense", "Basic YTpi"):
         headers = {"authorization": text}
@@ -213,7 +214,8 @@ def test_a_client_that_is_not_let_in_hears_it_in_the_call(house: House, token: s
 
 
 def test_a_revoked_token_is_refused_soon(house: House) -> None:
-    """A running collector refuses it, and an expired one; other tokens stay valid."""
+    """A running collector refuses a token that was revoked or has expired; other tokens stay
+    valid."""
     made, text = create_token(house.root, "short", ["log"])
     _, brief = create_token(house.root, "brief", ["log"], lives=2)
     house.tokens["short"], house.tokens["brief"] = text, brief
@@ -295,7 +297,8 @@ def refused_lines(log: Path) -> list[dict[str, Any]]:
 
 
 def test_an_audit_line_names_the_token_that_may_not(tmp_path: Path) -> None:
-    """By its id, if its secret was right: at admission, and where a body needs another scope."""
+    """The audit line of a 403 has the token's id, also where the body needs another scope. With a
+    wrong secret it has none."""
     declare(tmp_path)
     made, text = create_token(tmp_path, "actor", ["act"])
     events = {"events": [{"type": "start", "episode_id": "e"}], "actions": []}
@@ -532,7 +535,8 @@ def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> No
 
 
 def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
-    """New connections use it; a certificate that is unreadable or lacks its key changes nothing."""
+    """New connections use the renewed certificate; one that is unreadable or lacks its key changes
+    nothing."""
     declare(tmp_path)
     mine = certify(tmp_path / "mine")
     old = ssl.create_default_context(cafile=str(mine.ca))
@@ -628,7 +632,8 @@ def test_a_collector_that_cannot_start_says_why(
 
 
 def test_a_damaged_token_file_stops_the_start(tmp_path: Path) -> None:
-    """It authorises nobody; a running collector keeps the tokens that it had read."""
+    """A damaged token file authorises nobody; a running collector keeps the tokens that it had
+    read."""
     create_token(tmp_path, "web", ["log"])
     access = Access(tmp_path, Listening(port=0))
     (tmp_path / "keys" / "tokens.json").write_text("{")

@@ -19,7 +19,8 @@ AT_ONCE = int(BROKEN_RATE)
 
 @given(st.lists(st.floats(0.0, 2.0), max_size=60), st.integers(1, 5))
 def test_each_one_is_told_or_counted(pauses: list[float], rate: int) -> None:
-    """Lines plus the events that they count are all events; the rate is never exceeded."""
+    """The lines written plus the events that they count are all events; the rate is never
+    exceeded."""
     few, now, lines, counted = FewLines(rate), 0.0, list[float](), 0
     for pause in pauses:
         now += pause
@@ -35,7 +36,8 @@ def test_each_one_is_told_or_counted(pauses: list[float], rate: int) -> None:
 
 
 def test_what_was_left_out_is_told_once_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
-    """By the next tick that may write a line, or with the next episode that has one."""
+    """The number of events without a line is logged by the next tick that may write one, or with
+    the next episode that gets one."""
     lines = BrokenLines()
     for n in range(25):
         lines.tell(f"e{n}", "it did not fit", 0.0)

@@ -129,7 +129,8 @@ def test_who_was_let_in_may_be_shut_out_before_the_answer() -> None:
 
 
 def test_once_there_was_a_token_nobody_gets_in_without() -> None:
-    """Also when every token is revoked or the file has lost them: closed, not open."""
+    """Once there was a token, a request without one is refused, also when all are revoked or the
+    file has lost them."""
     assert not book().required
     known = book(token(revoked=150))
     assert known.required
@@ -475,7 +476,7 @@ def test_only_the_collectors_own_page_may_call_it(origin: str, fine: bool) -> No
 
 
 def test_a_header_that_is_there_twice_is_refused() -> None:
-    """It is unknown which of the two a proxy checked."""
+    """A header that is there twice is refused: it is unknown which of the two a proxy checked."""
     with pytest.raises(Refusal, match="expected one header host"):
         Hosts("127.0.0.1").check([(b"host", b"localhost"), (b"host", b"localhost")])
 
@@ -495,7 +496,7 @@ SECRET = "zebraZEBRA-0123456789_zebraZEBRA-0123456789"
     ],
 )
 def test_a_token_is_masked_however_it_was_pasted(pasted: str) -> None:
-    """Its id stays visible, so that it can be revoked."""
+    """The masked text shows the token's id, so that the token can be revoked."""
     shown = masked(f'{{"path":"/v1/episodes/{pasted}/end"}}')
     assert "zebra" not in shown.lower()
     assert "0a1b2c3d_***" in shown.lower()
@@ -508,7 +509,7 @@ def test_a_token_is_masked_however_it_was_pasted(pasted: str) -> None:
 
 @pytest.mark.parametrize("text", ["hr_a_very-secret\nx", "hr_a_very-secret ", "", "hr_a_secretü"])
 def test_a_token_that_no_header_can_carry_is_refused_unseen(text: str) -> None:
-    """The error does not repeat it."""
+    """The error does not contain the token."""
     with pytest.raises(ValueError, match="token: expected") as refused:
         Transport("http://127.0.0.1:9", token=text)
     assert "secret" not in repr(refused.value)

@@ -248,7 +248,8 @@ def test_a_bad_row_closes_its_own_episode_only(
 def test_an_episode_without_a_good_step_is_not_begun(
     collector: CollectorProcess, columns: dict[str, Any], path: str, request: Any
 ) -> None:
-    """Its id stays free, and the corrected rows may be sent; the next episode is whole."""
+    """The id of an episode without a good step stays free, so that corrected rows may be sent; the
+    next episode is whole."""
     bad, good = (f"{request.node.name}-{which}"[:200] for which in ("bad", "good"))
     if "eps_id" in columns:
         names = pa.array(columns["eps_id"]).to_pylist()
@@ -299,7 +300,7 @@ def request(given: pa.Table | bytes, key: str = "", caller: Caller = LOCAL) -> R
 
 
 PATIENT = replace(POLICIES[0], seal_bytes=10**9, seal_seconds=10**6)
-"""It seals nothing before the collector's drain."""
+"""A policy of which nothing is sealed before the collector's drain."""
 
 Told = tuple[int, int, list[tuple[int, str]]]  # accepted, duplicates, refused rows and reasons
 Send = Callable[..., Awaitable[Told]]
@@ -326,7 +327,8 @@ async def importing(
 
 @pytest.mark.parametrize("rows", [1, MANY_ROWS + 1])
 def test_an_import_of_many_rows_waits_for_the_penalty_to_be_over(rows: int) -> None:
-    """It is expensive however short its body, and is not read before; a small one is."""
+    """An import of many rows is expensive however short its body: it is not read before the penalty
+    is over, a small one is."""
 
     async def main() -> None:
         penalties = Penalties()
@@ -484,7 +486,7 @@ def test_an_import_leaves_the_loop_to_others_between_its_rows() -> None:
 
 
 class FullOnce(MemoryJournal):
-    """Its disk is full at one commit of rows."""
+    """A journal whose disk is full at one commit of rows."""
 
     commits = 3
 
@@ -577,7 +579,8 @@ LENGTHS = {"before": 2, "long": ROWS, "behind": 2}
 
 
 def test_a_long_episode_is_stored_as_one() -> None:
-    """It takes several journal rows and parts that join; a repetition adds nothing."""
+    """A long episode takes several journal rows and parts, which readers join; a repetition adds
+    nothing."""
     table = steps(LENGTHS, infos=["", '{"k": 1}'] * (ROWS // 2 + 2))
 
     async def main() -> MemoryJournal:
@@ -637,7 +640,8 @@ def test_an_import_that_stops_in_a_long_episode_begins_it_anew(how: str) -> None
 
 
 def test_a_bad_row_of_a_long_episode_is_named_once() -> None:
-    """Whichever piece holds it: the earlier steps are kept, the next episode is accepted."""
+    """Whichever piece of the episode has the bad row, the earlier steps are kept and the next
+    episode is accepted."""
 
     async def main(bad: int) -> MemoryJournal:
         actions = np.zeros(ROWS + 4, np.int64)
@@ -672,7 +676,7 @@ def test_whoever_takes_the_id_meanwhile_has_it() -> None:
 
 
 def test_late_rewards_reach_an_imported_step() -> None:
-    """Its episode waits for its policy's reward window, long or short, also over a kill."""
+    """An imported episode waits for its policy's reward window, long or short, also over a kill."""
     windowed, now = replace(PATIENT, reward_window=5.0), 0.0
     late = [wire.LogReturns(episode_id=name, step=1, reward=0.5) for name in LENGTHS]
 

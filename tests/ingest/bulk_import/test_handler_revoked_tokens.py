@@ -34,7 +34,8 @@ def body() -> bytes:
 
 
 def test_a_revoked_tokens_import_goes_no_further(tmp_path: Path) -> None:
-    """401 before the next group of its rows; the rows accepted until then stay, and are whole.
+    """The import gets 401 before its next group of rows; the rows accepted until then stay, and are
+    whole.
 
     The shard writer is stopped, so that the import waits for it half-way.
     """

@@ -40,7 +40,8 @@ def test_what_is_refused_of_an_import_is_told(actions: list[int], part: float) -
 @pytest.mark.parametrize("good", [0, 1])
 @pytest.mark.parametrize("episodes", [NAMED, NAMED + 1, 700])
 def test_a_reply_names_the_first_hundred_refused_episodes(episodes: int, good: int) -> None:
-    """It also has the total; bad rows are summed by reason."""
+    """A reply names at most a hundred refused episodes and gives their total; bad rows are summed
+    by reason."""
     actions = pa.array([9] * episodes + [0] * good)
     reply, wasted = told(steps({f"e{n}": 1 for n in range(episodes + good)}, actions=actions))
     assert [item.index for item in reply.refused] == list(range(NAMED))

@@ -135,7 +135,8 @@ def test_tracks_are_stored_as_their_events_would_be(window: float) -> None:
 
 
 def test_tracks_of_one_episode_may_come_in_several_imports() -> None:
-    """Each has its own key, as for several policies; nothing is doubled over a kill."""
+    """The tracks of one episode may come in several imports with a key each. A repeated import adds
+    nothing, also after a crash."""
     journal = MemoryJournal()
     first, second = TRACKS[:1], TRACKS[1:2]
 

@@ -281,7 +281,8 @@ def test_values_that_do_not_fit_are_found(space: Space, values: pa.Array, bad: l
     ],
 )
 def test_a_column_of_another_kind_is_refused_as_a_whole(space: Space, kind: pa.DataType) -> None:
-    """It is refused before any of its values is read; a column of nulls has no type."""
+    """A column of another kind is refused before any of its values is read; a column of nulls has
+    no type."""
     policy = replace(PATIENT, observation=space)
     with pytest.raises(Refusal) as refused:
         columns_of(steps({"e": 2}, obs=pa.nulls(2, kind)), policy)

@@ -21,7 +21,7 @@ OBS = [0.5, -1.0]
 
 
 def test_the_text_is_what_prometheus_reads() -> None:
-    """Every counter has a line with its type; refusals have one for each code."""
+    """Every counter has a line with its type; `refused` has a line for each code."""
     stats = ClientStats(waiting=3, acknowledged=7, refused={"invalid": 2}, oldest_waiting=1.5)
     found = {
         (sample.name, sample.labels.get("code")): sample.value

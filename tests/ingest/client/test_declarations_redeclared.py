@@ -147,7 +147,8 @@ def test_what_was_encoded_by_an_earlier_declaration_is_that_or_nothing(
 def test_a_client_that_notices_nothing_learns_of_it_by_the_first_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its first episode uses the declaration that it knew; later ones use the current one."""
+    """The first episode after the change uses the declaration that the client knew; later ones use
+    the current one."""
     save_declaration(tmp_path, BEFORE["names"])
     with CollectorProcess(tmp_path) as collector, PolicyClient(collector.address) as client:
         client.log_step("DE", "a", 1.0, episode_id="before")
@@ -189,7 +190,7 @@ def check_by_json(collector: CollectorProcess, before: str, today: str) -> None:
 
 
 def test_a_collector_that_does_not_list_the_field_gets_none() -> None:
-    """It would refuse an unknown field."""
+    """An older collector, which would refuse an unknown field, does not get it."""
     with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
         client.connect()
         client.log_step([0.0, 0.0], 1, 1.0, episode_id="new")

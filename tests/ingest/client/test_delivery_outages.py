@@ -206,7 +206,8 @@ def test_what_was_dropped_is_told_when_nothing_follows() -> None:
 
 
 def test_an_open_episode_that_does_not_fit_is_cut_at_its_last_step() -> None:
-    """It ends as broken with the reason client_dropped, which is not sent to an older collector."""
+    """The cut episode ends as broken with the reason `client_dropped`, which is not sent to an
+    older collector."""
     for fields in (wire.FIELDS, None):
         with ScriptedCollector() as collector:
             collector.fields = fields

@@ -225,7 +225,7 @@ def test_a_batch_is_bounded_in_bytes() -> None:
 
 
 def test_a_full_outbox_refuses_a_piece_as_a_whole() -> None:
-    """None of its events is queued."""
+    """When a piece does not fit into the queue, none of its events is queued."""
     box = outbox(max_events=4)
     put(box, step("a"))
     put(box, step("a", 2))

@@ -143,8 +143,8 @@ def test_a_signal_handler_may_close_the_client_at_any_point_of_a_call(
 def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
     collector: ScriptedCollector,
 ) -> None:
-    """Its events arrive. `flush` raises, as it would wait for itself; `close` lets the thread
-    deliver the queue and end."""
+    """What a finalizer logs in the sending thread arrives. There `flush` raises, since it would
+    wait for itself; `close` lets the thread deliver the queue and end."""
     called: list[str] = []
 
     def collected(client: PolicyClient) -> None:

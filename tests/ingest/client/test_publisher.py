@@ -71,7 +71,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 def test_a_candidate_is_published_elsewhere_with_all_that_is_known_of_it(house: House) -> None:
-    """Its weights, spec, metrics and lineage arrive under the next number."""
+    """The candidate's weights, spec, metrics and lineage arrive under the next number."""
     with house.publisher() as publisher:
         before = publisher.versions()
         now = publisher.publish_candidate(house.trained, house.candidate(1))
@@ -107,8 +107,8 @@ def test_publishers_at_the_same_time_get_a_number_each(house: House) -> None:
 
 
 def test_a_rollback_needs_no_number(house: House) -> None:
-    """It goes back to the version that was live before, once; a 404 for a missing version lists
-    others.
+    """A rollback without a number restores the version that was live before, once. A 404 for a
+    missing version lists the others.
     """
     with house.publisher() as publisher:
         for seed in (20, 21):
@@ -133,7 +133,8 @@ def test_what_cannot_be_used_is_refused_once(house: House) -> None:
 
 
 def test_a_given_session_is_used_for_everything() -> None:
-    """Its headers are sent; closing the publisher leaves the session open for its owner."""
+    """The session's headers are sent; closing the publisher leaves the session open for its
+    owner."""
     with ScriptedCollector() as collector, requests.Session() as session:
         session.headers["x-team"] = "ads"
         with Publisher(collector.address, session=session, token="t") as publisher:
@@ -211,7 +212,8 @@ def test_the_commands_do_the_same(house: House) -> None:
 
 
 def test_what_is_done_under_a_root_leaves_an_audit_line(tmp_path: Path, house: House) -> None:
-    """It goes to stderr in the collector's format, with the command line as its source."""
+    """The audit line goes to stderr in the collector's format, with the command line as its
+    source."""
     declare(tmp_path)
     store = WeightStore(tmp_path, "default")
     for seed in (1, 2):
@@ -240,7 +242,8 @@ def test_what_is_done_under_a_root_leaves_an_audit_line(tmp_path: Path, house: H
 def test_a_collector_of_another_root_is_asked_what_is_live_there(
     tmp_path: Path, house: House
 ) -> None:
-    """What is live in the local root passes no gate elsewhere; a repetition makes no version."""
+    """A version that is live in the local root passes no gate of another collector. Publishing it
+    there twice makes one version."""
     declare(tmp_path / "run")
     declare(tmp_path / "far")
     store = WeightStore(tmp_path / "run", "default")
@@ -266,7 +269,8 @@ def test_a_collector_of_another_root_is_asked_what_is_live_there(
 def test_a_publication_that_was_not_recorded_is_recorded_later(
     tmp_path: Path, house: House
 ) -> None:
-    """As after a kill between the two."""
+    """A kill may come between a publication and its record: publishing the same candidate again
+    records it."""
     declare(tmp_path)
     store = WeightStore(tmp_path, "default")
     digest = store.add_candidate(

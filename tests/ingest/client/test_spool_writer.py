@@ -242,7 +242,7 @@ def test_memory_is_bounded_while_the_disk_hangs(
 def test_late_events_outlast_a_full_disk(
     collector: ScriptedCollector, tmp_path: Path, disk: HangingDisk
 ) -> None:
-    """A call that has returned has promised its event: it is retried in its place, while new calls
+    """An event whose call has returned is retried until the disk takes it, in its place; new calls
     raise the disk's error."""
     client = spooling(collector.address, tmp_path)
     client.connect()

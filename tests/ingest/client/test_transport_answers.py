@@ -114,7 +114,7 @@ def test_a_connection_is_kept_while_its_answers_are_whole(first: bytes, kept: bo
 def test_a_collectors_answers_need_no_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have a Content-Length, and are read without http.client."""
+    """A collector's answers have a Content-Length, and are read without http.client."""
     declare(tmp_path)
     monkeypatch.setattr("ingest.client.transport.HTTPResponse", None)
     with CollectorProcess(tmp_path) as collector:

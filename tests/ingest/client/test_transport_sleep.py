@@ -85,8 +85,8 @@ def test_a_connection_that_died_in_a_sleep_is_not_used(router: Router, slept: fl
 
 
 def test_one_that_died_in_use_is_given_up_after_the_timeout(router: Router) -> None:
-    """Without a sleep there is no sign of it: the attempt times out, and the next one has a new
-    connection.
+    """Without a sleep nothing shows that a connection is dead: the attempt times out, and the next
+    one has a new connection.
     """
     transport = Transport(router.address, timeout=60.0, clock=Clock())
     transport.attempt("GET", "/v1/spec")

@@ -70,7 +70,7 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("very_slow_disk")
 def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path) -> None:
-    """It has no number, so a reply about earlier numbers says nothing about it."""
+    """A late reward has no number, so a reply about earlier numbers does not confirm it."""
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)
     with (
@@ -131,7 +131,8 @@ def test_an_event_that_follows_another_decision_is_refused() -> None:
 
 
 def test_the_decision_that_was_acted_on_takes_the_others_place() -> None:
-    """It replaces only the open step, once; after that it is a retry like any other."""
+    """The decision that was acted on replaces that of the open step, once; sent again, it is a
+    retry."""
     shell = started()
     shell.send(decision(1, 2), decision(2, 2, obs=[0.1, 0.2]))
     assert shell.send(decision(2, 0)) == ["conflict"]
@@ -187,7 +188,8 @@ def test_all_that_may_be_lost_is_sent_again() -> None:
 
 
 def test_a_reward_that_named_the_step_stays_with_the_decision_that_won() -> None:
-    """It was acknowledged, and counts as a retry from then on."""
+    """The reward was acknowledged before the decision was replaced, and sent again it is a
+    retry."""
     shell = started()
     shell.send(decision(1, 2))
     click = wire.LogReturns(episode_id="e", step=0, reward_id="click", reward=5.0, info={"page": 3})

@@ -30,7 +30,8 @@ DEFAULT = PolicyDeclaration(
 
 
 class GatedJournal(MemoryJournal):
-    """Its commits of rows wait for a gate, and may fail after it. Counts transactions."""
+    """A journal whose commits of rows wait for a gate, and may fail after it. Counts
+    transactions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ def batch(instance: str, name: str, start: int, steps: int = 1) -> wire.Batch:
 
 
 def test_a_large_batch_is_checked_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its values do not fall through to the check of one event."""
+    """The values of a large batch are checked together, and not by the check of single events."""
 
     def one_by_one(*_: object, **__: object) -> bytes:
         raise SpaceError("checked alone")
@@ -264,7 +265,8 @@ def test_parts_that_wait_for_the_disk_push_back() -> None:
 
 
 def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
-    """For one-step episodes, that overhead is nearly all of their memory."""
+    """A part counts for more than its columns: of one-step episodes the rest is nearly all of their
+    memory."""
 
     async def body() -> None:
         writer, patient = MemoryWriter(full=True), replace(DEFAULT, seal_seconds=600.0)
@@ -282,7 +284,8 @@ def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
 
 
 def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are planned long before max_pending, whatever the seal times and sizes."""
+    """Parts of many bytes are planned long before `max_pending`, whatever the seal times and
+    sizes."""
     monkeypatch.setattr("ingest.collector.sealing.MOST_WAITING", 500)
 
     async def body() -> None:

@@ -83,7 +83,7 @@ def test_a_failure_answers_all_who_wait_and_all_who_come() -> None:
 
 
 def test_a_callback_runs_once_and_in_the_order_of_the_rows() -> None:
-    """For a row that is on disk, it runs at once."""
+    """For a row that is already on disk, the callback runs at once."""
 
     async def script() -> None:
         told: list[tuple[int, Exception | None]] = []

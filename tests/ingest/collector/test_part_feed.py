@@ -1,4 +1,5 @@
-"""Parts leave by a tap before their shard: durable, and under their ordinals in that shard."""
+"""The part feed: each durable part is tapped before its shard is written, under its ordinal in that
+shard."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_two_crashes_in_a_row_are_as_good_as_one() -> None:
 
 
 def test_an_open_episode_survives_a_change_of_its_policy_file() -> None:
-    """It keeps the spaces that it began with; new episodes use the new ones."""
+    """An open episode keeps the spaces that it began with; new episodes use the new ones."""
     wider = PolicyDeclaration(observation=parse_space("box:3"), action=parse_space("discrete:3"))
 
     async def script(simulation: Simulation) -> None:

@@ -20,7 +20,7 @@ from tests.ingest.collector.test_collector import registered, run, running
 from tests.ingest.simulated_collector import numbered
 
 LONG = 4 * SLICE_BYTES
-"""What the batches of these tests are said to have come in: each is four slices."""
+"""The body size given for the batches of these tests, which makes four slices of each."""
 
 
 class SmallDisk(MemoryJournal):

@@ -29,7 +29,8 @@ def weights_in(root: Path) -> Path:
 
 
 def test_what_a_trainer_said_last_is_known_and_which_versions_it_gave_up(tmp_path: Path) -> None:
-    """Its lease has ended; its left-out rows are remembered. One damaged record stops nothing."""
+    """A trainer's last report and its left-out rows are known after its lease has ended. A damaged
+    record does not stop that."""
     folder = weights_in(tmp_path)
     watch = TrainerWatch(tmp_path, ["default", "other"])
     watch.look()

@@ -54,7 +54,8 @@ def test_returns_rewards_and_propensities_are_summed() -> None:
 
 
 def test_an_episode_in_several_parts_is_one_return() -> None:
-    """It counts when it ends; an episode whose start is unknown has no return."""
+    """An episode in several parts counts once, when it ends; one whose start is unknown has no
+    return."""
     played = VersionMetrics()
     played.note("s", [part([1.0], [1], ended=None)])
     assert played.of("default", 1)["episode_return"].n == 0

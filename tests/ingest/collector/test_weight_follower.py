@@ -154,7 +154,8 @@ def test_a_pin_is_seen_without_a_new_generation(store: WeightFolder) -> None:
 
 
 def test_a_registration_is_renewed_while_the_collector_lives(store: WeightFolder) -> None:
-    """It never lapses between two looks, and does once nobody looks any more."""
+    """A registration never lapses between two looks of the follower, and does once the follower has
+    ended."""
     times = Times()
     store.publish(add(store, 1.0))
     follower = follower_of(store, times)

@@ -37,7 +37,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_weights_from_a_backup_under_a_running_collector(tmp_path: Path) -> None:
-    """It keeps serving the later weights and logs it; the next publication has a new number."""
+    """The collector keeps serving the later weights and logs that; the next publication has a new
+    number."""
     root, log = tmp_path / "root", tmp_path / "log"
     declare(root)
     publish(root, 1)

@@ -94,7 +94,7 @@ class Exchanging(RuleBasedStateMachine):
     @precondition(lambda self: self.said)
     @rule(data=st.data(), agents=AGENTS)
     def ask_in_vain(self, data: Any, agents: set[str]) -> None:
-        """Nobody polls: the episode and its pending data are unchanged."""
+        """Ask for an action while nobody polls: the episode and its pending data are unchanged."""
         name = data.draw(st.sampled_from(sorted(self.said)))
         with pytest.raises(TimeoutError, match=f"Episode {name}"):
             self.exchange.ask(name, dict.fromkeys(agents, 0), b"k")

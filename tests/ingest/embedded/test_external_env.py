@@ -46,7 +46,8 @@ def served(body: Callable[[ExternalEnv], Any], **options: Any) -> dict[str, Seen
 
 
 def test_a_program_says_and_is_told_names_where_a_worker_has_codes() -> None:
-    """This applies to its observations, its own actions and the worker's."""
+    """Observations, the program's own actions and the worker's actions are names for the program
+    and codes for the worker."""
     told: list[Any] = []
 
     class Named(ExternalEnv):
@@ -499,7 +500,8 @@ def test_a_step_that_times_out_after_it_was_seen_can_be_asked_for_again(idle):
 
 
 def test_backpressure_is_a_bound_on_what_waits(idle):
-    """At max_pending a logging call waits for a poll, but not for ever; max_concurrent is gone.
+    """At `max_pending` a logging call waits for a poll, but not for ever; there is no
+    `max_concurrent`.
 
     Row: max_concurrent
     """
@@ -523,7 +525,8 @@ def test_backpressure_is_a_bound_on_what_waits(idle):
 
 
 def test_a_reward_of_a_step_that_is_not_logged_is_not_the_earlier_ones(idle):
-    """As with a PolicyClient, the call raises as the step's log_action did, until that succeeds."""
+    """As with a PolicyClient, log_returns raises the error of the step's log_action, until
+    log_action succeeds."""
     env = idle(max_pending=2, action_timeout=0.02)
     base = env.to_base_env()
     env.start_episode("e")

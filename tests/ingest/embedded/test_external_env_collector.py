@@ -27,7 +27,7 @@ SPEC = PolicySpec(OBSERVATION, ACTION, ModuleSpec(hidden=()))
 
 
 def decide(observation: Any) -> int:
-    """The published policy's action, of which it is all but certain."""
+    """The action of the published policy, which is all but deterministic."""
     return int(observation[0] > 0)
 
 

@@ -219,7 +219,8 @@ def test_agents_may_have_spaces_of_their_own():
 
 
 def test_a_dict_space_of_gymnasium_is_one_space_not_spaces_by_agent():
-    """It is a mapping, but every agent sees all of it."""
+    """A gymnasium Dict is a mapping, but here it is the space of each agent, and not one space per
+    agent."""
     space = gym.spaces.Dict({"x": gym.spaces.Discrete(3)})
     env = Game(lambda env: None, spaces=(gym.spaces.Discrete(2), space))
     env.start_episode("e")

@@ -232,7 +232,7 @@ def test_a_full_queue_in_memory_holds_the_clients(serve: Open, bound: dict[str, 
 
 
 def test_idle_timeout_decides_when_an_idle_next_is_empty(serve: Open) -> None:
-    """It returns an empty batch, which loses nothing.
+    """After `idle_timeout` without rows, next() returns an empty batch; no row is lost.
 
     Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20), next()
     """

@@ -92,7 +92,8 @@ def test_what_the_worker_learns_is_what_its_clients_act_with() -> None:
 
 
 def test_a_client_that_only_logs_changes_no_weights() -> None:
-    """`sample` returns its rows; they cannot be trained on, and make no version."""
+    """`sample` returns the rows of a client that only logs; they cannot be trained on, and make no
+    version."""
     worker, inputs = served(rollout_fragment_length=8)
     with worker, PolicyClient(inputs.address, inference_mode="remote") as client:
         episode = client.start_episode()
@@ -138,7 +139,7 @@ def test_a_worker_that_begins_anew_goes_on_from_what_is_live(tmp_path: Path) -> 
 
 
 def learn(worker: RolloutWorker, client: PolicyClient, episodes: int, steps: int = 8) -> None:
-    """Play, and learn from all of it."""
+    """Play episodes, and let the worker learn from all of them."""
     for _ in range(episodes):
         episode = client.start_episode()
         for _ in range(steps):
@@ -154,8 +155,8 @@ def learn(worker: RolloutWorker, client: PolicyClient, episodes: int, steps: int
 
 
 def test_a_version_says_which_rows_the_worker_learned_from(tmp_path: Path) -> None:
-    """By part, and by row where a batch ended inside a part. A restarted worker continues with the
-    first row that no version was trained on."""
+    """A version's lineage names parts, and rows where a batch ended inside a part. A restarted
+    worker continues with the first row that no version was trained on."""
     given = {"root": tmp_path, "rollout_fragment_length": 8}
     worker, inputs = served(**given)
     with worker, PolicyClient(inputs.address) as client:
@@ -203,7 +204,8 @@ def test_a_rollback_ends_neither_the_worker_nor_its_collector(tmp_path: Path) ->
 
 
 def test_what_somebody_else_published_is_gone_on_from(tmp_path: Path) -> None:
-    """The worker's next version does not overwrite it unseen."""
+    """After another publication the worker takes up those weights, and does not overwrite them
+    unseen."""
     worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
     store = CheckedStore(tmp_path, "default")
     with worker, PolicyClient(inputs.address) as client:
@@ -219,7 +221,8 @@ def test_what_somebody_else_published_is_gone_on_from(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
-    """It goes on learning, and publishes once the disk can be written again."""
+    """While the disk cannot be written, the worker goes on learning; it publishes once the disk can
+    be written again."""
     worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
     store = WeightFolder(tmp_path, "default")
     folder = store.directory / "candidates"

@@ -475,7 +475,7 @@ def test_a_second_action_closes_a_step_and_a_reward_adds_to_the_open_one() -> No
 
 
 def test_an_episode_without_a_step_is_sealed_without_a_part() -> None:
-    """T = 0 leaves no rows, and its end is known."""
+    """An episode of T = 0 leaves no rows, and its end is known."""
     shell = _in_state("IDLE")
     shell.send(EVENTS["end"])
     (sealed,) = shell.assembler.sealed
@@ -567,7 +567,8 @@ def test_numbers_are_judged_after_a_cut_as_before() -> None:
 
 @pytest.mark.parametrize("how", ["ended", "abandoned", "broken"])
 def test_a_retry_of_an_acknowledged_event_is_a_retry_after_the_end(how: str) -> None:
-    """Its acknowledgement was lost; the next number gets the way the episode ended."""
+    """An acknowledged event that is sent again after the episode's end is a retry; the next number
+    is refused with the way the episode ended."""
     shell = _acting(2)
     next_seq = 3
     if how == "ended":
@@ -639,7 +640,8 @@ def test_a_start_again_with_other_content_is_a_conflict(
 
 @pytest.mark.parametrize("today", [["texts", "wide"], ["wide"], ["texts", "default"], ["default"]])
 def test_a_start_that_named_no_policy_is_a_retry_whatever_there_is_by_now(today: list[str]) -> None:
-    """It meant the only policy that existed then."""
+    """The start meant the only policy that existed then, and stays a retry when there are other
+    policies."""
     shell = Shell({"texts": TEXTS})
     shell.journal.commit(put=policies_state(shell.policies))
     start = wire.Start(episode_id=NAME, start=0)
@@ -652,7 +654,8 @@ def test_a_start_that_named_no_policy_is_a_retry_whatever_there_is_by_now(today:
 
 
 def test_the_number_of_an_episode_that_another_one_replaced_is_forgotten() -> None:
-    """Its id was started again beyond the limit; then its window closed, and it was known again."""
+    """An id that was forgotten at the limit is started again by another instance: the first
+    instance's start number is forgotten."""
     policies = {"default": replace(STEPS, reward_window=60.0)}
     shell = Shell(policies, Limits(finished=1))
     first, second = shell.instance, shell.register()
@@ -869,7 +872,8 @@ def test_start_numbers_with_too_many_gaps_are_refused() -> None:
 
 
 def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None:
-    """A named instance would be found again under its name: it gets the gap."""
+    """An import may leave out many more start numbers than another client; at its bound the next
+    start is refused with `gap`."""
     shell = Shell()
     shell._commit([opened := shell.assembler.open_instance("import", "log")])
     known = shell.assembler.instances.get(opened.instance)

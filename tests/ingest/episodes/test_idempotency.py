@@ -40,7 +40,8 @@ def episode(collector: CollectorProcess) -> list[tuple[int, Any]]:
 
 
 def test_a_repeated_call_has_the_same_answer_and_no_effect(tmp_path: Path) -> None:
-    """Also after a kill, when its rows are in a shard, and when its episode is over."""
+    """A repeated call gets the same answer after a kill, when its rows are in a shard, and when its
+    episode is over."""
     declare(tmp_path, redact={"infos.email": "drop"})
     with CollectorProcess(tmp_path) as collector:
         first = episode(collector)
@@ -258,8 +259,8 @@ def committed(collector: CollectorProcess) -> bool:
 
 
 def test_a_repeated_request_for_an_action_has_the_same_answer(tmp_path: Path) -> None:
-    """Also over a kill; the answer is dropped once the episode has gone on, and the refusal says
-    so.
+    """A repeated request gets the same action, also over a kill. Once the episode has gone on, the
+    answer is dropped and the refusal says so.
     """
     declare(tmp_path, action=f"discrete:{ACTIONS}")
     publish(tmp_path)

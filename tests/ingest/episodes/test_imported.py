@@ -62,7 +62,8 @@ def test_each_step_is_in_one_part(part_steps: int) -> None:
 
 
 def test_pieces_make_the_parts_of_one_episode() -> None:
-    """They are sealed together, each with its own row; the last may be an end without a step."""
+    """The pieces of an episode are sealed together, each with its own row; the last may be an end
+    without a step."""
     staged, pieces = Staged(), ((3, "", 0), (2, "", 3), (0, "broken", 5))
     for row, (steps, how, t0) in enumerate(pieces, 10):
         episode = ImportedEpisode(started(7), steps, how, t0, "why")

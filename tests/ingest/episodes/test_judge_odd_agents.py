@@ -100,7 +100,7 @@ class Whole:
 
 
 class OddAgents(RuleBasedStateMachine):
-    """The assembler with its shell, next to the model."""
+    """The assembler with its shell, compared with the model."""
 
     names = st.sampled_from(["x", "x", "x", "y"])
     agents = st.sampled_from(["b", "b", DEFAULT_AGENT, "c", None])

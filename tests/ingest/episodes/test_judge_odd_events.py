@@ -94,7 +94,7 @@ class Episode:
 
 
 class OddEvents(RuleBasedStateMachine):
-    """The assembler with its shell, next to the model."""
+    """The assembler with its shell, compared with the model."""
 
     agent: str | None = None  # of every event
 
@@ -293,7 +293,7 @@ class OddEvents(RuleBasedStateMachine):
         amount=amounts,
     )
     def reward_step(self, pick: int, who: int, t: int, key: str, amount: float) -> None:
-        """By any client, and without a number."""
+        """Any client may send a reward for a named step, without a number."""
         name = self.named(pick)
         found = self.model.get(name)
         if found is None:

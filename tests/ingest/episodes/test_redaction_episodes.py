@@ -95,7 +95,7 @@ def named_reward(**given: Any) -> wire.LogReturns:
 
 
 def test_a_reward_after_the_end_is_redacted() -> None:
-    """Within its reward window, an ended episode keeps its rules."""
+    """An ended episode keeps its redaction rules within its reward window."""
     journal = KeptJournal()
 
     async def body(collector: Collector) -> None:
@@ -219,7 +219,8 @@ DROP, HASH, ALL = {"tags.user": "drop"}, {"tags.user": "hash"}, {"tags": "drop"}
 def test_a_start_again_is_compared_by_what_the_rules_leave_of_it(
     first: dict[str, str], then: dict[str, str], answer: list[str]
 ) -> None:
-    """By the rules of its first arrival, and by today's where these redact more."""
+    """A repeated start is compared after redaction by the rules of its first arrival, and by
+    today's where these redact more."""
     journal, mine = KeptJournal(), list[str]()
 
     def start(experiment: str) -> wire.Start:

@@ -152,7 +152,7 @@ def test_flags_are_booleans_zero_and_one_and_such_texts() -> None:
 def test_a_missing_cell_is_what_the_options_say(
     options: dict[str, Any], values: list[float], bad: list[bool], dropped: list[bool]
 ) -> None:
-    """It is a fault, a dropped row or 0; the column's default takes precedence."""
+    """A missing cell is a fault, a dropped row or 0; the column's default takes precedence."""
     found = cells([1.0, None], **options)
     assert found.numbers("x").tolist() == values
     assert (found.faults.bad.tolist(), found.faults.dropped.tolist()) == (bad, dropped)

@@ -150,7 +150,8 @@ def test_a_file_that_grows_or_changes_its_format_adds_new_rows_under_its_name(
 def test_other_options_under_a_name_are_refused(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """They make other rows of the source, which are not added to its first ones in silence."""
+    """Other options make other rows of the same source. Under the same name they are refused
+    instead of being added."""
     path = write(tmp_path / "log.csv", [row | {"e": "one"} for row in rows_of(20)])
     options = ImportOptions(source=path, address=collector.address, name="shop", **BANDIT)
     assert run_import(options).steps == 20
@@ -337,7 +338,8 @@ def checked(table: dict[str, list[Any]], **meaning: Any) -> ImportReport:
 
 
 def test_several_columns_of_rewards_are_added_up() -> None:
-    """Each row's reward is their sum; a missing one is a fault unless it has a default."""
+    """A row's reward is the sum of its reward columns; a missing one is a fault unless it has a
+    default."""
     table = {"click": [1.0, None, 0.5], "margin": [2.0, 3.0, -1.0]}
     report = checked(table, reward=["click", "margin"])
     assert report.bad_counts == {"column click: expected a number": 1}

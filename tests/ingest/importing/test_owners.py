@@ -211,7 +211,7 @@ def test_a_column_names_the_policy_and_times_the_steps(collector: CollectorProce
 def test_a_fault_of_one_agent_leaves_the_episode_out(
     change: dict[int, dict[str, Any]], reason: str, collector: CollectorProcess, tmp_path: Path
 ) -> None:
-    """All of its agents are left out; other episodes stay."""
+    """All agents of the episode are left out; other episodes stay."""
     rows = [list(row) for row in JOINT]
     for at, cells in change.items():
         for name, value in cells.items():
@@ -355,7 +355,8 @@ def test_a_tuple_takes_a_column_for_each_part(collector: CollectorProcess) -> No
 def test_a_final_observation_that_lacks_a_cell(
     missing: str, bad: dict[str, int], final: list[float], collector: CollectorProcess
 ) -> None:
-    """It is a fault, absent or filled with 0, as `missing` says; no row is dropped for it."""
+    """The final observation is a fault, absent or filled with 0, as `missing` says; no row is
+    dropped for it."""
     table = {"x": [1.0], "y": [2.0], "next_x": [7.0], "next_y": [None], "a": [0], "r": [1.0]}
     report = import_table(
         pa.table(table),

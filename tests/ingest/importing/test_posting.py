@@ -74,7 +74,8 @@ def test_requests_are_the_same_however_rows_were_read(chunks: list[list[int]]) -
 
 
 def test_a_long_episode_goes_on_in_another(tmp_path: Path) -> None:
-    """Its pieces are truncated, name the one before, and end with the next observation."""
+    """The pieces of a long episode are truncated, name the one before, and end with the next
+    observation."""
     declare(tmp_path / "root", "box:1", "discrete:2")
     count = 1_000
     table = pa.table({"x": np.arange(count), "a": [0] * count, "e": ["long"] * count})

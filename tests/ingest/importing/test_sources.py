@@ -101,14 +101,14 @@ def test_tables_in_memory_hold_the_same_rows(make: Any, tmp_path: Path) -> None:
 
 
 def test_a_reader_needs_a_name(tmp_path: Path) -> None:
-    """Its content is not known before it is read."""
+    """A reader needs a name, since its content is not known before it is read."""
     with pytest.raises(ImportFailed, match="name: expected one"):
         check(TABLE.to_reader(), tmp_path)
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "adbc+sqlite"])
 def test_a_query_is_a_source(scheme: str, tmp_path: Path) -> None:
-    """By SQLAlchemy and by an ADBC driver; errors name the database and no parameter."""
+    """A query runs by SQLAlchemy or an ADBC driver; errors name the database and no parameter."""
     with sqlite3.connect(tmp_path / "shop.db") as database:
         database.execute("CREATE TABLE log (x REAL, a INTEGER, r REAL, e INTEGER, c TEXT)")
         rows = [tuple(row.values()) for row in ROWS]

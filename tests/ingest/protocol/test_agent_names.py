@@ -94,7 +94,8 @@ def test_the_tracks_of_an_episode_belong_to_one_client() -> None:
 
 
 def test_nobody_joins_an_episode_that_is_whole() -> None:
-    """It is whole once all agents that an end counted are known, not before: starts may be late."""
+    """An episode is whole once all agents that an end counted are known, and not before: starts may
+    be late."""
     shell = Shell()
     shell.send(start("a", 0), act("a", 1, 0), end("a", 2, 2))
     assert shell.send(start("b", 1), act("b", 1, 0)) == ["accepted"] * 2

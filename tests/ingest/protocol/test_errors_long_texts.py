@@ -47,7 +47,8 @@ def collector(tmp_path_factory, told):
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_episode_that_breaks_on_a_long_text(collector, told, name):
-    """Its answer, cause and log line are short, and the journal has no copy for any track."""
+    """The answer, cause and log line of the broken episode are short, and the journal has no copy
+    of the text for any track."""
     instance = collector.post("/v1/instances", {})[1]["instance"]
     agents = [f"agent {number}" for number in range(20)]
     starts = [

@@ -56,7 +56,8 @@ def outcome(answer: dict[str, Any]) -> Any:
 
 
 def test_an_episode_that_outlived_its_declaration_is_refused_alone(tmp_path: Path) -> None:
-    """Its policy's file is gone, or has other spaces: it gets 503, and can be logged and ended.
+    """An open episode whose policy's file is gone, or has other spaces, gets 503, and can be logged
+    and ended.
 
     Other episodes in its request and in its turn are not affected.
     """
@@ -167,7 +168,8 @@ def test_following_outlives_weights_that_nobody_foresaw(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cause", ["overflow", "spaces"])
 def test_live_weights_that_cannot_act_are_not_taken_up(tmp_path: Path, cause: str) -> None:
-    """They were published by file, without a check, or before the policy's spaces changed."""
+    """Weights that were published by file, without a check, or before the policy's spaces changed
+    are not taken up."""
     declare(tmp_path, observation="box:2" if cause == "overflow" else "box:3")
     weights = {**WEIGHTS, "pi.0.bias": np.array([3e38, 0], np.float32)}
     if cause == "overflow":
@@ -277,7 +279,7 @@ def test_neighbours_in_a_turn_are_answered(bad: wire.ActionBatch | None, expecte
 
 
 def test_a_choice_that_is_not_recorded_leaves_nothing(tmp_path: Path) -> None:
-    """Its caller gets all that it needs to send the decision itself, for an episode unknown to the
+    """The caller gets all that it needs to send the decision itself, for an episode unknown to the
     collector. An error in one request is answered to that one alone."""
     declare(tmp_path, "box:2", "discrete:2")
     publish(WeightStore(tmp_path, "default"))

@@ -165,7 +165,8 @@ ALERTED = {
 
 
 def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
-    """With Prometheus's own tool, where it is installed."""
+    """promtool, where it is installed, says that each alert fires for its series and is silent
+    otherwise."""
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("expected promtool of Prometheus on the PATH")

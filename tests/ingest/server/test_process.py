@@ -362,7 +362,8 @@ def test_a_repeated_get_action_gets_the_decision_that_was_made(tmp_path: Path) -
 def test_a_reward_for_a_named_step_stays_out_of_its_clients_sequence(
     collector: CollectorProcess,
 ) -> None:
-    """It has its own key, so that any client may send it; the open step accepts it."""
+    """A reward for a named step has its own key and no number, so that any client may send it, also
+    for the open step."""
     instance = collector.post("/v1/instances")[1]["instance"]
     name = f"{instance}-n"
     action = {"type": "log_action", "episode_id": name, "seq": 1, "obs": OBS, "action": 1}

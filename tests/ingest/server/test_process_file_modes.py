@@ -17,7 +17,7 @@ from tests.headrace.command import ROOT
 from tests.storage.verify.test_audit import batch, shards, verified
 
 MADE_BEFORE = {"", "policies", "policies/default.json"}
-"""What a command made before any collector ran: it holds no rows."""
+"""The files that a command made before any collector ran; they hold no rows."""
 
 
 @contextmanager

@@ -67,7 +67,8 @@ def test_an_error_that_nobody_foresaw_is_told_and_ends_nothing(
 def test_a_collector_says_again_which_version_it_holds(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
-    """Its trainer waits for this file alone: one that is lost or restored is soon rewritten."""
+    """The trainer waits for the collector's file alone, so a file that is lost or restored is soon
+    rewritten."""
     declare(tmp_path, steps_per_version=4, seal_seconds=3600.0, part_seconds=3600.0)
     spec = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
     store = WeightStore(tmp_path, "default")

@@ -1,4 +1,4 @@
-"""Whatever `weights/` does, steps are logged, and the collector answers, starts and ends."""
+"""While `weights/` hangs, steps are logged, and the collector answers, starts and ends."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_what_needs_me() -> None:
 
 
 def test_a_collector_says_how_it_is(tmp_path: Path) -> None:
-    """Over HTTP, from its own counters; a canary is listed as unfinished."""
+    """The collector's page shows its own counters over HTTP; a canary is listed as unfinished."""
     declare(tmp_path)
     publish(tmp_path, 1)
     store = WeightStore(tmp_path, "default")

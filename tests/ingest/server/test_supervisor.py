@@ -146,7 +146,7 @@ def started(
 
 
 def test_a_start_that_fails_is_the_end_and_says_why(tmp_path):
-    """It is tried once: no second child repeats it."""
+    """A start that fails is tried once: no second child repeats it."""
     wrong = started(tmp_path, "--port", "0")
     assert wrong.returncode == 2
     assert wrong.stderr.count("no policy is declared") == 1
@@ -259,7 +259,8 @@ def test_a_signal_while_the_next_child_starts_ends_both(tmp_path, number):
 
 
 def test_a_stop_that_finds_a_killed_child_says_so(tmp_path):
-    """It was not drained, so the status is not 0; the next start has all of its steps."""
+    """A killed child was not drained, so the status is not 0; the next start has all of its
+    steps."""
     log = tmp_path / "log"
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True, log=log) as collector:
@@ -274,7 +275,7 @@ def test_a_stop_that_finds_a_killed_child_says_so(tmp_path):
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line of its output, if there is one soon."""
+    """The next line of the process's output, if there is one soon."""
     assert process.stdout is not None
     assert select.select([process.stdout], [], [], READY_SECONDS)[0]
     document: dict[str, Any] = json.loads(process.stdout.readline())

@@ -78,7 +78,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 def test_what_is_published_is_live_for_clients_at_once(house: House) -> None:
-    """Its number, content and lineage are in the store, and a client acts with it."""
+    """The published version's number, content and lineage are in the store, and a client acts with
+    it."""
     number = house.next()
     status, now = house.post("/versions", {**candidate(1), "version": number})
     assert (status, now["version"]) == (201, number)
@@ -196,8 +197,8 @@ def test_what_nobody_could_act_with_is_refused(
 def test_a_number_that_msgpack_cannot_carry_is_refused(
     house: House, number: int, field: str
 ) -> None:
-    """JSON can express it. Clients fetch weights in msgpack, and publishers the list of
-    versions.
+    """JSON can express a larger number, but clients fetch weights in msgpack, and publishers the
+    list of versions.
     """
     body = {**candidate(9), "version": house.next()}
     body |= {field: {"x": [1, number]}, "weights": base64.b64encode(body["weights"]).decode()}
@@ -212,7 +213,7 @@ def test_a_number_that_msgpack_cannot_carry_is_refused(
 
 
 def test_a_rollback_happens_once(house: House) -> None:
-    """It names the generation that it applies to: repeated, it is a conflict."""
+    """A rollback names the generation that it applies to: repeated, it is a conflict."""
     for seed in (20, 21):
         assert house.post("/versions", {**candidate(seed), "version": house.next()})[0] == 201
     body = {"generation": house.generation, "why": "it was worse"}

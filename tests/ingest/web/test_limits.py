@@ -232,7 +232,8 @@ def test_busy_connections_are_not_driven_out(tmp_path: Path) -> None:
 
 
 def test_open_episodes_share_one_bound(tmp_path: Path) -> None:
-    """Beyond it new steps get 429 and ends are accepted; a cut or an end frees space."""
+    """Beyond the bound of all open episodes, new steps get 429 and ends are accepted; a cut or an
+    end frees space."""
     declare(tmp_path, observation="box:1000")
     with limited(tmp_path, "max_open=20000") as collector:
         step = {"obs": [0.5] * 1000, "action": 0}
