@@ -61,7 +61,7 @@ def requirements(*extras: str) -> list[str]:
 
 
 def floors(asked: Iterable[str]) -> list[str]:
-    """The same packages, each at exactly its lowest version."""
+    """The same requirements, each at exactly its lowest version."""
     found = [(name_of(line), re.search(r">=([\w.]+)", line)) for line in asked]
     assert all(floor for _, floor in found), f"a floor is missing in {found}"
     return [f"{name}=={floor[1]}" for name, floor in found if floor]

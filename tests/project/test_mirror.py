@@ -29,7 +29,8 @@ MIRRORED = sorted(
 
 
 def own_tests(module: Path) -> list[Path]:
-    """`test_<module>.py` and `test_<module>_<topic>.py`, in the folder that mirrors its own."""
+    """The module's `test_<module>.py` and `test_<module>_<topic>.py`, in the test folder that
+    mirrors its folder."""
     folder = ROOT / "tests" / module.parent.relative_to(ROOT)
     stem = f"test_{module.stem.strip('_')}"
     return [file for file in folder.glob("test_*.py") if f"{file.stem}_".startswith(f"{stem}_")]

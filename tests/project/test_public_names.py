@@ -186,7 +186,7 @@ def test_pages_for_users_name_public_names_alone(page: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted(FOR_DEVELOPERS), ids=lambda page: page.name)
 def test_pages_for_developers_name_what_exists(page: Path) -> None:
-    """They may name modules, which must exist."""
+    """Pages for developers may name modules, and these must exist."""
     assert not {name for name in dotted_names(page.read_text()) if not exists(name)}
 
 
@@ -321,7 +321,7 @@ NAMES = sorted({*headrace.__all__} - {"to_pandas"})  # whose hints need pandas
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_public_name_takes_is_public(name: str) -> None:
-    """A caller can construct its arguments."""
+    """The types of a public name's arguments are public, so that a caller can construct them."""
     assert parameter_types(name) <= {*headrace.__all__, *NOT_NAMED}
 
 

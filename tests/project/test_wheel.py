@@ -171,12 +171,12 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_of_an_unpacked_archive_is_the_same_file(
     wheel: Path, archive: Path, tmp_path: Path
 ) -> None:
-    """Without a repository around it."""
+    """A wheel built from an unpacked source archive, without a repository, has the same bytes."""
     assert wheel_of(archive, tmp_path).read_bytes() == wheel.read_bytes()
 
 
 def test_an_editable_install_is_the_folder_as_it_lies_there(archive: Path, tmp_path: Path) -> None:
-    """`pip install -e .`, as `make setup` does it: no copy, and no second object of one name."""
+    """`pip install -e .`, as in `make setup`, makes no copy, and no second object of one name."""
     python = borrowing(tmp_path / "venv")
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
     checked(*install, "--no-build-isolation", "-e", archive, cwd=tmp_path)
@@ -198,8 +198,8 @@ def test_the_base_install_brings_no_extra(thin: Path, tmp_path: Path) -> None:
 
 
 def test_a_service_with_such_names_of_its_own_uses_the_client(thin: Path, service: Path) -> None:
-    """Its `storage`, `policy` and `ingest` stay its own; creating and closing a client without a
-    collector does not wait."""
+    """The service's own packages `storage`, `policy` and `ingest` stay importable. Creating and
+    closing a client without a collector does not wait."""
     code = (
         "import ingest, policy, storage\n"
         "from headrace import PolicyClient\n"

@@ -97,7 +97,7 @@ class JointLog:
             save_declaration(root, declared)
 
     def seal(self, runs: Iterable[Run]) -> dict[str, list[list[Part]]]:
-        """By schema, the parts of each run, with their ordinals."""
+        """The parts of each run by schema, with ordinals."""
         sealed: dict[str, list[list[Part]]] = {}
         for run in runs:
             key = canonical_json(*SPACES[run.policy_id])

@@ -62,7 +62,7 @@ def test_gae_is_the_sum_of_discounted_errors(case, gamma, lam):
 
 @given(fragments())
 def test_a_fragment_knows_nothing_of_the_others(case):
-    """Alone or among others, its numbers are the same."""
+    """A fragment's advantages are the same alone or among other fragments."""
     r, v, after, terminated, ends = case
     log_ratios = np.sin(r)
     forms = {"gamma": 0.9, "terminated": terminated, "ends": ends}

@@ -68,8 +68,8 @@ def test_an_action_that_was_never_logged_is_not_the_best() -> None:
 
 
 def test_rows_without_what_follows_are_left_out() -> None:
-    """They are counted by reason; a batch without next observations is refused by the column's
-    name.
+    """Rows without a next observation are left out and counted by reason; a batch without that
+    column is refused by the column's name.
     """
     spec = PolicySpec(Box((1,)), Discrete(2), LINEAR)
     learner = Learner(Policy(spec), CQLConfig(epochs=1))

@@ -101,7 +101,7 @@ def test_ranks_of_several_policies_stay_alike(ranks):
 
 
 def test_ranks_that_train_other_policies_are_refused(ranks):
-    """When they join, and on every rank.
+    """Ranks that train other policies are refused when they join, on every rank.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
@@ -110,7 +110,7 @@ def test_ranks_that_train_other_policies_are_refused(ranks):
 
 
 def test_a_rank_outside_the_world_is_refused():
-    """Before any rank waits for it.
+    """A rank outside the world is refused before any rank waits for it.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """

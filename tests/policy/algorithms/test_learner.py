@@ -159,7 +159,7 @@ def test_a_checkpoint_of_another_spec_or_algorithm_is_refused(tmp_path):
 
 
 def test_a_checkpoint_holds_json_and_numbers_alone(bandit_log, tmp_path):
-    """Any safetensors reader opens it; the rest is one JSON document."""
+    """Any safetensors reader opens a checkpoint; all but the tensors is one JSON document."""
     path = tmp_path / "new" / "learner.safetensors"
     learner = new_learner()
     learner.update(bandit_log(50).batch())

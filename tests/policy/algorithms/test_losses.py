@@ -38,7 +38,8 @@ def test_targets_of_one_network_and_both_td_losses():
 
 
 def test_double_q_targets():
-    """One network selects the action, the other gives its value."""
+    """In double Q-learning one network selects the next action and the other one gives its
+    value."""
     case = GOLDEN["double_dqn"]
     other = torch.tensor(case["target_q"], dtype=torch.float64)
     targets = losses.double_q_targets(REWARDS, TERMINATED, Q[NEXT], other[NEXT], DQN["gamma"])

@@ -30,7 +30,7 @@ def new_learner(config=None, seed=0, spec=SPEC):
 
 @pytest.fixture(scope="module")
 def played():
-    """256 rows of CartPole, acted on by its own policy."""
+    """256 rows of CartPole, acted by the policy that is trained."""
     return CartPoles(8, 5).play(Policy(SPEC, seed=5).to_numpy(version=1), 32)
 
 
@@ -168,8 +168,8 @@ def test_a_resumed_learner_goes_on_bit_for_bit(played, tmp_path):
 
 
 def test_schedules_fall_in_a_line_and_stay_at_their_end(played):
-    """They fall with the rows trained on, towards 0, but not below `schedule_end` times the first
-    value.
+    """Schedules fall towards 0 with the rows trained on, but not below `schedule_end` times the
+    first value.
     """
     learner = new_learner(PPOConfig(epochs=1, schedule_steps=1024, schedule_end=0.5))
     found = [learner.update(played)["lr"] for _ in range(4)]

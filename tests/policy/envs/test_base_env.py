@@ -155,7 +155,8 @@ def test_horizon_without_reset_is_a_value_error():
 
 
 def test_a_failed_env_is_told_and_replaced_while_the_others_go_on():
-    """Its obs is the exception; try_restart closes and recreates it; no other step is lost."""
+    """The observation of a failed env is its exception; try_restart closes and recreates the env;
+    the others lose no step."""
     broken = Steps(0, fails_at=0)
     env = to_base_env(broken, num_envs=2, make_env=Steps)
     env.poll()

@@ -264,8 +264,8 @@ def test_torch_and_numpy_give_an_action_the_same_propensity(action, rule, seed):
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e300])
 def test_an_extreme_temperature_acts_and_logs_numbers(temperature):
-    """Near 0 it is greedy with shared ties; at very high values uniform, with a std of at most
-    e^2.
+    """A temperature near 0 acts greedily and shares ties; a very high one acts uniformly, with a
+    std of at most e^2.
     """
     rule = ActionRule("sample", temperature=temperature)
     for space, logits in TIED:

@@ -91,7 +91,8 @@ def test_a_filter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_for_other_spaces_than_declared_are_refused(tmp_path: Path) -> None:
-    """No collector of this root would load them."""
+    """Weights for other spaces than the declared ones are refused, since no collector of the root
+    would load them."""
     save_declaration(tmp_path, PolicyDeclaration(observation=Box((5,)), action=Discrete(2)))
     with pytest.raises(WeightsRefused, match="spaces that the policy is declared with"):
         add(WeightStore(tmp_path, "default"), weights())

@@ -24,7 +24,7 @@ def test_each_end_fails_no_more_often_than_promised(sequence):
 
 
 def test_a_sequence_may_be_looked_at_after_every_number():
-    """Of 400 fair walks with 300 looks each, few ever win enough; of unfair ones, most do."""
+    """Of 400 fair walks with 300 looks each, few ever reach the bound; of unfair ones, most do."""
     rng, ever = np.random.default_rng(2), {0.5: 0, 0.6: 0}
     for _ in range(400):
         for chance in ever:
@@ -61,7 +61,7 @@ def test_the_ends_are_where_the_wealth_is_just_not_enough(numbers, error, sequen
 
 
 def test_bets_know_the_past_alone():
-    """A number does not change any stake up to its own."""
+    """No stake depends on its own number or on a later one."""
     values = np.random.default_rng(3).normal(size=50).clip(-3, 3)
     other = values.copy()
     other[30] = 2.9
@@ -75,7 +75,8 @@ def test_bets_know_the_past_alone():
 
 
 def test_an_end_without_a_limit_has_no_bound():
-    """Each end needs a limit on its own side only."""
+    """The lower bound needs only the lower limit of the numbers, the upper bound only the upper
+    one."""
     values = np.random.default_rng(4).random(500)
     both = betting_interval(values, limits=(0.0, 1.0), error=0.025)
     low, high = betting_interval(values, limits=(0.0, math.inf), error=0.025)
@@ -98,6 +99,6 @@ def test_a_wide_range_costs_width_and_never_truth():
     [((0.0, 0.5), 0.1, "numbers in"), ((1.0, 0.0), 0.1, "low < high"), ((0.0, 1.0), 1.0, "(0, 1)")],
 )
 def test_what_does_not_fit_is_refused(limits, error, told):
-    """Numbers beyond their limits void the bound: they are an error."""
+    """Numbers beyond their limits would make the bound wrong, and raise an error."""
     with pytest.raises(ValueError, match=told.replace("(", r"\(").replace(")", r"\)")):
         betting_interval(np.array([0.2, 0.7]), limits=limits, error=error)

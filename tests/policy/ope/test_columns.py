@@ -32,7 +32,7 @@ def test_a_column_is_read_as_often_as_asked() -> None:
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_bounds_and_checks_do_not_depend_on_blocks(sequence: bool) -> None:
-    """A bet carries its state from block to block."""
+    """Bounds and checks of a column in blocks are those of the whole column."""
     values = (np.random.default_rng(1).random(2_000) < 0.1).astype(np.float64)
     limits = (0.0, 1.0)
     column = in_blocks(values)

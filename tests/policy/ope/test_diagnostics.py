@@ -1,4 +1,4 @@
-"""Each check finds its fault, and lets a sound log pass."""
+"""Each check of a log finds the fault that it is for, and lets a sound log pass."""
 
 import math
 
@@ -30,7 +30,8 @@ def supported(flat, taken, probs, start=0, names=()):
 
 
 def test_an_action_without_rows_is_named():
-    """Its share of the candidate's steps decides; a very small share is only reported."""
+    """The check depends on the action's share of the candidate's steps; a very small share is only
+    reported."""
     taken = np.array([0, 1, 1, 3] * 50)
     found, _ = supported(np.zeros((200, 0)), taken, np.tile([0.1, 0.2, 0.6, 0.1], (200, 1)), 5)
     assert not found.passed

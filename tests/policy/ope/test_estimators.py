@@ -75,7 +75,7 @@ def test_two_episodes_worked_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize(("which", "name"), [(0, "A"), (1, "B")])
 def test_pdis_of_each_episode_alone(which: int, name: str) -> None:
-    """The mean of one episode is its own term."""
+    """The estimate from a single episode is that episode's term."""
     episode = tiny().without(np.arange(2) != which, "other")
     estimate = estimators.pdis(episode, gamma=0.9)
     assert estimate.value == pytest.approx(TINY["expected"]["pdis_per_episode"][name], rel=1e-14)

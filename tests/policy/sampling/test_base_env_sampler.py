@@ -193,7 +193,8 @@ def test_learning_of_several_policies_gives_infos_by_id():
 
 
 def test_an_observation_hook_sees_and_changes_what_agents_observe():
-    """It gets the env's observations by agent and returns a dict; any other result is refused.
+    """The hook gets the env's observations by agent and returns a dict; any other result is
+    refused.
 
     Row: observation_fn
     """

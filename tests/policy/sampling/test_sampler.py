@@ -263,8 +263,8 @@ def test_clipped_actions_are_sent_and_unclipped_ones_stored():
 
 
 def test_observations_are_compressed_last_and_come_back():
-    """By row or in bulk, in place, as the last stage; decompression returns the raw arrays, and no
-    pickle is involved.
+    """Observations are compressed by row or in bulk, in place, as the last stage. Decompression
+    returns the raw arrays and uses no pickle.
 
     Row: compress_observations
     """
@@ -326,7 +326,7 @@ def test_only_the_failed_copys_partial_episode_is_lost():
 
 
 class FailsOnce(CountEnv):
-    """Copy 1 raises in its step at t = 3, once."""
+    """An environment whose copy 1 raises once, in the step at t = 3."""
 
     def __init__(self, context=None):
         super().__init__(context)
@@ -419,7 +419,7 @@ def test_copies_in_processes_give_the_same_rows():
 
 
 class Dies(CountEnv):
-    """Its process ends in the middle of a step, once."""
+    """An environment whose process ends in the middle of a step, once."""
 
     def step(self, action):
         flag = Path(self.context["flag"])
@@ -430,7 +430,7 @@ class Dies(CountEnv):
 
 
 def test_a_copys_process_may_die(tmp_path):
-    """Its partial episode is discarded, and a new process takes over.
+    """When a copy's process dies, its partial episode is discarded and a new process takes over.
 
     Row: remote_worker_envs, remote_env_batch_wait_ms, async_remote_worker_envs
     """

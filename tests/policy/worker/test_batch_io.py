@@ -175,7 +175,7 @@ def test_whole_episodes_are_judged_not_fragments():
 
 
 def test_every_estimator_may_judge_the_input():
-    """One-step episodes suit all of them by name.
+    """Each estimator, given by name, can judge an input of one-step episodes.
 
     Row: input_evaluation: is / wis / simulation
     """
@@ -220,7 +220,7 @@ def test_what_cannot_be_judged_is_refused():
 
 
 def test_an_episode_without_its_beginning_is_given_up():
-    """It is counted and not evaluated."""
+    """An episode without its beginning is counted and not evaluated."""
     rows = worker(rollout_fragment_length=10).sample()
     given = [rows.slice(2, 10)]
     with worker(input_evaluation=["is"], input_creator=lambda ioctx: Given(given)) as made:

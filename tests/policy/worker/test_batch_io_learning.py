@@ -191,7 +191,8 @@ def test_policies_without_rows_are_in_the_info_all_the_same():
 
 
 def test_a_reader_brings_what_is_wanted_unless_it_was_told_itself(tmp_path, played):
-    """By default it reads the columns of the worker's policies, and no others."""
+    """A reader without `columns` reads those that the worker asks for, and no others; given
+    `columns` stay."""
     wanted = PPOConfig.columns
     with ShardReader(tmp_path, batch_size=100) as reader:
         reader.want(wanted)

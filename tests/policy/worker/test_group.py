@@ -307,7 +307,7 @@ def test_a_group_that_was_stopped_says_so(fickle):
 
 @pytest.mark.long
 def test_a_group_without_anybody_left_says_so(group):
-    """Workers that die repeatedly are dropped after their restarts."""
+    """Workers that die after each restart are dropped, and a group without any raises."""
     for _ in range(2):
         group.foreach_worker(die)
     with pytest.raises(RuntimeError, match="none of 2 remote workers answered; ") as told:

@@ -229,8 +229,8 @@ def test_a_seed_reaches_every_copy_and_makes_weights_alike():
 
 
 def test_who_takes_a_lost_ones_place_does_not_play_its_episodes_again():
-    """Its copies' seeds and its actions differ from every other worker's, however many were lost
-    before it."""
+    """The replacement of a lost worker has other seeds and actions than every worker before,
+    however many were lost."""
     arguments = {"seed": 5, "worker_index": 1, "num_workers": 2, "num_envs": 4}
     with worker(**arguments) as lost, worker(**arguments, incarnation=1) as follower:
         assert (lost.sample()["actions"] != follower.sample()["actions"]).any()
@@ -358,7 +358,7 @@ def test_a_key_that_nothing_reads_is_refused_with_the_nearest_name():
 
 
 def test_sample_takes_no_arguments():
-    """They belong to the constructor: the error names the nearest one.
+    """Arguments belong to the constructor: the error names the nearest one.
 
     Row: sample()
     """

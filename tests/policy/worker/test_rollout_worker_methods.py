@@ -169,7 +169,7 @@ def test_global_variables_reach_every_policy_and_its_schedule():
 
 
 def test_gradients_are_copies_with_their_count():
-    """A later backward pass does not change them.
+    """A later backward pass does not change the gradients that were returned.
 
     Row: compute_gradients(samples)
     """
@@ -210,8 +210,8 @@ def test_applying_computed_gradients_is_learning():
     ("columns", "left_out"), [({"advantages": 1e200}, 1), ({"action_logp": -1e6}, 8)]
 )
 def test_rows_whose_loss_is_not_finite_are_left_out_by_name(columns, left_out):
-    """A number beyond float32 excludes its row alone; any other excludes the batch, and nothing
-    changes.
+    """A number beyond float32 excludes only its row. Any other non-finite loss excludes the batch,
+    and the policy does not change.
 
     Row: learn_on_batch(samples)
     """
@@ -228,7 +228,7 @@ def test_rows_whose_loss_is_not_finite_are_left_out_by_name(columns, left_out):
 
 
 def test_learning_on_a_batch_tells_what_happened():
-    """It is one gradient step; the info has the loss and the number of rows.
+    """Learning on a batch is one gradient step; the info has the loss and the number of rows.
 
     Row: learn_on_batch(samples)
     """
@@ -453,7 +453,7 @@ def test_addresses_and_ports():
 
 
 def test_interleaved_fragments_are_put_together_again():
-    """By id and in the order of t, whatever the order of the rows.
+    """The rows of interleaved fragments are split by episode, in the order of t.
 
     Row: split_by_episode
     """

@@ -32,7 +32,8 @@ def test_a_thread_samples_ahead_and_stamps_the_version_of_each_step():
 
 
 def test_what_the_thread_raises_reaches_the_caller():
-    """At the call after the good batches, and at every later one.
+    """An error of the sampling thread is raised by the call after the last good batch, and by every
+    later one.
 
     Row: sample_async
     """

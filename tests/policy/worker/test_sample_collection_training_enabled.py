@@ -141,7 +141,7 @@ class FullOnce(OutputWriter):
 
 
 def test_rows_that_could_not_be_stored_are_stored_with_the_next_sample():
-    """A disk that was briefly full loses none of them."""
+    """Rows that a full disk refused are stored with the next sample."""
     output = FullOnce()
     with worker(output_creator=lambda ioctx: output) as made:
         made.sample()

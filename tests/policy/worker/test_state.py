@@ -64,7 +64,7 @@ def test_a_restored_worker_goes_on_as_the_saved_one(tmp_path):
 
 
 def test_a_state_is_no_pickle():
-    """It is a safetensors document: nothing in it can be executed.
+    """A state is a safetensors document: nothing in it can be executed.
 
     Row: save() / restore(bytes)
     """
@@ -155,7 +155,7 @@ def test_the_network_is_exported_as_onnx(tmp_path):
 
 
 def test_a_checkpoint_is_a_state_dict_and_its_spec(tmp_path):
-    """It has the requested prefix, and is sufficient to recreate the policy.
+    """An exported checkpoint has the requested prefix, and is enough to create the policy again.
 
     Row: export_policy_model(dir), export_policy_checkpoint(dir, prefix="model")
     """

@@ -24,7 +24,8 @@ def test_flow_control_is_off_unless_declared():
 
 
 def test_flow_control_survives_the_file():
-    """As JSON and back."""
+    """The settings of flow control are the same after a declaration was written as JSON and read
+    back."""
     declared = PolicyDeclaration(**SPACES, steps_per_version=256, max_policy_lag=0)
     assert PolicyDeclaration.from_json(json.loads(json.dumps(declared.to_json()))) == declared
 
@@ -114,7 +115,7 @@ def test_any_value_of_any_field_is_taken_or_named(tmp_path_factory, name, value)
     ],
 )
 def test_a_wrong_type_says_what_was_expected_and_what_came(tmp_path: Path, name, value, text):
-    """Of the field, after the file's name."""
+    """The error has the file's name, the field, the expected type and the given value."""
     path = tmp_path / "default.json"
     path.write_text(json.dumps(PolicyDeclaration(**SPACES).to_json() | {name: value}))
     with pytest.raises(DeclarationError) as caught:

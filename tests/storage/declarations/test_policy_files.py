@@ -10,7 +10,7 @@ from storage.spaces.descriptors import Box, Discrete
 
 
 def test_a_root_may_be_text(tmp_path):
-    """As for the stores and readers of a root."""
+    """A root may be given as text or as a Path, as for stores and readers."""
     declared = PolicyDeclaration(observation=Box((4,)), action=Discrete(2))
     save_declaration(str(tmp_path), declared)
     assert load_declarations(str(tmp_path)) == load_declarations(tmp_path) == {"default": declared}

@@ -1,4 +1,4 @@
-"""Parts and episodes refuse what would break their laws."""
+"""Parts and episodes refuse values that would break their invariants."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def test_concat_adds_rows_by_policy_and_env_steps(batches):
 
 
 def test_concat_takes_batches_of_one_policy_as_the_default_policys():
-    """What wrap_as_needed unwrapped can be joined again."""
+    """A SampleBatch, as wrap_as_needed returns it for one policy, joins others as a batch of the
+    default policy."""
     lone = steps([("x", 0, "a0")])
     whole = MultiAgentBatch.concat_samples([lone, MultiAgentBatch({"p": lone}, 1)])
     assert sorted(whole.policy_batches) == ["default", "p"]

@@ -234,7 +234,8 @@ def test_a_shallow_copy_shares_arrays_but_not_columns():
 
 
 def test_columns_and_select_give_the_named_ones_in_that_order():
-    """Arrays, or a batch that shares them; a missing name is named."""
+    """columns gives arrays, and select a batch that shares them; the error for a missing column
+    names it."""
     batch = batch_of(3)
     rewards, t = batch.columns(["rewards", "t"])
     assert rewards is batch["rewards"]

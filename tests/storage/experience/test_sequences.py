@@ -45,7 +45,8 @@ def batches(draw) -> SampleBatch:
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 9))
 def test_sequence_lengths_cut_at_every_end_and_at_the_longest(ends, longest):
-    """They sum to N, none is above the longest or 0, and each fragment's last is its rest."""
+    """The lengths sum to N, and none is 0 or above the longest; the last one of each fragment is
+    what remains of it."""
     marks = np.array([*ends, True])
     lengths = sequence_lengths(marks, longest)
     expected, run = [], 0

@@ -47,7 +47,8 @@ def values(column: pa.ChunkedArray, shape: tuple[int, ...]) -> Any:
 
 @given(batches())
 def test_arrow_keeps_every_value(batch: SampleBatch) -> None:
-    """By name, in order, with its dtype and shape, NaN and null included."""
+    """The table has each column by name and in order, with dtype and shape, NaN and null
+    included."""
     table = batch.to_arrow()
     table.validate(full=True)
     assert table.column_names == list(batch)

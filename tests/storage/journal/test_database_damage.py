@@ -167,7 +167,8 @@ def change_header(image: Path, at: int, data: bytes) -> None:
 
 @pytest.mark.parametrize("at", [60, 68], ids=["user_version", "application_id"])
 def test_a_header_that_lies_about_the_format_is_damage(tmp_path: Path, at: int) -> None:
-    """It is held against a sealed row, so that a journal of ours is not refused at every start."""
+    """The header is compared with a sealed row: a damaged journal is set aside, and not refused at
+    every start as one of another format."""
     image = clean_image(tmp_path)
     change_header(image, at, b"\x00\x00\x01\x00")
     journal = SqliteJournal.open(image)
@@ -197,9 +198,10 @@ def test_a_message_that_is_no_text_is_damage_too(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_what_declares_a_table_is_damage(tmp_path: Path) -> None:
-    """No checksum covers it. A name that another one stands for is found at once.
+    """No checksum covers the declaration of a table, so a wrong column name is looked for at the
+    start.
 
-    Else a plan, the first that asks for the column, would fail after each start.
+    Otherwise the first plan, which uses the column, would fail after each start.
     """
     whole = clean_image(tmp_path)
     data = (whole / "journal.db").read_bytes()

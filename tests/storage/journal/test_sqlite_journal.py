@@ -64,7 +64,8 @@ def test_a_new_journal_is_empty(journal: Journal) -> None:
 
 
 def test_rows_replay_in_order_and_go_when_dropped(journal: Journal) -> None:
-    """What was committed and not dropped comes back, ascending; numbers are never given again."""
+    """Rows that were committed and not dropped are replayed in order; row numbers are never given
+    again."""
     journal.commit([(1, b"one"), (2, b""), (3, b"three")])
     journal.commit([(4, b"four")], drop_rows=[3, 1, 1])
     assert list(journal.replay()) == [(2, b""), (4, b"four")]

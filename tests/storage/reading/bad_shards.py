@@ -161,4 +161,4 @@ BAD: Mapping[str, tuple[Change, str]] = {
         "the columns of its spaces",
     ),
 }
-"""What is wrong -> how to make it so, and what the reason says."""
+"""Kind of damage -> how to cause it, and the text of the reason."""

@@ -56,7 +56,8 @@ def test_workers_of_a_loader_bring_each_row_once(tmp_path: Path, workers: int) -
 
 
 def test_what_is_sent_to_a_spawned_worker_goes_on_from_the_position(tmp_path: Path) -> None:
-    """A copy is made as it is for another process: it has the reader's settings and share."""
+    """A copy, as made for a spawned worker, has the reader's settings and share, and begins at its
+    position."""
     fill(tmp_path)
     with ShardReader(tmp_path, columns=["rewards"], batch_size=4, shuffle=8, seed=3) as reader:
         reader.share(1, 2)
@@ -94,7 +95,8 @@ def test_ranks_and_their_workers_bring_each_row_once(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_read_is_not_for_a_fork(tmp_path: Path) -> None:
-    """A copy without its thread raises instead of waiting forever."""
+    """A reader that has started its thread raises in a forked child, where it would wait for
+    ever."""
     fill(tmp_path)
     with ShardReader(tmp_path, batch_size=4) as reader:
         reader.next()
@@ -109,7 +111,8 @@ def test_a_reader_that_has_read_is_not_for_a_fork(tmp_path: Path) -> None:
 
 
 def test_an_input_that_cannot_be_shared_says_so() -> None:
-    """One reader of it is fine."""
+    """An input that cannot be shared raises when several workers read it; one reader is
+    accepted."""
 
     class Numbered(InputReader):
         def next(self, timeout: float | None = None) -> SampleBatch:

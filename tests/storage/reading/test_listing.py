@@ -166,7 +166,8 @@ def test_any_path_that_holds_shards_is_read(
 
 @pytest.mark.parametrize("given", ["missing", "missing/shards", "file", "others"])
 def test_what_holds_no_shards_is_refused(tmp_path: Path, given: str) -> None:
-    """It is never an empty success; the error says what was expected there."""
+    """A path without shards is an error that says what was expected there, and not an empty
+    result."""
     (tmp_path / "file").touch()
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "notes.txt").touch()
@@ -181,7 +182,7 @@ def test_what_holds_no_shards_is_refused(tmp_path: Path, given: str) -> None:
 def test_a_follower_waits_for_what_is_not_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, given: str
 ) -> None:
-    """It says so once, and reads what comes."""
+    """A follower of a missing path logs once that it waits, and reads the shards once they come."""
     root = tmp_path / "later"
     expected = [part(0, 2)]
     given = given.replace("stream", write(tmp_path / "aside", expected).stream)
@@ -194,7 +195,7 @@ def test_a_follower_waits_for_what_is_not_there(
 
 
 def test_a_new_empty_root_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At its end it reports that nothing was read."""
+    """A reader of a new, empty root ends, and reports that nothing was read."""
     assert read_all(ShardReader(tmp_path)) == []
     assert "no shard was read" in caplog.text
 

@@ -32,8 +32,8 @@ GOOD = part(3, 2)
 def test_a_shard_of_wrong_content_is_left_out_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    """Its rows are counted as "content", its name stands in the statistics and in one line of the
-    log; the other shard is read. `verify` says the same of it."""
+    """A shard of wrong content is counted as "content" by its rows, and named in the statistics and
+    in one line of the log; the other shard is read. `verify` says the same of it."""
     change, told = BAD[what]
     bad = rewrite(write(tmp_path, PARTS).path, change)
     write(tmp_path, [GOOD])
@@ -95,7 +95,7 @@ def _told(reader: ShardReader) -> list[str]:
 def test_a_column_is_checked_where_it_is_asked_for(
     tmp_path: Path, column: str, value: object, expected: str
 ) -> None:
-    """`verify` looks at all of them."""
+    """A reader checks the columns that it was asked for; `verify` checks all of them."""
     all_rows = put(column, [-1] * 8) if column == "part" else at_row(column, 1, value)
     bad = rewrite(write(tmp_path, PARTS).path, all_rows)
     name = ShardName.parse(bad.name)
@@ -146,7 +146,7 @@ def test_the_verdict_does_not_depend_on_what_is_asked_for(
 
 
 def test_a_column_that_no_shard_has_is_the_callers_error(tmp_path: Path) -> None:
-    """It excludes nothing: the reader raises."""
+    """Asking for a column that no shard has excludes no shard: the reader raises."""
     write(tmp_path, PARTS)
     with ShardReader(tmp_path, columns=["reward"]) as reader:
         with pytest.raises(ReaderError, match=r"got \['reward'\]"):

@@ -151,7 +151,8 @@ class TestEachRowOnce:
     @settings(max_examples=40)
     @given(layouts(), st.sampled_from(MODES), st.integers(1, 7), st.sampled_from([0, 3, 12]))
     def test_every_row_comes_once_with_its_own_values(self, shards, mode, size, shuffle):
-        """Whatever the mode, size and window: the rows at rest, each once, columns together."""
+        """For any mode, batch size and window, each stored row is read once, with all of its own
+        columns."""
         with tempfile.TemporaryDirectory() as folder:
             for parts in shards:
                 write(Path(folder), parts)
@@ -688,7 +689,8 @@ class TestEpisodes:
         assert whole.columns["t"].tolist() == list(range(6))
 
     def test_incomplete_episodes_are_counted_and_come_when_asked(self, tmp_path):
-        """By default they wait in the position; incomplete=True returns them, marked."""
+        """By default incomplete episodes wait in the position; `incomplete=True` returns and marks
+        them."""
         parts = [part(0, 2, ended=None, final=True), part(1, 1)]
         write(tmp_path, parts)
         with ShardReader(tmp_path, mode="episodes") as reader:
@@ -752,7 +754,8 @@ class TestAround:
                     reader.next()
 
     def test_the_held_out_split_is_frozen_uniform_and_nested(self, tmp_path):
-        """By the episode's id: the same for rows and episodes, today and next year."""
+        """An episode's id alone decides whether it is held out: the same for rows and episodes, and
+        at any time."""
         ids = np.array([f"e{i}" for i in range(20_000)], object)
         batch = SampleBatch(eps_id=ids)
         small, large = held_out(batch, 0.1), held_out(batch, 0.3)

@@ -294,7 +294,7 @@ class Unending(Exception):
 def test_a_planted_broken_build_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Patch], None]
 ) -> None:
-    """Each broken build fails its law, or never finishes."""
+    """Each planted broken build fails the property that it breaks, or never finishes."""
     patch = Patch()
     turns = [0]
     idle = ShardReader.caught_up
@@ -352,7 +352,8 @@ def test_what_another_shard_brings_is_not_left_out(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_is_gone_before_it_was_read_is_left_out_as_vanished(tmp_path: Path) -> None:
-    """Unless another one has its parts, as after a compaction."""
+    """A shard that vanished before it was read is counted as "vanished", unless another one has its
+    parts, as after a compaction."""
     source = FailingSource(errno.EIO, 10**9)
     source.failing = put(source, tmp_path, [part(0, 4)])
     with ShardReader(source=source, follow=True, eager=True, poll_interval=0.05) as reader:
@@ -369,7 +370,8 @@ def test_a_shard_that_is_gone_before_it_was_read_is_left_out_as_vanished(tmp_pat
 
 @pytest.mark.parametrize("follow", [True, False])
 def test_a_position_waits_for_what_cannot_be_read_for_now(tmp_path: Path, follow: bool) -> None:
-    """Its rows are not lost; they are returned in order once their shard can be read."""
+    """The rows of a position are not lost while their shard cannot be read; they are returned in
+    order once it can."""
     source, parts = FailingSource(errno.EIO, 3), [part(0, 4), part(1, 4)]
     shards = [put(source, tmp_path, [p]) for p in parts]
     options: dict[str, Any] = {"source": source, "batch_size": 3}
@@ -390,7 +392,8 @@ def test_a_position_waits_for_what_cannot_be_read_for_now(tmp_path: Path, follow
 
 
 def test_rows_of_a_position_that_are_lost_are_named(tmp_path: Path) -> None:
-    """By the shard that is bad, or as vanished."""
+    """Rows of a position that can never be read are counted as lost, with the damaged shard's name
+    or as vanished."""
     info = write(tmp_path, [part(0, 4)])
     with ShardReader(tmp_path, batch_size=3) as reader:
         reader.next()
@@ -407,7 +410,8 @@ def test_rows_of_a_position_that_are_lost_are_named(tmp_path: Path) -> None:
 
 
 def test_lack_of_memory_is_no_damage(tmp_path: Path) -> None:
-    """Arrow's MemoryError is one of its own errors too."""
+    """A MemoryError, which may also come from Arrow, does not count as damage: the shard is read
+    again."""
 
     class Starved(FailingSource):
         def read(self, shard: ShardFile) -> bytes:
@@ -424,7 +428,8 @@ def test_lack_of_memory_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_shares_bring_each_row_once(tmp_path: Path) -> None:
-    """By episode, whatever the parts and the streams; a share of one is everything."""
+    """Each episode belongs to one share, whatever its parts and streams; a single share is
+    everything."""
     parts = [part(i, 2, episode=i - i % 3, t0=2 * (i % 3)) for i in range(30)]
     for first in range(0, 30, 4):
         write(tmp_path, parts[first : first + 4])

@@ -195,7 +195,8 @@ def test_tracks_of_one_episode_are_joined_again(tmp_path):
 
 
 def test_a_shared_stream_takes_up_where_a_failed_write_began(tmp_path):
-    """The other policy's open episodes and ordinals are as they were."""
+    """After a failed write, the open episodes and ordinals of the other policy in the stream are as
+    they were."""
     writer = ParquetOutputWriter(tmp_path, {"p": SPACES["default"], "q": SPACES["default"]})
     names = {n: np.array([n] * 2, object) for n in "pq"}
     for first in (True, False):

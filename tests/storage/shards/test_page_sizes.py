@@ -29,7 +29,7 @@ def chunks(content: bytes) -> list[tuple[str, Any]]:
 
 
 def facts(chunk: Any, **other: Any) -> Any:
-    """What the checks ask of a column chunk, with other answers."""
+    """A column chunk for the checks, with some of its values replaced."""
     names = (
         "dictionary_page_offset",
         "data_page_offset",
@@ -41,14 +41,14 @@ def facts(chunk: Any, **other: Any) -> Any:
 
 
 def test_the_pages_of_a_shard_add_up_to_what_its_footer_says(content: bytes) -> None:
-    """Of every column, those with statistics in the headers of their pages too."""
+    """The sizes of the pages add up for every column, also with statistics in the page headers."""
     assert len(chunks(content)) > 20
     for name, chunk in chunks(content):
         assert check_pages(content, chunk, name, 8) == chunk.total_uncompressed_size
 
 
 def test_the_quick_way_through_a_header_gives_what_the_long_one_gives(content: bytes) -> None:
-    """They differ in nothing but time, with statistics in the header of a page and without."""
+    """Both ways return the same header, with statistics in it and without."""
     for _, chunk in chunks(content):
         at = chunk.dictionary_page_offset or chunk.data_page_offset
         assert read_page_header(content, at) == page_sizes._any_page_header(content, at)
@@ -64,7 +64,7 @@ def test_a_footer_that_says_less_than_the_pages_is_found_out(content: bytes) -> 
 
 
 def test_a_page_that_claims_more_than_the_footer_is_found_out(content: bytes) -> None:
-    """Its header is changed in place: a decoder would allocate gigabytes."""
+    """The page's header is changed in place to claim gigabytes, which a decoder would allocate."""
     name, chunk = next((n, c) for n, c in chunks(content) if n == "rewards")
     at = chunk.data_page_offset
     page = read_page_header(content, at)

@@ -180,7 +180,8 @@ for line in sys.stdin:
 
 
 class _Fastparquet:
-    """A process, as it can crash where the others raise; then the next read starts another."""
+    """A process that reads with fastparquet, which can crash instead of raising; the next read then
+    starts another process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -118,7 +118,8 @@ def test_the_child_writes_what_the_writer_writes(writer: WriterProcess, tmp_path
 
 
 def test_the_child_loads_no_pandas(writer: WriterProcess) -> None:
-    """Arrow would, where it is installed: a killed writer is back three times sooner without."""
+    """Arrow would import pandas where it is installed; without it a killed writer is back three
+    times sooner."""
     writer.write(STREAM, CANONICAL, [make_part(0)])
     mapped = Path(f"/proc/{writer.pid}/maps").read_text()
     assert "/pyarrow/" in mapped
@@ -281,7 +282,7 @@ def test_close_lets_the_child_leave(tmp_path: Path) -> None:
 
 
 def test_close_does_not_wait_for_a_child_that_was_never_asked(tmp_path: Path) -> None:
-    """It may still load its modules, and has nothing to finish."""
+    """A child that was never asked may still load its modules, and has nothing to finish."""
     process = WriterProcess(tmp_path)
     process.start()
     child = process._child
@@ -461,7 +462,8 @@ class Remembered(io.BytesIO):
 
 
 def test_a_writer_that_waits_holds_no_parts(tmp_path: Path) -> None:
-    """They are as large as a shard, and the next would come beside them."""
+    """Parts are as large as a shard, and a writer that kept the last ones would hold two shards at
+    a time."""
     asked = io.BytesIO()
     request = msgspec.msgpack.encode(WriteRequest(STREAM, CANONICAL))
     for first in (0, 2):

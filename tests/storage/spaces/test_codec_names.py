@@ -166,7 +166,8 @@ def test_a_stored_declaration_that_makes_no_sense_is_refused(node: dict[str, Any
 
 
 def test_a_new_name_is_an_error_or_the_other() -> None:
-    """As declared; what is no text never becomes `other`."""
+    """A new name raises, or becomes `other` if the space has one; a value that is no text always
+    raises."""
     with pytest.raises(SpaceError, match=r"obs: expected one of the 2 names 'DE', 'FR', got 'IT'"):
         Codec(COUNTRY).encode("IT", "obs")
     open_ended = Codec(Discrete.of(["DE", "FR"], other="other"))

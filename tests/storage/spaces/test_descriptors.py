@@ -208,7 +208,7 @@ def test_a_program_s_mistake_is_a_space_error(make: Callable[[], Any], message: 
 
 
 def test_numbers_of_numpy_make_the_same_space() -> None:
-    """As gymnasium has them."""
+    """Numbers of numpy, as gymnasium's spaces have them, make the same space as Python's."""
     assert Discrete(np.int64(3)) == Discrete(3)
     assert canonical_json(MultiBinary(np.array([2, 2])), Discrete(np.int64(3))) == canonical_json(
         MultiBinary((2, 2)), Discrete(3)

@@ -86,7 +86,7 @@ def test_a_shard_of_a_moved_root_is_not_believed(folder: Path) -> None:
 
 
 def test_a_folder_that_was_there_is_not_made_anew(tmp_path: Path) -> None:
-    """Only streams are made in it; by default it is made as well."""
+    """With `make=False` a missing shards folder is an error, and only streams are made in it."""
     gone = tmp_path / "shards"
     with pytest.raises(ShardWriteError, match="No such file"):
         ShardWriter(gone, make=False).write(STREAM, CANONICAL, parts_of(2))

@@ -13,7 +13,8 @@ from tests.storage.verify.test_audit import batch, verified
 
 
 def test_moves_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
-    """Renamed, replaced by another folder, and without its shards/: each ends with status 1."""
+    """The root is renamed, replaced by another folder, or loses its shards/: each time the
+    collector ends with status 1."""
     verdict = scenario.load("moved_root").run(Trial(5, tmp_path, 3))
     assert verdict.faults == {}
     assert verdict.counts["acknowledged"] > 200
@@ -21,7 +22,8 @@ def test_moves_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["", "journal"])
 def test_a_collector_without_work_notices_too(tmp_path: Path, where: str) -> None:
-    """Which folder it is stands in the log; what was acknowledged is there at the next start."""
+    """The log names the folder that was moved, and the acknowledged steps are there at the next
+    start."""
     root, log = tmp_path / "root", tmp_path / "log"
     declare(root, seal_seconds=60.0)
     with CollectorProcess(root, log=log) as collector:

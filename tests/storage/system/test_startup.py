@@ -50,7 +50,7 @@ def test_garbage_waits_until_loading_is_over() -> None:
 def test_blas_gets_one_thread_unless_more_are_asked_for(
     asked: dict[str, str], expected: str | None
 ) -> None:
-    """What the environment says of threads stands."""
+    """A number of threads that the environment gives is kept."""
     code = (
         "import json, os; from storage.system.startup import use_one_blas_thread as one; one();"
         f"print(json.dumps(os.environ.get('{BLAS}')))"
@@ -59,7 +59,8 @@ def test_blas_gets_one_thread_unless_more_are_asked_for(
 
 
 def test_what_is_left_out_is_as_if_it_were_not_installed() -> None:
-    """Its import fails with the error of a module that is missing; others come as ever."""
+    """The import of a module that is left out fails as if it were missing; others are imported as
+    usual."""
     code = """
 import json
 from storage.system.startup import leave_out
@@ -81,6 +82,6 @@ def test_the_collector_sets_its_threads_before_numpy_is_there() -> None:
 
 
 def test_a_collector_that_only_logs_loads_no_policy() -> None:
-    """What evaluates a version comes with the first one."""
+    """The package `policy` is imported with the first version, and not before."""
     code = "import json, sys, ingest.server.process; print(json.dumps('policy' in sys.modules))"
     assert told(code) is False

@@ -117,7 +117,8 @@ def test_a_whole_root_is_in_order(root: Path, lock: str) -> None:
 
 
 def test_a_deleted_shard_is_missing(root: Path) -> None:
-    """Its record names it, its steps are lost, and the live version's lineage has a gap."""
+    """A deleted shard is named by its record, its steps are lost, and the live version's lineage
+    has a gap."""
     gone = shards(root)[0]
     gone.unlink()
     report = verified(root)
@@ -156,7 +157,7 @@ def double(path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_a_flipped_byte_is_damage(root: Path, share: float) -> None:
-    """Wherever it is: data page, footer or magic number."""
+    """A flipped byte is found in a data page, the footer or the magic number."""
     path = shards(root)[0]
     flip_a_byte(path, share)
     report = verified(root)
@@ -433,7 +434,8 @@ def test_weights_that_are_missing_or_damaged_are_found(root: Path) -> None:
 
 
 def test_versions_that_a_backup_took_away_are_named(root: Path) -> None:
-    """Also once a later one is live: what was acted with them stands in shards."""
+    """Versions that a restored backup lacks are named, also once a later one is live, since shards
+    have steps acted by them."""
     copy, weights = root.parent / "copy", root / "weights"
     shutil.copytree(weights, copy)
     store = weights_under(root)
@@ -492,7 +494,7 @@ def test_a_damaged_pointer_is_found_and_the_rest_is_held_against_its_copy(
 
 
 def test_a_canary_is_looked_at_as_what_is_live_is(root: Path) -> None:
-    """It is there, and what it was trained on too."""
+    """A canary's files and the rows it was trained on must exist, as for the live version."""
     (stream,) = (path.name for path in (root / "shards").iterdir())
     store = weights_under(root)
     number = store.promote(candidate(root, {stream: [[0, 99]]}))
@@ -589,7 +591,7 @@ def test_a_lineage_over_another_root_is_noted_and_no_finding(root: Path, journal
 
 
 def test_a_stream_whose_shards_are_all_gone_is_still_ours(root: Path) -> None:
-    """The journal knows its counts, and the quarantine its rows."""
+    """A stream whose shards are all in the quarantine is known by them, also without a journal."""
     (stream,) = (path.name for path in (root / "shards").iterdir())
     shutil.move(root / "shards" / stream, root / "quarantine" / stream)
     shutil.rmtree(root / "journal")
@@ -615,7 +617,8 @@ def test_shards_without_a_journal_are_checked_by_themselves(root: Path) -> None:
 
 
 def test_a_journal_whose_database_is_gone_is_found(root: Path) -> None:
-    """What is left of it shows that there was one, so that its steps are not taken for stored."""
+    """The remaining files show that there was a database, so that its steps are not taken for
+    stored."""
     for path in (root / "journal").glob(f"{DATABASE}*"):
         path.unlink()
     (finding,) = verified(root).findings
@@ -697,7 +700,8 @@ def passed_on(
 def test_what_is_sealed_and_trained_on_while_a_collector_is_asked_is_newer(
     running: CollectorProcess,
 ) -> None:
-    """Between its ledger and the records: no shard is missed, and nothing it was trained on."""
+    """Shards and versions that are made between the collector's ledger and the records are not
+    reported as missing."""
     (stream,) = (path.name for path in (running.root / "shards").iterdir())
 
     def work() -> None:
@@ -743,7 +747,7 @@ def test_a_file_beyond_a_running_collectors_account_is_looked_at(
 
 
 def test_whoever_has_the_lock_is_named_if_it_can_be_asked(root: Path) -> None:
-    """Nothing is read from under it."""
+    """The journal of a process that has the lock is not read; the error names that process."""
     journal = SqliteJournal.open(root / "journal")
     (root / "journal" / "address").unlink(missing_ok=True)
     with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):

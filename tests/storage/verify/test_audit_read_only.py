@@ -19,14 +19,16 @@ OBS = [0.5, 0.5, 0.5, 0.5]
 
 
 def mounted(root: Path) -> list[str]:
-    """What runs a command where the root is mounted read-only; where none may mount, as `bare`."""
+    """The words that run a command with the root mounted read-only, or those of `bare` where
+    mounting is not allowed."""
     words = ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT, str(root)]
     tried = subprocess.run([*words, "true"], capture_output=True, check=False)
     return words if tried.returncode == 0 else bare(root)
 
 
 def bare(root: Path) -> list[str]:
-    """What runs a command that has no right to write there, though it may be root's."""
+    """The words that run a command without the right to write in the root, even as the user
+    root."""
     for path in (root, *root.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]

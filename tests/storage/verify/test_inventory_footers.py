@@ -57,7 +57,7 @@ def test_our_own_footers_need_no_arrow(
 def test_any_other_footer_is_read_by_arrow(
     tmp_path: Path, change: Callable[[pa.Table], pa.Table]
 ) -> None:
-    """They give the same, whoever wrote the file."""
+    """Our reader of footers and Arrow's give the same, whoever wrote the file."""
     path = rewrite(_written(tmp_path, 8_000_000), change, compression="zstd")
     (listed,) = list_streams(tmp_path, {}).streams
     metadata, _, times = inventory._by_arrow(str(path), 0)
@@ -66,7 +66,7 @@ def test_any_other_footer_is_read_by_arrow(
 
 
 def test_what_is_cut_or_no_shard_is_unreadable(tmp_path: Path) -> None:
-    """Of a file without our footer only the existence is reported."""
+    """A file without a whole footer of ours is only counted, as unreadable."""
     path = _written(tmp_path, 8_000_000)
     content = path.read_bytes()
     for changed in (content[:-1], content[:-300], content[-200:], b"", b"PAR1"):

@@ -85,7 +85,7 @@ def found(report: VerifyReport) -> list[tuple[str, str]]:
 def test_what_has_a_shards_name_and_is_no_file_is_damage(
     root: Path, make: Callable[[Path], None]
 ) -> None:
-    """One finding that names it; nothing waits for it, nothing is read from it."""
+    """An entry that has a shard's name and is no file is one finding; it is not opened."""
     path = stream(root) / odd(950)
     make(path)
     report = verified(root)
@@ -106,7 +106,8 @@ def test_what_has_a_shards_name_and_is_no_file_is_damage(
 
 
 def test_a_collector_among_odd_names_starts_and_is_the_same(root: Path) -> None:
-    """No ordinal is read from them; otherwise a collector would take its journal for a backup."""
+    """No ordinal is read from odd names; otherwise a collector would take its journal for a
+    backup."""
     for number, make in enumerate(ODD, 950):
         make(stream(root) / odd(number))
     (stream(root) / f".{0:012}-{0:012}-1.tmp").mkdir()
@@ -174,7 +175,7 @@ def test_a_half_written_name_that_is_a_folder_stays(root: Path) -> None:
 
 
 def test_a_folder_in_the_place_of_a_shard_does_not_stand_for_its_rows(root: Path) -> None:
-    """They are lost, also once the folder was moved to the quarantine."""
+    """The rows of the shard are lost, also once the folder was moved to the quarantine."""
     shard = shards(root)[0]
     shard.unlink()
     shard.mkdir()

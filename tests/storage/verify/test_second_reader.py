@@ -65,7 +65,7 @@ def second() -> Iterator[SecondReader]:
 
 
 class Planted(SecondReader):
-    """Its process runs `source` first, which breaks something in it."""
+    """A second reader whose process first runs `source`, which breaks something in it."""
 
     source: ClassVar[str] = ""
 
@@ -199,7 +199,7 @@ def test_values_that_the_two_decode_differently_are_found(
 def test_a_column_that_only_our_decoding_fails_on_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: SecondReader
 ) -> None:
-    """Whatever it raises."""
+    """An error of our decoding alone is a finding, whatever its type."""
     shard(tmp_path, "image")
 
     def broken(table: pa.Table, name: str) -> Any:
@@ -218,7 +218,7 @@ def test_a_column_that_only_our_decoding_fails_on_is_found(
 def test_what_only_one_of_them_finds_is_told(
     tmp_path: Path, planted: type[Planted], text: str
 ) -> None:
-    """Rows and columns, by name."""
+    """Rows or columns that only one of the two readers finds are a finding."""
     shard(tmp_path, "vector")
     with planted() as second:
         (finding,) = found(verified(tmp_path, second))
@@ -227,7 +227,7 @@ def test_what_only_one_of_them_finds_is_told(
 
 
 def test_a_reader_that_is_killed_is_a_finding_and_the_next_shard_is_read(tmp_path: Path) -> None:
-    """By name: with the signal; a new process reads the others."""
+    """The finding names the shard and the signal; a new process reads the other shards."""
     canonical = canonical_json(*PAIRS["vector"][:2])
     for part in dense("vector"):
         ShardWriter(tmp_path / "shards", row_group_bytes=1).write(STREAM, canonical, [part])
@@ -257,7 +257,7 @@ def test_a_reader_that_says_something_else_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_is_not_read_again(tmp_path: Path, second: SecondReader) -> None:
-    """It is a finding already, and what could crash the second reader."""
+    """A damaged shard is a finding already, and could crash the second reader."""
     path = shard(tmp_path, "vector")
     path.write_bytes(path.read_bytes()[:-9])
     report = verified(tmp_path, second)
@@ -284,7 +284,7 @@ def test_counts_of_rows_are_all_written_alike(theirs: Any, text: str) -> None:
 
 
 def test_differing_rows_are_those_that_differ() -> None:
-    """By value, by size, by null; shown as people read them."""
+    """Rows differ by value, by size or by null, and are shown as people read them."""
     ours = of_numbers(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32))
     theirs = of_numbers(np.array([[1.0, 2.0], [3.0, 9.0], [5.5, 6.0]], np.float32))
     assert ours.differing(theirs).tolist() == [1, 2]

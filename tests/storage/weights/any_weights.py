@@ -41,7 +41,7 @@ def record(
     served: tuple[tuple[int, int], ...] = (),
     refused: dict[str, str] | None = None,
 ) -> Served:
-    """Of a collector whose generations are its versions."""
+    """The registration of a collector whose generations are its versions."""
     return Served(
         collector_id=collector_id,
         generation=serves,

@@ -32,7 +32,7 @@ def test_decisions_are_listed_in_their_order(tmp_path):
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
-    """It takes no other with it, and is not passed over."""
+    """A record that cannot be read is named, and the other records are read."""
     path = record(tmp_path, decision(), clock=lambda: 1.0)
     record(tmp_path, decision("c" * 64), clock=lambda: 2.0)
     for text in ("{", "[]", json.dumps({"format": 2})):

@@ -112,7 +112,7 @@ class Taken:
 
 
 def test_a_follower_may_wait_for_the_end_of_another(directory: Path) -> None:
-    """As `--lease-wait` does: it takes over when the holder is killed."""
+    """A follower that waits, as with `--lease-wait`, takes over when the holder is killed."""
     with holder(directory) as first:
         got: list[Lease] = []
         waiting = threading.Thread(target=lambda: got.append(Lease.take(directory, wait=60.0)))
@@ -124,7 +124,8 @@ def test_a_follower_may_wait_for_the_end_of_another(directory: Path) -> None:
 
 
 def test_a_lease_is_renewed_while_its_holder_lives(directory: Path) -> None:
-    """Longer than it lasts without: the record that others see moves on, with the report."""
+    """A lease is renewed beyond its first end: others see a record with a later end, and the
+    holder's report."""
     with Taken(directory, seconds=0.5) as lease:
         lease.report({"version": 7})
         first = current_lease(directory)
@@ -168,7 +169,7 @@ def test_a_publication_expects_the_generation_that_its_publisher_saw(tmp_path: P
 
 
 def test_a_number_is_claimed_once_between_hosts(directory: Path) -> None:
-    """No file lock holds between them: a name that is taken does."""
+    """Between hosts no file lock holds, but a lease's file name can be taken only once."""
     with Taken(directory) as lease:
         taken = current_lease(directory)
         assert taken
@@ -275,7 +276,7 @@ def test_a_damaged_memory_of_numbers_bars_nobody(
 
 
 def test_a_fifo_keeps_no_follower_waiting(directory: Path) -> None:
-    """As `leases/7.json`: it is damage, whose number stays given."""
+    """A FIFO as `leases/7.json` is damage, and does not block; its number stays taken."""
     (directory / "leases").mkdir()
     os.mkfifo(directory / "leases" / "7.json")
     with pytest.raises(WeightsDamaged, match="expected a regular file"):

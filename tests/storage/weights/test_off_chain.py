@@ -53,7 +53,7 @@ def test_a_damaged_version_is_named_and_the_others_are_listed(tmp_path: Path) ->
 
 
 def test_pruning_leaves_damaged_versions_and_candidates_where_they_are(tmp_path: Path) -> None:
-    """Nobody knows what they were; the others go, as ever."""
+    """Damaged versions and candidates stay for inspection; pruning removes the others as usual."""
     store = store_in(tmp_path)
     for value in (1.0, 2.0, 3.0, 4.0, 5.0):
         store.publish(add(store, value))

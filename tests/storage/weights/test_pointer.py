@@ -45,7 +45,8 @@ DAMAGE = [flip, cut_off, make_fifo, Path.unlink]
 def test_what_is_live_is_known_while_one_file_is_whole(
     store: WeightFolder, damage: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is read from the copy, logged in one line, and rewritten by the next publication."""
+    """A damaged live pointer is read from its copy, logged in one line, and rewritten by the next
+    publication."""
     live = store.live()
     assert callable(damage)
     damage(store.directory / "live.json")
@@ -142,7 +143,7 @@ def test_a_copy_that_is_behind_does_not_hide_a_pin(store: WeightFolder) -> None:
 
 
 def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightFolder) -> None:
-    """Also where there is none."""
+    """A missing copy of the live pointer is written."""
     copy = store.directory / "live.copy.json"
     copy.unlink()
     assert store.pointer_damage() == {}
@@ -152,7 +153,7 @@ def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightFolder) -> Non
 
 
 def test_the_pointer_is_a_sealed_document(store: WeightFolder) -> None:
-    """A pin is in it only while there is one."""
+    """The live pointer's document has a pin only while the policy is pinned."""
     path = store.directory / "live.json"
     body = open_document("live", path.read_bytes(), path)
     assert body == {"generation": 3, "version": 3, "canary_version": None, "canary_share": 0.0}

@@ -51,7 +51,7 @@ def test_an_hour_keeps_its_last_version() -> None:
 
 
 def test_what_is_pruned_keeps_its_number_and_digests(tmp_path: Path) -> None:
-    """A request for it gets its record; a torn line hides no other."""
+    """A request for a pruned version gets its record; a torn line hides no other."""
     clock = Clock()
     store = store_in(tmp_path, clock)
     publish_every(store, clock, 1.0, 4)
@@ -83,7 +83,8 @@ def test_a_rollback_finds_its_way_past_pruned_versions(tmp_path: Path) -> None:
 
 
 def test_a_trainers_unpublished_candidates_are_bounded(tmp_path: Path) -> None:
-    """Of lost races, and of a pinned policy: the newest stay. Anybody else's candidate stays."""
+    """Of the candidates that a trainer could not publish, the newest stay; candidates of others all
+    stay."""
     store = store_in(tmp_path)
     store.publish(add(store, 0.0, "follow"))
     mine = add(store, 0.5, "another")

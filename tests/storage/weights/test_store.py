@@ -269,7 +269,8 @@ def test_a_store_without_a_check_takes_nothing_in(store: WeightFolder, tmp_path:
 
 
 def test_what_the_check_refuses_gets_no_further(tmp_path: Path) -> None:
-    """At every entry, also for what was there before the check: nothing is kept or goes live."""
+    """Weights that the check refuses are not kept and do not go live, by any call, even if they
+    were stored before the check."""
     refused: set[float] = set()
 
     def check(candidate: Candidate, weights: Mapping[str, Any]) -> None:
@@ -344,7 +345,7 @@ def test_a_flipped_byte_anywhere_is_an_error(store: WeightFolder, name: str) -> 
 
 
 def test_a_damaged_store_id_is_taken_from_the_versions(store: WeightFolder) -> None:
-    """Without any it is an error that says what to do."""
+    """A damaged store id is taken from the versions; without versions the error says what to do."""
     path = store.directory / "store.json"
     digest = add(store, 0.5)
     known = store.store_id
@@ -423,7 +424,8 @@ def nested(value: Any, depth: int) -> Any:
     )
 )
 def test_what_goes_with_weights_can_be_sent_in_both_encodings(document: dict[str, Any]) -> None:
-    """It is refused with its place, or JSON and msgpack alike carry it, and bring it back."""
+    """A spec, metric or lineage is refused with its place, or is the same after JSON and after
+    msgpack."""
     try:
         plain = plain_document(document, "metrics")
     except ValueError as error:
@@ -643,7 +645,7 @@ def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightFol
 
 
 def test_a_rollback_can_go_further_back_after_pruning(store: WeightFolder) -> None:
-    """What is live is a copy: its original and the one before that stay."""
+    """When a rollback's copy is live, pruning keeps its original and the version before that."""
     for i in range(4):
         store.publish(add(store, float(i)))
     store.rollback()  # 5 is a copy of 3
@@ -653,7 +655,7 @@ def test_a_rollback_can_go_further_back_after_pruning(store: WeightFolder) -> No
 
 
 def test_a_version_that_was_pruned_does_not_go_live(store: WeightFolder) -> None:
-    """It is gone, and what is live stays."""
+    """Making a pruned version live raises, and the live version stays."""
     for i in range(4):
         store.publish(add(store, float(i)))
     store.prune(1)

@@ -50,7 +50,8 @@ def test_promoted_it_is_live_and_publishing_goes_on(store: WeightFolder) -> None
 
 
 def test_rolled_back_what_is_live_stays_and_is_pinned(store: WeightFolder) -> None:
-    """As after every rollback, no trainer or job undoes it."""
+    """A canary's rollback leaves the live version in place and pins it, so that no trainer or job
+    undoes it."""
     store.start_canary(add(store, 2.0), 0.1)
     live = store.rollback(by="a person")
     assert (live.version, live.canary_version, live.generation) == (1, None, 3)
@@ -62,7 +63,8 @@ def test_rolled_back_what_is_live_stays_and_is_pinned(store: WeightFolder) -> No
 
 
 def test_a_follower_is_paused_before_a_canary(store: WeightFolder, tmp_path: Path) -> None:
-    """What it publishes after its next update would be in both arms."""
+    """A canary cannot start while a follower runs unpaused: the follower's next version would be in
+    both arms."""
     second = add(store, 2.0)
     lease = Lease.take(store.directory)
     now = WeightFolder(tmp_path, "default", check=any_weights)  # by the clock of the lease

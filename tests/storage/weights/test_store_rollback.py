@@ -41,7 +41,8 @@ def test_a_trainer_that_publishes_meanwhile_does_not_keep_a_rollback_out(tmp_pat
 
 
 def test_who_says_what_was_live_is_told_that_it_is_not_any_more(tmp_path: Path) -> None:
-    """A publisher that compares before it acts."""
+    """A rollback that expects a generation raises if another publication came between its check and
+    its change."""
     store = Overtaken(tmp_path)
     for value in (1.0, 2.0):
         store.publish(add(store, value))
@@ -86,7 +87,8 @@ def test_a_rollback_goes_past_damaged_versions(tmp_path: Path, name: str) -> Non
 
 
 def test_a_damaged_copy_does_not_bring_back_what_was_rolled_back(tmp_path: Path) -> None:
-    """Version 4, a copy of 2, has its weights: 3 was bad, and stays behind."""
+    """Version 4 is a copy of 2, made by a rollback from 3, and is damaged. The next rollback goes
+    to 1, and not to 3."""
     store = store_of(tmp_path, 1.0, 2.0, 3.0)
     store.rollback()
     damage(store, 4)
@@ -125,7 +127,8 @@ def test_without_anything_whole_a_rollback_says_so(tmp_path: Path) -> None:
 
 
 def test_who_rolled_back_and_why_outlives_the_pin(tmp_path: Path) -> None:
-    """Of a version and of a canary: each is a decision about what the candidate is from now on."""
+    """The rollback of a version or a canary is recorded as a decision about its candidate, with who
+    and why."""
     store = store_of(tmp_path, 1.0, 2.0)
     candidate = store.manifest(1).candidate
     store.rollback(by="ann", why="complaints")
