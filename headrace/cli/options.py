@@ -57,7 +57,7 @@ class Command(typer.core.TyperCommand):
         super().format_help(ctx, formatter)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """As the types stand in the help: <source>, where the library has {source}."""
+        """Write arguments as the help writes types: <source>, where the library has {source}."""
         pieces = super().collect_usage_pieces(ctx)
         return [f"<{one[1:-1]}>" if one.startswith("{") else one for one in pieces]
 

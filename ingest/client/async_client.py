@@ -96,7 +96,7 @@ class AsyncPolicyClient(PolicyClient):
     ) -> Any | dict[str, Any]:
         """The live version's action on an observation, recorded as the episode's next step.
 
-        As PolicyClient.get_action. A call that is cancelled or times out has no effect: the next
+        Like PolicyClient.get_action. A call that is cancelled or times out has no effect: the next
         call may be a different one, or have another observation.
         """
         if isinstance(episode_id, str):
@@ -106,21 +106,21 @@ class AsyncPolicyClient(PolicyClient):
         return await self._act({name: observation[name] for name in episode_id})
 
     async def connect(self, timeout: float | None = None) -> None:  # type: ignore[override]  # as above
-        """As PolicyClient.connect."""
+        """Like PolicyClient.connect."""
         await asyncio.to_thread(super().connect, timeout)
 
     async def flush(  # type: ignore[override]  # as above
         self, timeout: float | None = None, *, episode_id: str | None = None
     ) -> None:
-        """As PolicyClient.flush."""
+        """Like PolicyClient.flush."""
         await asyncio.to_thread(super().flush, timeout, episode_id=episode_id)
 
     async def update_policy_weights(self, policy_id: str | None = None) -> int | None:  # type: ignore[override]  # as above
-        """As PolicyClient.update_policy_weights."""
+        """Like PolicyClient.update_policy_weights."""
         return await asyncio.to_thread(super().update_policy_weights, policy_id)
 
     async def aclose(self, timeout: float | None = None) -> None:
-        """As PolicyClient.close."""
+        """Like PolicyClient.close."""
         try:
             await asyncio.to_thread(self.close, timeout)
         finally:

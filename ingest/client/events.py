@@ -24,8 +24,8 @@ from ingest.protocol.messages import LogReturns, Start
 from storage.experience.episode import LOGP_TOLERANCE, EpisodeError, encode_tags
 
 ID_BYTES = 12
-"""Of an episode's id, which travels with each of its events: 24 hex digits. Two of 10^12 ids are
-the same with a probability of 6e-6; the second start is refused then."""
+"""The size of a generated episode id, which is sent with each event as 24 hex digits. Two of 10^12
+ids are equal with a probability of 6e-6; then the second start is refused."""
 
 
 ID_CHARACTERS = 256

@@ -60,7 +60,8 @@ class _Request:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for it: it has failed, or its caller has disconnected."""
+        """Whether no caller waits for this request: it has failed, or its caller has
+        disconnected."""
         return self.done.done()
 
     def fail(self, error: Exception) -> None:

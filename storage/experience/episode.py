@@ -30,7 +30,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 """How an action was chosen; a part stores the index into this tuple."""
 
 LOGP_TOLERANCE = 1e-6
-"""By how much a log-probability may exceed 0: rounding of a softmax in float32."""
+"""The amount by which a log-probability may exceed 0, from rounding of a softmax in float32."""
 
 DEFAULT_AGENT = "agent0"
 ALL_AGENTS = "__all__"

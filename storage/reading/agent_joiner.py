@@ -147,7 +147,7 @@ class TrackJoiner:
         return self._where(lambda g: g.stopped and g.came + self._patience <= now)
 
     def settled(self, now_us: int) -> list[JointEpisode]:
-        """As `expired`, by the time at which the collector received the latest step.
+        """Like `expired`, but by the time at which the collector received the latest step.
 
         `now_us`: microseconds since the epoch.
         """

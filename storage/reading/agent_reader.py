@@ -97,7 +97,7 @@ class TrackReader(ShardReader):
         return self._start(left)
 
     def position(self, held: Sequence[SampleBatch]) -> dict[str, Any]:
-        """As `state_dict`, including rows of tracks that the caller still holds."""
+        """Like `state_dict`, including rows of tracks that the caller still holds."""
         if self._restored is not None:
             return self._restored.to_json()
         return Position.of(

@@ -293,7 +293,7 @@ class ShardChoice:
     seen: dict[str, set[str]] = field(default_factory=dict)  # schema -> its streams
 
     def wanted(self, shards: Sequence[ShardFile], taken: Ledger) -> list[ShardFile]:
-        """Those of newly found shards, in order, that may hold parts which are not in `taken`.
+        """The newly found shards, in order, that may hold parts which are not in `taken`.
 
         Raises MixedSchemas.
         """

@@ -147,7 +147,7 @@ def read_page_header(content: bytes | memoryview, at: int) -> Page:
 
 
 def _int(varint: bytes) -> int:
-    """A number of a header. None of them is negative."""
+    """A number of a header, which is never negative."""
     value = 0
     for byte in reversed(varint):
         value = value << 7 | byte & 127

@@ -63,7 +63,7 @@ def test_sigkill_of_the_task_leaves_no_trainer(trainer):
 
 
 def test_without_the_tie_the_trainer_would_live_on(trainer):
-    """The check works: the same command survives if it is not tied to its task."""
+    """The check above can fail: the same command survives its task if it is not tied to it."""
     pidfd, pid = start_and_kill(trainer, tied=False)
     survived = not ended(pidfd, 2)
     if survived:

@@ -200,12 +200,13 @@ def sentences(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_no_sentence_and_no_cell_is_long(document: Path) -> None:
-    """Each has at most 40 words."""
+    """Each sentence and table cell of a page has at most 40 words."""
     assert [one for one in sentences(document.read_text()) if len(one.split()) > 40] == []
 
 
 def test_a_long_sentence_or_cell_is_found() -> None:
-    """Not one that only a list, a code block or an address makes long."""
+    """A long sentence or cell is found, but not one that only a list, a code block or an address
+    makes long."""
     words = "word " * 21
     page = f"A. {words}\n{words}b.\n\n- {words}\n- {words}\n\n[c]({words}{words}) d\n"
     page += f"```\n{words * 2}\n```\n| {words}{words}| e |\n"

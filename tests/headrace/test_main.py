@@ -42,7 +42,8 @@ def test_every_module_of_an_extra_is_known() -> None:
 
 
 def test_the_command_lines_extra_is_named_with_those_that_include_it() -> None:
-    """One installation is enough for a collector."""
+    """The hint names the smallest extra with the module, and for the command line also `collector`,
+    which includes it."""
     told = str(missing_extra(ModuleNotFoundError("typer", name="typer"), "this command"))
     assert "pip install 'headrace[cli]', or 'headrace[collector]' to collect" in told
     told = str(missing_extra(ModuleNotFoundError("torch", name="torch"), "this command"))

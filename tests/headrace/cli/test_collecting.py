@@ -143,7 +143,7 @@ def test_a_reward_window_is_declared_with_the_spaces_or_later(tmp_path: Path) ->
 
 
 def test_an_environment_gives_its_spaces(tmp_path: Path) -> None:
-    """`--env` asks gymnasium."""
+    """`--env` takes the spaces of a gymnasium environment."""
     with Collect(tmp_path, "--env", "CartPole-v1") as collect:
         assert collect.stop()[2] == 0
     declared = load_declarations(tmp_path)["default"]

@@ -86,7 +86,7 @@ def test_bad_options_are_refused(file: Path, words: tuple[str, ...], told: str) 
 
 
 def test_a_check_sends_nothing_and_shows_what_it_understood(file: Path, tmp_path: Path) -> None:
-    """With and without a collector; rows that would be left out are status 2."""
+    """`--check` works with and without a collector; rows that would be left out give status 2."""
     shown = headrace("import", file, *WORDS, "--check", "--address", "http://127.0.0.1:9")
     assert shown.returncode == 0, shown.stderr
     for text in ("would be sent", "action, by the columns: ", "propensities", "40 episodes"):

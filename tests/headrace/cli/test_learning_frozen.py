@@ -96,7 +96,7 @@ def test_a_refusal_can_have_a_status_of_its_own(root):
 
 
 def test_people_read_the_same_in_words(root):
-    """Without --json a sentence or a table, no traceback."""
+    """Without `--json` each command prints a sentence or a table, and no traceback."""
     frozen = headrace("freeze", "--root", root)
     assert "400 rows in 400 parts" in frozen.stdout
     manifest = next((root / "manifests").glob("????????????????.json"))
@@ -113,7 +113,7 @@ def test_people_read_the_same_in_words(root):
     ],
 )
 def test_what_does_not_fit_is_told(words, expected, tmp_path):
-    """Status 2 and one line."""
+    """Arguments that do not fit end a command with status 2 and one line."""
     (tmp_path / "shards").mkdir()
     told = headrace(*words, env={"HEADRACE_ROOT": str(tmp_path)})
     assert told.returncode == 2

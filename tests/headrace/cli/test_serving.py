@@ -69,7 +69,8 @@ def test_a_collector_that_comes_round_is_waited_for() -> None:
 
 
 def test_without_a_collector_a_version_is_wanted(tmp_path: Path) -> None:
-    """Status 0: a collector that starts later serves it."""
+    """Without a collector, publishing ends with status 0: one that starts later serves the
+    version."""
     declare(tmp_path)
     done = headrace("publish", candidate(tmp_path, 1), "--no-gate", "--root", tmp_path)
     assert done.returncode == 0

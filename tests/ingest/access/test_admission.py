@@ -443,7 +443,7 @@ def test_a_client_under_a_quota_delivers_all_the_same(tmp_path: Path) -> None:
 
 
 def test_too_fast_a_token_is_told_when_to_come_again(tmp_path: Path) -> None:
-    """429 with Retry-After; another token is not slowed down."""
+    """A token above its rate gets 429 with Retry-After; another token is not slowed down."""
     declare(tmp_path)
     slow = bearer(create_token(tmp_path, "slow", ["log"], rate=2)[1])
     free = bearer(create_token(tmp_path, "free", ["log"])[1])
@@ -476,7 +476,8 @@ def test_a_page_of_another_origin_reaches_nothing(
     headers: dict[str, str],
     status: int,
 ) -> None:
-    """Without any token: a rebound name and a foreign origin are refused, on every route."""
+    """On a root without tokens, a rebound host name and a foreign origin are refused on every
+    route."""
     for path in ("/v1/spec", "/healthz"):
         answer = requests.get(open_collector.address + path, headers=headers, timeout=PATIENCE)
         assert answer.status_code == status

@@ -64,7 +64,8 @@ def test_rows_are_summed_by_their_first_reason() -> None:
 
 
 def test_what_does_not_fit_counts_beyond_what_a_reply_names() -> None:
-    """Known episodes fill the list; the cost is that of the ones after them."""
+    """Known episodes fill the list of the reply; rows that do not fit after them count as wasted
+    all the same."""
     known = {f"e{n}": 1 for n in range(NAMED)}
     actions = pa.array([0] * NAMED + [9])
     reply, wasted = told(steps(known), steps(known | {"x": 1}, actions=actions))

@@ -37,7 +37,7 @@ def start_canaries(root: Path, process: CollectorProcess) -> dict[str, int]:
 
 
 def play(client: PolicyClient, episode: str, *turns: tuple[str, ...]) -> None:
-    """At each turn the given agents act and earn 1."""
+    """Play an episode: at each turn the given agents act and earn 1."""
     for turn in turns:
         client.get_action(episode, see(**dict.fromkeys(turn, 1.0)))
         client.log_returns(episode, dict.fromkeys(turn, 1.0))

@@ -192,7 +192,7 @@ if __name__ == "__main__":
 def test_processes_however_they_start_log_each_decision_once(
     collector: CollectorProcess, tmp_path: Path, method: str
 ) -> None:
-    """Each has its own client and delivers its events at exit."""
+    """Each process, however it starts, has its own client and delivers its events at exit."""
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -27,8 +27,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_client_works_where_nothing_of_posix_is(tmp_path: Path) -> None:
-    """It imports, publishes, logs and acts in both modes; functions that keep a root name what they
-    need.
+    """Without POSIX modules the client imports, publishes, logs and acts in both modes; functions
+    that keep a root name what they need.
     """
     declare(tmp_path)
     token = create_token(tmp_path, "service", SCOPES)[1]

@@ -132,7 +132,8 @@ def test_an_episode_that_is_left_out_is_acted_in_all_the_same(
 
 
 def test_episodes_of_several_agents_are_left_out_whole(running: CollectorProcess) -> None:
-    """The same calls, in both modes."""
+    """The calls on an episode of several agents that is left out work as on any other, in both
+    modes."""
     both, ones = dict.fromkeys(AGENTS, OBS), dict.fromkeys(AGENTS, 1)
     for mode in ("local", "remote"):
         with PolicyClient(running.address, mode, sample_rate=0.5) as client:

@@ -118,7 +118,8 @@ def test_what_is_in_memory_is_sent_while_the_disk_hangs(
     disk: HangingDisk,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither the handling of an answer nor `close` waits for its note on disk."""
+    """Neither the handling of an answer nor `close` waits until the acknowledgement is written to
+    disk."""
     client = spooling(collector.address, tmp_path, linger=0.0)
     client.log_step(SHORT, 1, 0.0)
     client.flush(60)

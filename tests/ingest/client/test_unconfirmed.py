@@ -42,7 +42,8 @@ def test_kills_between_a_reply_and_the_next_event_change_nothing(tmp_path: Path)
 @pytest.mark.usefixtures("very_slow_disk")
 @pytest.mark.parametrize("name", ["decisions-ignored", "nothing-kept"])
 def test_builds_that_break_the_protocol_are_found_out(tmp_path: Path, name: str) -> None:
-    """One build compares no decisions, the other takes a reply for an acknowledgement."""
+    """The check finds two planted builds: one compares no decisions, the other takes any reply for
+    an acknowledgement."""
     broken = mutants.find(name)
     verdict = decisions.run(Trial(seed=3, folder=tmp_path, size=8, mutant=broken))
     assert broken.symptoms["decisions"] in verdict.faults

@@ -197,7 +197,8 @@ def test_shards_that_seem_older_than_their_steps_are_found(tmp_path: Path) -> No
 
 
 def test_shards_of_an_earlier_journal_are_left_alone(tmp_path: Path) -> None:
-    """Only steps received since the backup are taken up."""
+    """Shards of an earlier journal are left alone: only steps received since the backup are taken
+    up."""
     declare(tmp_path, seal_seconds=0.01)
     with CollectorProcess(tmp_path) as collector:
         log(collector, "old", steps=2, end=True)

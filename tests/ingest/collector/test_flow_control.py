@@ -30,7 +30,8 @@ def test_a_version_is_held_at_its_quota_and_told_once() -> None:
 
 
 def test_a_surplus_counts_for_the_next_version() -> None:
-    """Otherwise each version would leave the learner further behind."""
+    """Steps beyond `steps_per_version` count for the next version; otherwise each one would leave
+    the learner further behind."""
     live = {"default": 1}
     flow = flow_of(5, live)
     close(flow, 8)

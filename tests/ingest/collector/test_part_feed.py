@@ -100,7 +100,8 @@ def test_a_part_is_held_back_until_its_row_is_on_disk() -> None:
 
 
 def test_a_full_tap_refuses_events_and_nothing_else() -> None:
-    """429 `busy`: nothing was taken, and the same batch is taken once there is space."""
+    """With a full tap, events get 429 `busy` and none is taken; the same batch is taken once there
+    is space."""
 
     async def script() -> None:
         bucket = Bucket(full=True)

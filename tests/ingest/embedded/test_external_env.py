@@ -207,7 +207,7 @@ def test_the_finished_episodes_that_are_remembered_are_bounded(idle, monkeypatch
 
 
 def test_a_reward_before_any_action_is_an_error_not_a_silent_loss(idle):
-    """The text is the client's; a reward that is not a finite number is refused too."""
+    """The error has the client's text; a reward that is not a finite number is refused too."""
     env = idle()
     env.start_episode("e")
     with pytest.raises(Refusal, match=r"Episode e: a reward came before any action$"):

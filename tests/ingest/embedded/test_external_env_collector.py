@@ -227,7 +227,8 @@ def agents_by_collector(rows: list[dict[str, Any]]) -> dict[tuple[str, str], See
 def test_one_program_of_several_agents_both_ways_makes_the_same_steps(
     tmp_path: Path, mode: str
 ) -> None:
-    """Each agent's steps, ending and final observation are equal."""
+    """A program of several agents makes equal steps, endings and final observations with a worker
+    and with a collector."""
     for name, observation, spec in (("walker", "box:4", SPEC), ("bird", "box:2", BIRD)):
         declare(tmp_path, observation, policy_id=name)
         publish(tmp_path, name, spec)

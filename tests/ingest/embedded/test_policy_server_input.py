@@ -288,7 +288,7 @@ def test_clients_act_with_what_is_published(
 
 
 def test_a_taken_port_raises_in_the_constructor(serve: Open, tmp_path: Path) -> None:
-    """Nothing is left: no thread and no journal."""
+    """The constructor raises for a taken port, and leaves no thread and no journal."""
     inputs = serve()
     port = int(inputs.address.rpartition(":")[2])
     before = threading.active_count()
@@ -370,7 +370,8 @@ def test_a_position_that_is_ahead_of_the_journal_is_refused(serve: Open, tmp_pat
 
 
 def test_a_failed_journal_surfaces_in_next(serve: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Durable steps come first; then the cause is raised."""
+    """After a failure of the journal, next() returns the durable steps first, and then raises the
+    cause."""
     from ingest.collector import stores  # noqa: PLC0415 - the names that are replaced
     from ingest.embedded import policy_server_input  # noqa: PLC0415 - the names that are replaced
 

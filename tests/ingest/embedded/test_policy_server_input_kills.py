@@ -97,7 +97,8 @@ def traffic(folder: Path, kills: int, kind: str = "") -> tuple[Counter[float], A
 
 
 def test_every_acknowledged_step_is_read_once_over_kills(tmp_path: Path) -> None:
-    """From the queue or from a shard, before or after a restart; and it is in one shard."""
+    """Each acknowledged step is read once, from the queue or from a shard, before or after a
+    restart; and it is in one shard."""
     read, account = traffic(tmp_path, kills=2)
     assert len(account.acknowledged) > 30
     assert account.refused == []

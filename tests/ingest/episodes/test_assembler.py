@@ -885,7 +885,7 @@ def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None
 
 
 def test_so_many_episodes_may_be_open() -> None:
-    """One more gets a retryable refusal, which changes nothing."""
+    """A start beyond the limit of open episodes gets a retryable refusal, which changes nothing."""
     shell = Shell(limits=Limits(open_episodes=2))
     starts = [wire.Start(episode_id=f"e{i}", start=i, policy_id="default") for i in range(3)]
     assert shell.send(*starts) == ["accepted", "accepted", "busy"]

@@ -44,7 +44,8 @@ KEYS = st.none() | st.integers(0, 5)
 
 @given(st.lists(st.lists(KEYS, max_size=6), max_size=6))
 def test_every_row_comes_once_with_its_whole_episode(blocks: list[list[int | None]]) -> None:
-    """Whatever rows lie in between and wherever blocks end; rows without a key stand alone."""
+    """Each row comes once with its whole episode, whatever rows lie in between and wherever blocks
+    end. Rows without a key stand alone."""
     rows = [key for block in blocks for key in block]
     found: list[tuple[str | None, int]] = []
     for chunk in by_episode([Pieces(blocks)], ["e"], "e"):

@@ -199,7 +199,8 @@ def test_an_interrupted_import_tells_what_is_acknowledged(
 def test_an_interrupted_import_sends_no_request_again(
     collector: CollectorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One without an answer is given up, and its failure does not take the interrupt's place."""
+    """After an interrupt, a request without an answer is given up, and its failure does not hide
+    the interrupt."""
     monkeypatch.setattr("ingest.importing.posting.ROWS", 10)
     monkeypatch.setattr("ingest.importing.sources.BLOCK_ROWS", 20)
     post = RequestSender._post
@@ -384,7 +385,8 @@ def test_nothing_is_uniform_on_a_box_without_bounds() -> None:
 def test_steps_of_an_episode_are_in_order_and_without_gaps(
     steps: list[int | None], rows: int, bad: dict[str, int]
 ) -> None:
-    """Other episodes are unchanged."""
+    """Steps of an episode that are out of order or have gaps are a fault; other episodes are
+    unchanged."""
     table = {"t": [*steps, 0], "e": ["A"] * 3 + ["B"]}
     report = checked(table, episode="e", step="t")
     assert (report.steps, report.bad_counts) == (rows + 1, bad)
@@ -485,7 +487,8 @@ def test_spaces_of_several_leaves_are_filled_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tags", [{"c": "c"}, {"c": "c", "d": "d"}])
 def test_tags_may_be_missing_in_all_rows_of_a_block(tags: dict[str, str]) -> None:
-    """For example in a folder whose partition has no value."""
+    """Tags may be missing in all rows of a block, for example in a folder whose partition has no
+    value."""
     none = pa.array([None, None], pa.string())
     table = {"x": [1.0, 2.0], "a": [0, 1], "r": [0.0, 1.0], "c": none, "d": none}
     assert checked(table, tags=tags).bad_counts == {}
@@ -717,7 +720,7 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
 def test_a_file_that_cannot_be_used_says_why(
     name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:
-    """Before any request: the address has no server."""
+    """An unusable file is refused before any request: the address of this test has no server."""
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ImportFailed, match=message):

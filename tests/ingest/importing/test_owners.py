@@ -333,7 +333,7 @@ def test_final_observations_are_those_of_the_last_rows(collector: CollectorProce
 
 
 def test_a_tuple_takes_a_column_for_each_part(collector: CollectorProcess) -> None:
-    """In order; a part with names takes its names."""
+    """A Tuple space takes one column for each part, in order; a part with names takes names."""
     table = {"x": [1.0, 2.0], "to": ["right", "?"], "a": [0, 1], "r": [1.0, 2.0]}
     given = {"action": "a", "reward": "r", "policy_id": "pair", "address": collector.address}
     report = import_table(pa.table(table), observation=["x", "to:categories"], **given)

@@ -42,7 +42,8 @@ class Stumbling:
 def test_an_error_that_nobody_foresaw_is_told_and_ends_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Otherwise a revoked token would be accepted from then on, with no sign of it."""
+    """An unexpected error of a follower is logged, and the follower goes on. Otherwise a revoked
+    token would be accepted from then on."""
 
     async def body() -> None:
         one = Stumbling()

@@ -87,7 +87,7 @@ def section(name: str, facts: Facts = FACTS) -> str:
 
 
 def test_five_questions_and_nothing_to_fetch() -> None:
-    """In order, in one file, navigable by keyboard."""
+    """The page answers five questions in order, in one file, and is navigable by keyboard."""
     page = status_page(FACTS)
     found = read(page)
     assert [one.split("?")[0] + "?" for one in found.sections.values()] == list(QUESTIONS)

@@ -110,8 +110,8 @@ def test_the_same_request_again_publishes_once(house: House) -> None:
 
 @pytest.mark.parametrize("offset", [-1, 1, 5])
 def test_a_number_that_is_not_next_hears_the_next(house: House, offset: int) -> None:
-    """409 names the next number; the live version is unchanged, and nothing of the refused one is
-    kept.
+    """A publication with a wrong number gets 409, which names the next one; the live version is
+    unchanged, and the refused one is not kept.
     """
     house.post("/versions", {**candidate(3), "version": house.next()})
     generation, number = house.generation, house.next()

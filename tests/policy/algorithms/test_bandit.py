@@ -104,7 +104,7 @@ def test_the_reward_model_never_judges_a_row_it_was_fitted_on(bandit_log):
 
 
 def test_the_same_seed_gives_the_same_weights(bandit_log):
-    """Bit for bit; another seed gives other weights."""
+    """The same seed gives the same weights, bit for bit; another seed gives other weights."""
     batch = bandit_log(300).batch()
     one, two, other = (trained(batch, seed=s, epochs=2)[0].policy.get_weights() for s in (1, 1, 2))
     for name in one:

@@ -57,7 +57,8 @@ def test_values_are_those_of_the_bellman_equation() -> None:
 
 
 def test_an_action_that_was_never_logged_is_not_the_best() -> None:
-    """With that term its value is below that of the logged actions, without any reward for it."""
+    """With the conservative term, an action that was never logged has a value below that of the
+    logged ones."""
     spec, n = PolicySpec(Box((1,)), Discrete(3), LINEAR), 512
     obs = np.random.default_rng(0).normal(size=(n, 1))
     log = rows(obs, np.arange(n) % 2, np.full(n, -1.0), np.ones(n), np.zeros((n, 1)))

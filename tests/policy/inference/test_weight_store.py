@@ -59,7 +59,8 @@ BAD: dict[str, tuple[Weights, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_weights_that_cannot_act_come_in_nowhere(tmp_path: Path, name: str) -> None:
-    """Neither as a candidate, nor from another tool's candidate, nor by a rollback to one."""
+    """Weights that cannot act are refused as a candidate, when published from another tool's
+    candidate, and by a rollback."""
     bad, text = BAD[name]
     store = WeightStore(tmp_path, "default")
     with pytest.raises(WeightsRefused, match=text):

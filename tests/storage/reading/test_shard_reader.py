@@ -433,7 +433,7 @@ def put(source: MemorySource, folder: Path, parts: list[Part]) -> ShardFile:
 class TestBadFiles:
     @pytest.mark.parametrize("where", [0, 0.5, -1])
     def test_a_damaged_file_is_skipped_named_and_counted(self, tmp_path, where):
-        """One flipped bit anywhere: the others are read, nothing of this one is."""
+        """A shard with one flipped bit anywhere is not read; the other shards are."""
         parts = [part(i, 4) for i in range(3)]
         infos = [write(tmp_path, [p]) for p in parts]
         content = infos[1].path.read_bytes()

@@ -82,7 +82,8 @@ def test_the_declaration_keeps_names_and_their_order(space: Discrete) -> None:
 
 
 def test_a_space_without_names_is_what_it_was() -> None:
-    """Neither its JSON nor its schema id changes."""
+    """Neither the JSON nor the schema id of a space without names depends on the feature of
+    names."""
     assert Discrete(2).to_json() == {"kind": "discrete", "n": 2, "start": 0}
     assert Discrete.of(["a"]).to_json() == {
         "kind": "discrete",

@@ -34,7 +34,7 @@ def megabytes(*words: str) -> tuple[int, int]:
 
 
 def test_gaps_between_blocks_in_use_are_returned() -> None:
-    """Half of 100 MB; without the call they stay."""
+    """The call returns the gaps, half of 100 MB, to the system; without it they stay."""
     full, after = megabytes()
     assert full > 80  # the blocks fill what importing left free, too
     assert after < full * 0.65

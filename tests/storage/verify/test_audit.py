@@ -758,7 +758,8 @@ def test_whoever_has_the_lock_is_named_if_it_can_be_asked(root: Path) -> None:
 def test_a_stopped_collector_that_answers_nothing_is_named(
     running: CollectorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGSTOP: after a while without a byte, in plain words."""
+    """A collector that is stopped by SIGSTOP is reported in plain words after some time without a
+    byte."""
     monkeypatch.setattr("ingest.verification.LEDGER_SECONDS", 0.2)
     running.process.send_signal(signal.SIGSTOP)
     try:
@@ -808,7 +809,7 @@ def test_an_address_holds_as_long_as_its_collector(tmp_path: Path) -> None:
 
 
 def test_no_token_travels_in_clear_text(root: Path) -> None:
-    """To an address that is neither loopback nor TLS none is sent."""
+    """No token is sent to an address that is neither loopback nor TLS."""
     with FileLock(root / "journal" / "lock"):
         said = say_address(root / "journal", "http://192.0.2.1:9")
         assert said is not None

@@ -45,7 +45,8 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 
 def test_looks_and_others_are_those_on_overlapping_rows():
-    """The same number of episodes is the same look; rows that do not overlap are another log."""
+    """Decisions with the same number of episodes are one look; decisions on rows that do not
+    overlap belong to another log."""
     known = [
         decision("a" * 64, 10, (0, 9)),
         decision("a" * 64, 10, (0, 9)),

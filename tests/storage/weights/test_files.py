@@ -14,7 +14,7 @@ from tests.storage.weights.any_weights import add, store_in
 
 
 def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """Not as any file of a store. (A plain open would wait for a writer for ever.)"""
+    """A FIFO in the place of any file of a store does not block, as a plain open would."""
     store = store_in(tmp_path)
     digest = add(store, 1.0)
     store.publish(digest)

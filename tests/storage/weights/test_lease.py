@@ -240,7 +240,7 @@ def test_a_number_is_not_given_again_after_a_restore_of_the_weights(directory: P
 
 
 def test_a_holder_puts_its_lost_record_back(directory: Path) -> None:
-    """So that who comes next is told by whom the policy is trained."""
+    """A holder writes its lost record again, so that the next trainer can name it in its error."""
     with Taken(directory) as first:
         shutil.rmtree(directory / "leases")
         first.renew()

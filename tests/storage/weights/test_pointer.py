@@ -117,7 +117,8 @@ def test_what_cannot_be_known_is_pinned(store: WeightFolder) -> None:
 
 
 def test_the_newest_whole_version_is_taken_where_nobody_says(store: WeightFolder) -> None:
-    """In a generation that nobody had, since the one before may have been another version's."""
+    """The newest whole version goes live under a new generation, since the one before may have been
+    another version's."""
     flip(store.directory / "versions" / "3" / "manifest.json")
     for name in NAMES:
         flip(store.directory / name)

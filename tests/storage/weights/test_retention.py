@@ -31,7 +31,7 @@ def publish_every(store: WeightFolder, clock: Clock, seconds: float, count: int)
 
 
 def test_one_version_an_hour_stays_for_thirty_days(tmp_path: Path) -> None:
-    """Beside the newest: the last one of each hour, until it is 30 days old."""
+    """Besides the newest versions, the last one of each hour is kept until it is 30 days old."""
     clock = Clock()
     store = store_in(tmp_path, clock)
     publish_every(store, clock, HOUR / 4, 12)  # 13:13 is NOON: 1-4, 5-8 and 9-12 share an hour

@@ -56,7 +56,8 @@ def test_a_copy_of_what_was_refused_is_as_unusable(store: WeightFolder) -> None:
 
 
 def test_rollbacks_in_a_row_never_come_to_what_was_rolled_back(store: WeightFolder) -> None:
-    """Not by a copy of a copy either: 3 was bad, and stays behind."""
+    """Repeated rollbacks never restore version 3, which was rolled back, not even as a copy of a
+    copy."""
     store.rollback()  # 4, of 2
     store.resume()
     store.publish(add(store, 5.0))
@@ -82,7 +83,7 @@ def test_a_rollback_to_nothing_usable_is_refused(store: WeightFolder) -> None:
 def test_a_damaged_record_is_left_out(
     store: WeightFolder, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a line in the log; the others count."""
+    """A damaged record is left out with a line in the log; the others count."""
     good = record("good", serves=3)
     store.served.write(good)
     (store.directory / "served" / "bad.json").write_bytes(content)

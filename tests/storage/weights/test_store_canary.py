@@ -89,7 +89,7 @@ def test_a_share_is_a_part(store: WeightFolder, share: float) -> None:
 
 
 def test_a_canary_is_compared_with_something_else(store: WeightFolder, tmp_path: Path) -> None:
-    """Not with itself, and not with nothing."""
+    """A canary is refused without a live version, and if it has the weights of the live one."""
     with pytest.raises(ValueError, match="is live already, as version 1"):
         store.start_canary(add(store, 1.0), 0.1)
     empty = WeightFolder(tmp_path, "other", check=any_weights)
