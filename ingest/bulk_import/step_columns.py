@@ -173,7 +173,6 @@ class StepColumns:
         size = max(table.nbytes // max(1, self.rows), *(codec.itemsize or 0 for codec in codecs))
         self.row_bytes = size + 49  # the approximate size of a step's columns
         self._wide = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, size)))
-        self._tags: dict[str, Any] = {}
         ids, agents = self._columns["eps_id"], None
         if form.has_tracks:
             agents = self._columns["agent_id"]
@@ -484,16 +483,10 @@ class StepColumns:
         if "tags" not in cut:
             return {}
         texts = cut["tags"].take(self._arrow.array(heads)).to_pylist()
-        known = self._tags
-        for text in {*texts}.difference(known):
-            if len(known) > 1_000:
-                known.clear()
-            value = _json(text) if text else {}
-            strings = value is not None and all(type(tag) is str for tag in value.values())
-            known[text] = (value or None) if strings else False
-        found = [known.get(text) for text in texts]
+        known = {text: _tags_of(text) for text in {*texts}}  # often the same in many episodes
+        found = [known[text] for text in texts]
         bad = np.zeros(len(faults), np.bool_)
-        bad[heads] = [tags is False for tags in found]
+        bad[heads] = [tags is None for tags in found]
         got = self._shown_json("tags", cut["tags"])
         faults.add(bad, "tags", "expected a JSON object of strings", got)
         return {row: tags for row, tags in zip(heads.tolist(), found, strict=True) if tags}
@@ -521,6 +514,13 @@ class StepColumns:
             return [default] * len(rows)
         values = cut[name].take(self._arrow.array(rows)).to_pylist()
         return [default if value is None else value for value in values]
+
+
+def _tags_of(text: str | bytes | None) -> dict[str, str] | None:
+    """Parse an episode's tags; None for anything but a JSON object of strings or no text."""
+    value = _json(text or "")
+    strings = value is not None and all(type(tag) is str for tag in value.values())
+    return value if strings else None
 
 
 def _json(text: str | bytes) -> dict[str, Any] | None:

@@ -143,6 +143,22 @@ def test_columns_become_rows(tmp_path: Path) -> None:
     assert list(nested["actions"]) == [0.5, -0.5]
 
 
+def test_every_episode_keeps_its_own_tags(tmp_path: Path) -> None:
+    """Also if a request has thousands of different ones; an invalid one is named among them."""
+    count = 3_000
+    tags = [f'{{"user":"u{number}"}}' for number in range(count)]
+    lengths = {f"e{number:05d}": 1 for number in range(count)}
+    with _collector(tmp_path) as collector:
+        odd = [*tags[:7], '{"user":7}', *tags[8:]]
+        status, answer = post(collector, steps(lengths, tags=odd))
+        assert (status, [item["index"] for item in answer["refused"]]) == (200, [7])
+        assert post(collector, steps({"e00007": 1}, tags=tags[7:8]))[0] == 200
+        assert collector.stop() == 0
+    assert sorted((row["eps_id"], row["tags"]) for row in shard_rows(tmp_path)) == [
+        *zip(lengths, tags, strict=True)
+    ]
+
+
 def _mixed(**columns: Any) -> pa.Table:
     given = {
         "eps_id": ["m"],
