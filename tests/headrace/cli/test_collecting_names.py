@@ -18,7 +18,7 @@ from policy.algorithms.bandit import BanditConfig
 from policy.inference.weight_store import WeightStore
 from policy.jobs.train import train
 from storage.declarations.policy_files import load_declarations
-from storage.spaces.descriptors import Dict, Discrete
+from storage.spaces.descriptors import Box, Dict, Discrete
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.headrace.command import Collect, answer, headrace, refused
 
@@ -198,7 +198,7 @@ def test_several_columns_with_names_are_a_dict(tmp_path: Path) -> None:
     assert load_declarations(tmp_path / "run")["default"].observation == Dict(
         (
             ("country", Discrete.of(["DE", "FR"])),
-            ("n", Discrete(2, 3)),
+            ("n", Box((1,))),
             ("os", Discrete.of(["android", "ios"])),
         )
     )
