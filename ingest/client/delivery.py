@@ -46,6 +46,7 @@ import msgspec
 from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.event_queue import Outbox, cut_at
+from ingest.client.events import is_late
 from ingest.client.spool import Spool
 from ingest.client.spool_writer import RETRY_SECONDS
 from ingest.client.transport import (
@@ -320,7 +321,7 @@ class Sender:
                 with self._state:
                     self._refused["broken"] += 1
             else:
-                foreign = self.outbox.is_foreign(self.outbox.owner(name_of(event)))
+                foreign = self.outbox.is_foreign(self.outbox.owner(name_of(event)), event)
                 refusal = Refusal("invalid", str(error), None, event.episode_id)
                 self.refuse_one(event, refusal, foreign=foreign)
 
@@ -468,9 +469,9 @@ class Sender:
         gone = [event, *(one for part, _ in parts for one in part if _same(one, event))]
         todo.clear()
         todo.extend(([one for one in part if not _same(one, event)], t) for part, t in parts)
-        foreign = self.outbox.is_foreign(instance)
         for one in gone:
             refusal = Refusal("invalid", text, None, one.episode_id)
+            foreign = self.outbox.is_foreign(instance, one)
             self.refuse_one(one, refusal, foreign=foreign, reason="client_error")
         self.outbox.judged(gone)
 
@@ -561,7 +562,8 @@ class Sender:
         repeated = set(map(id, (*again, *put_off)))
         for index, refusal in refused.items():
             if id(events[index]) not in repeated and not _is_cut(events[index]):
-                self.refuse_one(events[index], refusal, foreign=foreign)
+                is_theirs = self.outbox.is_foreign(instance, events[index])
+                self.refuse_one(events[index], refusal, foreign=is_theirs)
         if forgotten and not foreign:
             self.forget(instance, again)
         done = [event for index, event in enumerate(events) if index not in refused]
@@ -880,8 +882,7 @@ def _closed(events: Sequence[Event], refused: Mapping[int, Refusal]) -> list[Eve
     return [
         event
         for event, code in ((events[index], refused[index].code) for index in sorted(refused))
-        if code == "abandoned"
-        or (code in late and isinstance(event, wire.LogReturns) and event.seq is None)
+        if code == "abandoned" or (code in late and is_late(event))
     ]
 
 

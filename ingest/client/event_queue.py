@@ -31,7 +31,7 @@ import msgspec
 
 from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.client.declarations import Draft
-from ingest.client.events import too_large, unsampled_names
+from ingest.client.events import is_late, too_large, unsampled_names
 from ingest.client.spool import LONGEST_RUN, Spool, SpoolSegment
 from ingest.client.spool_writer import RETRY_SECONDS, SpoolWriter
 from ingest.protocol.agent_names import Name, label_of, name_of
@@ -324,10 +324,11 @@ class Outbox:
 
         return take_back
 
-    def _stays_on_disk(self, count: int, size: int) -> bool:
+    def _stays_on_disk(self, events: Sequence[Event], size: int) -> bool:
         """Whether written events stay only on disk, to be read back. With the lock held."""
-        unread = 0 if self.spool is None else self.spool.own_unread
-        return bool(unread) or not self._has_room(count, size)
+        if self.spool is not None and (self.spool.own_unread or self.spool.holds_back(events)):
+            return True
+        return not self._has_room(len(events), size)
 
     def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
         """Queue events that are on disk, unless they stay only there. With the lock held."""
@@ -409,13 +410,13 @@ class Outbox:
         """
         begun = {name_of(event) for event in events if isinstance(event, Start)}
         for event in events:
-            if event.episode_id in self._dropped or _is_late(event):
+            if event.episode_id in self._dropped or is_late(event):
                 continue
             self._dropped.add(event.episode_id)
             self.dropped_episodes += 1
         cut: dict[str, End] = {}
         for event in events:
-            if not _is_late(event) and name_of(event) not in begun:
+            if not is_late(event) and name_of(event) not in begun:
                 cut.setdefault(event.episode_id, broken_end(event, "client_dropped"))
         self._count_dropped(events)
         self.has_cut = self.has_cut or bool(cut)
@@ -425,10 +426,10 @@ class Outbox:
         """Count dropped events; forget an episode of one agent after its end."""
         for event in events:
             if event.episode_id in self._unsampled:
-                self.unsampled_rewards += _is_late(event)
+                self.unsampled_rewards += is_late(event)
             else:
                 self.dropped_steps += isinstance(event, (LogAction, Decision))
-                self.dropped_rewards += _is_late(event)
+                self.dropped_rewards += is_late(event)
             if isinstance(event, End) and event.agent_id is None:
                 self._forget_dropped(event.episode_id)
 
@@ -590,7 +591,7 @@ class Outbox:
                 found = self.spool.read(min(self.batch, self.max_events))
                 with self._lock:
                     for event, owner in found:
-                        if owner is not None and not _is_late(event):
+                        if owner is not None and not is_late(event):
                             self._strays.setdefault(name_of(event), owner)
                     events = [event for event, _ in found]
                     self._requeues += bool(events)
@@ -751,7 +752,7 @@ class Outbox:
             for index, event in enumerate(chunk, place):
                 if event is None:
                     continue
-                if event.episode_id in over and not _is_late(event):
+                if event.episode_id in over and not is_late(event):
                     self._replace(index, event, None)
                     yield event, None
                 elif drafts := _drafts_of(event):
@@ -972,6 +973,7 @@ class Outbox:
         if self.spool is not None and self._writer is not None:
             with self._writer.disk:
                 self.spool.taken_up += segments
+                self.spool.is_searched = True
                 with self._lock:
                     self._writer.count_waiting()
 
@@ -985,8 +987,12 @@ class Outbox:
             finally:
                 self._writer.disk.release()
 
-    def is_foreign(self, instance: str | None) -> bool:
-        """Whether an instance is that of an earlier process."""
+    def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
+        """Whether an instance is that of an earlier process; with `event`, whether it is an event
+        of one. This process's rewards for an earlier one's episode are sent under its instance."""
+        known = None if self.spool is None or event is None else self.spool.is_foreign(event)
+        if known is not None:
+            return known
         taken_up = () if self.spool is None else self.spool.taken_up
         return any(one.is_foreign and one.instance == instance for one in taken_up)
 
@@ -1146,11 +1152,6 @@ def _starts(events: Sequence[Event]) -> bool:
     """Whether all of the events belong to episodes or tracks that start among them."""
     begun = {name_of(event) for event in events if isinstance(event, Start)}
     return all(name_of(event) in begun for event in events)
-
-
-def _is_late(event: Event) -> bool:
-    """Whether an event is a reward for a named step, which may be of any client's episode."""
-    return isinstance(event, LogReturns) and event.seq is None
 
 
 def _drafts_of(event: Event) -> dict[str, Draft]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED
-from ingest.protocol.messages import LogReturns, Start
+from ingest.protocol.messages import Event, LogReturns, Start
 from storage.experience.episode import LOGP_TOLERANCE, EpisodeError, encode_tags
 
 ID_BYTES = 12
@@ -30,6 +30,11 @@ ids are equal with a probability of 6e-6; then the second start is refused."""
 
 ID_CHARACTERS = 256
 """The maximum length of an id."""
+
+
+def is_late(event: Event) -> bool:
+    """Whether an event is a reward for a named step, which may be of any client's episode."""
+    return isinstance(event, LogReturns) and event.seq is None
 
 
 def number(episode_id: str, name: str, value: Any) -> float:
