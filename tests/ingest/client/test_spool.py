@@ -181,8 +181,8 @@ def test_a_reward_follows_the_decision_of_another_segment(
 def test_flush_raises_what_was_refused_of_this_process(
     collector: ScriptedCollector, tmp_path: Path
 ) -> None:
-    """A refused reward of this process for an earlier one's episode is raised; refusals of the
-    earlier process's events are only counted."""
+    """A refused reward or action of this process for an earlier one's episode is raised; refusals
+    of the earlier process's events are only counted."""
     collector.judge = lambda event: (
         "window_closed" if isinstance(event, wire.LogReturns) and event.seq is None else None
     )
@@ -203,6 +203,10 @@ def test_flush_raises_what_was_refused_of_this_process(
         with pytest.raises(Refusal, match="scripted window_closed"):
             client.flush(60, episode_id="next")
         assert client.stats.refused == {"window_closed": 1}
+        client.start_episode("next")
+        client.log_action("next", SHORT, 2)
+        with pytest.raises(Refusal, match="other content"):
+            client.flush(60)
 
 
 def test_a_segment_is_held_by_one_process(collector: ScriptedCollector, tmp_path: Path) -> None:
