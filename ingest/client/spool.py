@@ -886,6 +886,7 @@ class Spool:
                 log.warning("%s: left as it is: its events are for %s", folder, segment.address)
                 segment.let_go()  # this collector does not know which events that one has
                 continue
+            segment.address = self.address  # noted on disk with the next write
             if segment.damaged:
                 told = counted(segment.damaged, "damaged byte was", "damaged bytes were")
                 log.error("%s: %s skipped", folder, told)

@@ -35,7 +35,7 @@ from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.ingest.scripted_collector import Gate, ScriptedCollector, cut_after, cut_before
+from tests.ingest.scripted_collector import Gate, ScriptedCollector, cut_after, cut_before, pass_by
 
 OBS = [0.0, 0.5, 1.0, -0.5]
 SHORT = [0.5, -1.0]
@@ -243,6 +243,32 @@ def test_what_another_collector_was_sent_is_left_alone(
         with spooling(first.address, tmp_path) as client:
             client.flush(60)
         assert len(first.episodes) == 2
+
+
+def test_what_was_never_sent_belongs_to_the_next_collector(
+    collector: ScriptedCollector, tmp_path: Path
+) -> None:
+    """A process at another address takes over a segment that was never sent, and is killed before
+    an event arrives. The next one at that address delivers the segment."""
+    client = spooling(NOBODY, tmp_path)
+    client.log_step(SHORT, 1, 1.0)
+    dead(client)
+    reached = threading.Event()
+
+    def cut(serve: Any) -> Any:
+        reached.set()
+        return cut_before(serve)
+
+    collector.faults.extend([pass_by] + [cut] * 100)
+    client = spooling(collector.address, tmp_path)
+    client._sender.ensure_running()
+    assert reached.wait(60)
+    dead(client)
+    collector.faults.clear()
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(60)
+    assert [record.rewards for record in collector.episodes.values()] == [[1.0]]
+    assert not list(tmp_path.glob("segment-*"))
 
 
 def test_a_full_queue_goes_to_disk_and_keeps_its_order(
