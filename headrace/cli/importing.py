@@ -27,7 +27,7 @@ Declare = Annotated[
 ]
 Categories = Annotated[
     Path | None,
-    typer.Option(help="For spaces without names: file for the codes; default: next to the source."),
+    typer.Option(help="For spaces without names: file of codes, one for all of the policy's logs."),
 ]
 
 

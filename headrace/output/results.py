@@ -86,6 +86,11 @@ def imported(document: Document, given: str | None = None) -> None:
     if document["checked"]:
         title = f"Checked {where}" if document["address"] else "Checked; no collector answered"
     table(title, ("rows", "count"), counts.items())
+    if "codes" in document["understood"]:
+        codes = document["understood"]["codes"]
+        told = [f"{column} {counted(names, 'name')}" for column, names in codes["names"].items()]
+        none = "not used, because the policy declares the names"
+        print(f"File of codes {codes['file']}: {', '.join(told) or none}")
     if document["checked"]:
         _understood(document["understood"])
     for bad in document["bad"]:

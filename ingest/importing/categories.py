@@ -1,8 +1,8 @@
 """Categories of a log's columns: the numbering of each column's values.
 
-The numbering is stored in a JSON file next to the log, `{column: [value, ...]}`; the index of a
-value is its code. The first import writes it and later ones read it, so that a code has the same
-meaning in the logs of different logging policies.
+For spaces that declare no names, the numbering is in a JSON file that all imports of the policy are
+given, `{column: [value, ...]}`; the index of a value is its code. The first import writes it and
+later ones read it, so that a code has the same meaning in every log.
 """
 
 from __future__ import annotations
@@ -103,21 +103,22 @@ def save_categories(path: Path, categories: Categories) -> None:
 
 
 def known_categories(
-    units: Sequence[Unit], columns: Sequence[str], also: Mapping[str, str], path: Path | None
+    units: Sequence[Unit],
+    columns: Sequence[str],
+    also: Mapping[str, str],
+    path: Path | str,
+    *,
+    save: bool,
 ) -> Categories:
     """The categories of these columns: from the file at `path`, learned for columns not in it.
 
-    `also`: as in `learn_categories`.
-
-    Raises ImportFailed if learned categories must be stored, but `path` is None.
+    `also`: as in `learn_categories`. `save`: whether to add learned ones to the file.
     """
-    if not columns:
-        return {}
-    if path is None:
-        raise ImportFailed("categories: expected a file for the codes of a source without one")
+    path = Path(path)
     saved = load_categories(path) if path.exists() else {}
     missing = [name for name in columns if name not in saved]
     if missing:
         saved |= learn_categories(units, missing, also)
-        save_categories(path, saved)
+        if save:
+            save_categories(path, saved)
     return {name: saved[name] for name in columns}

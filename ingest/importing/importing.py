@@ -32,12 +32,7 @@ from ingest.client.transport import Transport
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
 from ingest.importing.episodes import Layout, WholeEpisodes
 from ingest.importing.grouping import by_episode, single_rows
-from ingest.importing.inference import (
-    categories_path,
-    declared_categories,
-    several_passes,
-    spaces_of,
-)
+from ingest.importing.inference import declared_categories, several_passes, spaces_of
 from ingest.importing.options import ImportOptions
 from ingest.importing.posting import RequestCutter, RequestSender
 from ingest.importing.report import Account, ImportReport
@@ -99,14 +94,14 @@ def run_import(
         ]
         unnamed = [column.name for column, names in every if column.categorical and names is None]
         unnamed = list(dict.fromkeys(unnamed))
-        codes = categories_path(options)
-        if unnamed and not (codes is not None and codes.exists()):
-            units = several_passes(units, options, Path(folder))
-        categories = known_categories(units, unnamed, options.categorical_finals, codes)
         account = Account(options.bad_shown)
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(spec.policy(name).policy_id) for name in spaces]
+        if unnamed:
+            units = several_passes(units, options, Path(folder))
+        with _naming(account.report):
+            categories = _codes(units, unnamed, options, save=not check)
         # with a space's names, NAME and NAME:categories mean the same
         read_as = [
             (column.name, column.categorical if names is None else names.to_json())
@@ -129,6 +124,9 @@ def run_import(
             raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
         report.checked, report.name = check, _name(*itertools.chain(*names.values()))
         report.understood["spaces"] = told
+        if unnamed or (options.categories is not None and spec is not None):
+            counts = {column: len(values) for column, values in categories.items()}
+            report.understood["codes"] = {"file": str(options.categories), "names": counts}
         report.seconds = time.monotonic() - began
         return report
 
@@ -196,6 +194,26 @@ def _spaces(
     if options.schema_id not in (None, schema):
         raise ImportFailed(f"expected spaces of schema {options.schema_id}, got {schema}")
     return found, told[options.policy_id]
+
+
+def _codes(
+    units: Sequence[Unit], columns: Sequence[str], options: ImportOptions, *, save: bool
+) -> Categories:
+    """The codes of columns whose names the policy does not declare.
+
+    Raises ImportFailed without the option `categories`: a source's own numbering would give its
+    values other codes than the next source does.
+    """
+    if not columns:
+        return {}
+    if options.categories is None:
+        raise ImportFailed(
+            f"column {columns[0]}: expected names in the policy's space, got none; declare them "
+            f"(--declare with {columns[0]}:categories, or the policy's file), or give every import "
+            f"of this policy the same file of codes (--categories FILE)"
+        )
+    also = options.categorical_finals
+    return known_categories(units, columns, also, options.categories, save=save)
 
 
 def _policies(

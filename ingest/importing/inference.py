@@ -40,17 +40,7 @@ def declared_categories(units: Sequence[Unit], options: ImportOptions) -> Catego
     if options.categories is None:
         return learn_categories(units, options.categorical, options.categorical_finals)
     also = options.categorical_finals
-    return known_categories(units, options.categorical, also, options.categories)
-
-
-def categories_path(options: ImportOptions) -> Path | None:
-    """Where codes are stored: next to the source's file or folder, unless an option says it."""
-    if options.categories is not None or not isinstance(options.source, (str, Path)):
-        return options.categories
-    if options.query is not None:
-        return None
-    path = Path(options.source)
-    return path.with_name(path.name + ".categories.json")
+    return known_categories(units, options.categorical, also, options.categories, save=False)
 
 
 def several_passes(units: Sequence[Unit], options: ImportOptions, folder: Path) -> list[Unit]:

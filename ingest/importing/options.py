@@ -60,7 +60,7 @@ class ImportOptions:
             `adbc_driver_NAME`.
         observation: columns, each as `NAME` (a number, a list or a text) or `NAME:categories` (its
             values are names: those that the policy declares or, if its spaces have none, those with
-            codes in the file `categories`, by default next to a source that is a file or folder).
+            codes in the file `categories`).
         action: columns, in the same form.
         final_observation: the columns of the next observation, one for each of `observation`'s and
             of the same kind; an episode's last row has its final one, unless all of them are empty.
@@ -94,7 +94,8 @@ class ImportOptions:
         name: the import's name, for readers, queries and logs that grow; default: a digest of the
             content and of these options. Other rows under a known name are refused.
         schema_id: the required schema of the policy's spaces.
-        categories: the file with the codes of names, for spaces that declare none.
+        categories: the file with the codes of names, for spaces that declare none; the same one for
+            all imports of the policy. An import adds the columns that it lacks.
         token: the collector's token.
         ca: PEM certificates to trust for https.
         timeout: seconds without an answer after which the import gives up.
@@ -127,10 +128,10 @@ class ImportOptions:
     default: Mapping[str, str] = field(default_factory=dict)
     policy_id: str | None = None
     schema_id: str | None = None
-    categories: Path | None = None
+    categories: Path | str | None = None
     name: str | None = None
     token: str | None = field(default=None, repr=False)
-    ca: Path | None = None
+    ca: Path | str | None = None
     timeout: float = 60.0
     bad_shown: int = 100
 

@@ -41,6 +41,7 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
     declare(root, "box:2", "discrete:2")
     with CollectorProcess(root) as collector:
         words = ("import", file, *WORDS, "--address", collector.address)
+        words += ("--categories", file.with_name("codes.json"))
         first = headrace(*words)
         assert first.returncode == 0, first.stderr
         assert "log.csv row 7: " in first.stdout
@@ -95,6 +96,7 @@ def test_a_check_sends_nothing_and_shows_what_it_understood(file: Path, tmp_path
     declare(tmp_path / "run", "box:2", "discrete:2")
     with CollectorProcess(tmp_path / "run") as collector:
         words = ("import", file, *WORDS, "--check", "--address", collector.address)
+        words += ("--categories", file.with_name("codes.json"))
         checked = headrace(*words, "--json")
         assert (checked.returncode, answer(checked)["understood"]["spaces"]["by"]) == (
             2,
@@ -104,6 +106,21 @@ def test_a_check_sends_nothing_and_shows_what_it_understood(file: Path, tmp_path
         dropped = headrace(*words, "--missing", "drop", "--json")
         assert (dropped.returncode, answer(dropped)["rows_dropped"]) == (0, 1)
         assert collector.get("/readyz")[1]["steps"] == 0
+
+
+def test_codes_need_a_file_that_is_named(file: Path, tmp_path: Path) -> None:
+    """Without one an import is refused; with one the output says which, and how many names."""
+    declare(tmp_path / "run", "multi_discrete:3,10", "discrete:2")
+    kept = tmp_path / "codes.json"
+    with CollectorProcess(tmp_path / "run") as collector:
+        words = ("import", file, *WORDS, "--address", collector.address, "--missing", "drop")
+        assert refused(headrace(*words), "user:categories", "--declare", "--categories FILE")
+        assert "codes.json: user 3 names\n" in headrace(*words, "--categories", kept).stdout
+    declare(tmp_path / "named", 'discrete:["u0","u1","u2"]', "discrete:2")
+    with CollectorProcess(tmp_path / "named") as collector:
+        words = ("import", file, *WORDS[:2], *WORDS[4:], "--address", collector.address)
+        shown = headrace(*words, "--categories", kept).stdout
+        assert "codes.json: not used, because the policy declares the names\n" in shown
 
 
 def test_a_check_shows_times_as_dates_and_asks_for_no_rows(file: Path) -> None:

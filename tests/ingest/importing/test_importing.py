@@ -570,6 +570,47 @@ def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
     assert found == [(1, 0, 9, 0), (1, 1, 9, 1), (1, 2, 9, 1), (2, 1, 9, 1), (2, 2, 9, 1)]
 
 
+def test_each_log_does_not_get_codes_of_its_own(tmp_path: Path) -> None:
+    """The only value of a log would be code 0, whatever it is: names or one file are needed."""
+    declare(tmp_path / "root", "discrete:2", "discrete:2")
+    days = {
+        day: write(tmp_path / f"{day}.csv", [{"back": back, "a": 0, "r": at}])
+        for at, (day, back) in enumerate({"monday": "yes", "tuesday": "no"}.items())
+    }
+    kept = tmp_path / "codes.json"
+    with CollectorProcess(tmp_path / "root") as collector:
+        given = {"observation": ["back:categories"], "action": "a", "reward": "r"}
+        given |= {"address": collector.address}
+        for check in (False, True):
+            with pytest.raises(
+                ImportFailed, match=r"back: expected names .*--declare.*--categories FILE.*default"
+            ):
+                import_table(days["monday"], check=check, **given)
+        kept_as: dict[str, Any] = given | {"categories": str(kept)}
+        looked = import_table(days["monday"], check=True, **kept_as)
+        assert (looked.steps, list(tmp_path.glob("*.json"))) == (1, []), "a check writes no file"
+        codes = {"file": str(kept), "names": {"back": 1}}
+        assert looked.understood["codes"] == codes
+        first = import_table(days["monday"], **kept_as)
+        second = import_table(days["tuesday"], **kept_as)
+        assert (first.steps, first.understood["codes"]) == (1, codes)
+        assert second.bad_counts == {"column back: expected a known category": 1}
+        assert [row["obs"] for row in stored(collector)] == [0]
+
+
+def test_declaring_writes_no_file_of_codes(tmp_path: Path) -> None:
+    """The declaration has the names, in the order of a given file."""
+    path = write(tmp_path / "log.csv", [{"c": c, "a": 0, "r": 0} for c in "ab"])
+    kept = tmp_path / "codes.json"
+    options = ImportOptions(
+        source=path, observation=["c:categories"], action="a", reward="r", categories=str(kept)
+    )
+    assert infer_spaces(options)[0] == Discrete.of(["a", "b"])
+    assert not kept.exists()
+    kept.write_text('{"c": ["b", "a"]}')
+    assert infer_spaces(options)[0] == Discrete.of(["b", "a"])
+
+
 def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
     """The route takes no integers for them, which could be meant as codes."""
     rules = {"observation": Box((1,)), "action": Discrete.of(["42", "7"]), "seal_seconds": 0.2}
@@ -690,11 +731,9 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
     options = ImportOptions(source=path, address=collector.address, **BANDIT)
     with pytest.raises(ImportFailed, match="expects 2 numbers, got the columns x, y, r"):
         run_import(dataclasses.replace(options, observation=("x", "y", "r")))
+    coded = dataclasses.replace(options, action="r:categories", categories=tmp_path / "codes.json")
     with pytest.raises(ImportFailed, match=r"expects at most 2 \(policy default of http:"):
-        run_import(dataclasses.replace(options, action="r:categories"))
-    table = pa.table({"x": [0.0], "y": [0.0], "r": [0.0], "p": [0.5]})
-    with pytest.raises(ImportFailed, match="categories: expected a file for the codes"):
-        run_import(dataclasses.replace(options, source=table, action="x:categories"))
+        run_import(coded)
     with pytest.raises(ImportFailed, match="expected spaces of schema other, got "):
         run_import(dataclasses.replace(options, schema_id="other"))
     with pytest.raises(ValueError, match=r"policy_id: expected one of \['default'\], got 'other'"):
