@@ -13,12 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.importing.cells import texts_of
 from ingest.importing.sources import Unit, require_columns
 from ingest.protocol.errors import ImportFailed
 
+BOOLEANS = ("true", "false")
+"""The names of booleans, in whatever case a text has them."""
 MOST = 10_000
 """The most distinct values of a column of categories; more suggest a mistake in the options."""
 
@@ -30,6 +33,8 @@ def learn_categories(
     units: Iterable[Unit], columns: Sequence[str], also: Mapping[str, str]
 ) -> Categories:
     """The distinct values of each column in all units: sorted, as numbers if all are integers.
+
+    Booleans are "true" and "false", also those of texts such as "True".
 
     `also`: column -> another column with the same kind of values. Raises ImportFailed for a column
     that is missing or has more than MOST values.
@@ -46,7 +51,7 @@ def learn_categories(
                     raise ImportFailed(
                         f"{unit.label}: column {name}: expected at most {MOST} categories, got more"
                     )
-    return {name: _sorted(map(_plain, texts)) for name, texts in found.items()}
+    return {name: _sorted(set(map(_plain, texts))) for name, texts in found.items()}
 
 
 def category(value: Value) -> str:
@@ -54,7 +59,22 @@ def category(value: Value) -> str:
     return str(value)
 
 
+def spelled_as(names: Sequence[str], texts: Any) -> Any:
+    """Texts of categories, with true and false as `names` spell them.
+
+    CSV may have "True" and Parquet a boolean for the same value. A text that is a name stays.
+    """
+    for name in names:
+        if name.lower() in BOOLEANS:
+            same = pc.equal(pc.utf8_lower(texts), name.lower())
+            known = pc.is_in(texts, pa.array(names, texts.type))
+            texts = pc.if_else(pc.and_(same, pc.invert(known)), name, texts)
+    return texts
+
+
 def _plain(text: str) -> Value:
+    if text.lower() in BOOLEANS:
+        return text.lower()
     try:
         number = int(text)
     except ValueError:

@@ -280,13 +280,15 @@ def to_numbers(column: Any, *, whole: bool = False) -> tuple[Array, Array]:
 
 
 def _parsed(column: Any, whole: bool) -> Any:
-    """Texts as numbers, null for other texts."""
+    """Texts as numbers, true and false as 1 and 0, null for other texts."""
     texts = pc.utf8_trim_whitespace(column)
     kinds = (pa.int64(), pa.float64()) if whole else (pa.float64(),)
     if not _any(pc.match_substring(texts, "x")):  # Arrow would read 0x10
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid):
                 return texts.cast(kind)
+    for number, name in (("1", "true"), ("0", "false")):
+        texts = pc.if_else(pc.equal(pc.utf8_lower(texts), name), number, texts)
     texts = _only(texts, pc.match_substring_regex(texts, _NUMBER))
     for kind in kinds[:-1]:
         with contextlib.suppress(pa.ArrowInvalid):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.importing.categories import Categories, Value, category
+from ingest.importing.categories import Categories, Value, category, spelled_as
 from ingest.importing.cells import Array, Cells, flattened, nulls, to_numbers
 from ingest.importing.options import ColumnOption
 from ingest.protocol.errors import ImportFailed
@@ -144,7 +144,7 @@ def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
     """Read names as the policy declares them, independent of a file of categories."""
 
     def read(cells: Cells) -> dict[str, Any]:
-        texts = cells.texts(name)
+        texts = spelled_as(space.names, cells.texts(name))
         cells.missing(name, texts, "a known category", has_value=False)
         found = texts.dictionary_encode()
         known = np.append(space.codes(found.dictionary.to_pylist()), -1)
@@ -162,9 +162,10 @@ def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
 
 def codes(cells: Cells, name: str, listed: Sequence[Value]) -> Array:
     """The codes of a column's categories, int64 (rows,)."""
-    texts = cells.texts(name)
+    names = [category(value) for value in listed]
+    texts = spelled_as(names, cells.texts(name))
     cells.missing(name, texts, "a known category", has_value=False)
-    places = pc.index_in(texts, pa.array([category(value) for value in listed], pa.string()))
+    places = pc.index_in(texts, pa.array(names, pa.string()))
     unknown = nulls(places) & ~nulls(texts)
     cells.faults.add(unknown, f"column {name}: expected a known category", texts)
     return np.asarray(places.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)

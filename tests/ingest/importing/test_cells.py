@@ -49,6 +49,8 @@ def test_numbers_of_texts_are_those_of_python(cells: list[Any]) -> None:
     [
         (pa.array([1, 2.5, None], pa.float32()), [1, 2.5, 0]),
         (pa.array([True, None]), [1, 0]),
+        (pa.array(["True", "false", " TRUE ", "False", "2.5", None]), [1, 0, 1, 0, 2.5, 0]),
+        (pa.array(["true"], pa.large_string()), [1]),
         (pa.array([2**64 - 1, 1], pa.uint64()), [float(2**64), 1]),
         (pa.array([None, None]), [0, 0]),
     ],
@@ -63,6 +65,8 @@ def test_what_is_not_whole_is_no_integer() -> None:
     """3.0 is an integer; 3.5 and values beyond int64 are not; a date is not a number."""
     values, bad = to_numbers(pa.array([3.0, 3.5, 1e30, None]), whole=True)
     assert (values.tolist(), bad.tolist()) == ([3, 0, 0, 0], [False, True, True, False])
+    values, bad = to_numbers(pa.array(["True", "0", "truth", "t"]), whole=True)
+    assert (values.tolist(), bad.tolist()) == ([1, 0, 0, 0], [False, False, True, True])
     _, bad = to_numbers(pa.array([2**63, 1], pa.uint64()), whole=True)
     assert bad.tolist() == [True, False]
     _, bad = to_numbers(pa.array([datetime(2026, 1, 1), None]))  # noqa: DTZ001 - none is the case

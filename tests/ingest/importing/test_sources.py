@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from ingest.importing.categories import spelled_as
 from ingest.importing.importing import import_table
 from ingest.importing.options import ImportOptions
 from ingest.importing.report import ImportReport
 from ingest.importing.sources import open_source, require_columns
 from ingest.protocol.errors import ImportFailed
+from storage.spaces.descriptors import Box, Discrete
+from tests.collector_process import CollectorProcess, declare, shard_rows
 
 ROWS = [{"x": n / 4, "a": n % 3, "r": float(n), "e": n // 2, "c": "ab"[n % 2]} for n in range(12)]
 TABLE = pa.Table.from_pylist(ROWS)
@@ -69,6 +74,53 @@ def check(source: Any, tmp_path: Path, **more: Any) -> ImportReport:
 def understood(report: ImportReport) -> tuple[Any, ...]:
     found = report.understood
     return report.steps, report.bad, found["spaces"], found["rewards"], found["returns"]
+
+
+BOOLEANS = pd.DataFrame({"b": [True, False] * 3, "a": [0, 1, 1] * 2, "r": [0.5] * 6})
+BOOLEAN_FILES: dict[str, Callable[[Path], object]] = {
+    "b.csv": lambda path: BOOLEANS.to_csv(path, index=False),
+    "lower.csv": lambda path: BOOLEANS.replace({True: "true", False: "false"}).to_csv(path),
+    "b.jsonl": lambda path: BOOLEANS.to_json(path, orient="records", lines=True),
+    "b.parquet": BOOLEANS.to_parquet,
+}
+
+
+@pytest.mark.parametrize("as_what", ["b", "b:categories"])
+def test_booleans_are_the_same_in_every_kind_of_file(as_what: str, tmp_path: Path) -> None:
+    """They are 1 and 0, or the names true and false, whatever wrote them."""
+    given = {"observation": [as_what], "action": "b", "categories": None}
+    expected = understood(check(BOOLEANS, tmp_path, **given))
+    space = Discrete.of(["false", "true"]) if "categories" in as_what else Box((1,))
+    spaces = expected[2]
+    assert (spaces["observation"], spaces["action"]) == (space.to_json(), Discrete(2).to_json())
+    for name, save in BOOLEAN_FILES.items():
+        save(tmp_path / name)
+        assert understood(check(tmp_path / name, tmp_path, **given)) == expected
+
+
+@pytest.mark.parametrize("names", [["false", "true"], ["True", "False"]])
+def test_booleans_are_found_in_either_spelling(names: list[str], tmp_path: Path) -> None:
+    """By the names that a policy declares, and by a file of codes."""
+    kept = tmp_path / "codes.json"
+    kept.write_text(json.dumps({"b": names}))
+    given = {"observation": ["b:categories"], "action": "a", "reward": "r", "categories": str(kept)}
+    for space in (f"discrete:{json.dumps(names)}", "discrete:2"):
+        root = tmp_path / space[:11]
+        declare(root, space, "discrete:2")
+        with CollectorProcess(root) as collector:
+            for name, save in BOOLEAN_FILES.items():
+                save(tmp_path / name)
+                report = import_table(tmp_path / name, address=collector.address, **given)
+                assert (report.steps, report.bad_counts) == (6, {})
+            assert collector.stop() == 0
+        found = Counter(row["obs"] for row in shard_rows(root))
+        assert found == {0: 12, 1: 12}
+
+
+def test_names_in_both_spellings_stay_apart() -> None:
+    """A name that is declared as it is written is that name."""
+    read = spelled_as(["true", "True", "no"], pa.array(["True", "true", "TRUE", "no", None]))
+    assert read.to_pylist() == ["True", "true", "true", "no", None]
 
 
 @pytest.mark.parametrize("name", WRITE)
