@@ -108,8 +108,8 @@ class PolicyServerInput(InputReader):
         columns: Sequence[str] | None = None,
         training_disabled: bool = False,
         state: Mapping[str, Any] | None = None,
-        tls_cert: Path | None = None,
-        tls_key: Path | None = None,
+        tls_cert: Path | str | None = None,
+        tls_key: Path | str | None = None,
         allow_hosts: Sequence[str] = (),
         insecure_no_tls: bool = False,
     ) -> None:

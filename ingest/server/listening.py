@@ -70,8 +70,8 @@ class Listening:
 
     host: str = "127.0.0.1"
     port: int = 8642
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls_cert: Path | str | None = None
+    tls_key: Path | str | None = None
     insecure: bool = False
     allow_hosts: tuple[str, ...] = ()
 
@@ -209,7 +209,7 @@ class Access:
 
     def _certificate(self) -> tuple[int, ...]:
         paths = (self._where.tls_cert, self._where.tls_key)
-        return tuple(path.stat().st_mtime_ns for path in paths if path is not None)
+        return tuple(Path(path).stat().st_mtime_ns for path in paths if path is not None)
 
 
 _OF_A_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)

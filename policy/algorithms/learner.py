@@ -202,7 +202,7 @@ class Learner:
 
     # checkpoints
 
-    def save(self, path: Path, *, reader_state: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: Path | str, *, reader_state: Mapping[str, Any] | None = None) -> None:
         """Write everything that `load` needs to continue exactly, durably."""
         tensors = {f"weights/{k}": v for k, v in self.policy.get_weights().items()}
         optimizer, groups = optimizer_state(self.algorithm.optimizer)
@@ -222,16 +222,17 @@ class Learner:
             "tensors": {name: _digest(array) for name, array in tensors.items()},
         }
         document = seal_document(_DOCUMENT, body).decode()
+        path = Path(path)
         make_directory(path.parent)
         replace_file(path, safetensors.numpy.save(tensors, metadata={_DOCUMENT: document}))
 
-    def load(self, path: Path) -> dict[str, Any] | None:
+    def load(self, path: Path | str) -> dict[str, Any] | None:
         """Resume from a checkpoint; returns the reader's state in it, if any.
 
         Raises WeightsDamaged for a damaged file, OSError for one that cannot be read now,
         ValueError for one of another spec or algorithm.
         """
-        body, tensors = _read_checkpoint(path)
+        body, tensors = _read_checkpoint(Path(path))
         mine = (self.policy.spec.to_json(), type(self.config).__name__)
         if (body["spec"], body["algorithm"]) != mine:
             raise ValueError(

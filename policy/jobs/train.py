@@ -124,7 +124,7 @@ def train(
     seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
     block_rows: int = BLOCK_ROWS,
-    checkpoint: Path | None = None,
+    checkpoint: Path | str | None = None,
     threads: int = 1,
     retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
@@ -302,7 +302,9 @@ def _result(
     )
 
 
-def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: Path | None) -> str:
+def _keep(
+    learner: Learner, result: TrainResult, root: Path | str, checkpoint: Path | str | None
+) -> str:
     """Store the candidate. Its metrics have the reserved share, which evaluation needs."""
     policy = learner.policy
     return WeightStore(root, result.policy_id).add_candidate(
@@ -319,7 +321,7 @@ def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: P
         },
         lineage=learner.lineage,
         filter_state=policy.filter.to_json(),
-        checkpoint=None if checkpoint is None else checkpoint.name,
+        checkpoint=None if checkpoint is None else Path(checkpoint).name,
     )
 
 
@@ -375,7 +377,7 @@ def train_once(
     until: int | None = None,
     epochs: int | None = None,
     seed: int = 0,
-    checkpoint: Path | None = None,
+    checkpoint: Path | str | None = None,
     threads: int = 1,
     retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,

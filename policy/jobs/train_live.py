@@ -95,13 +95,13 @@ def follow(
     evaluation_share: float = 0.0,
     cluster: str = "",
     publish: bool = True,
-    checkpoint_dir: Path | None = None,
+    checkpoint_dir: Path | str | None = None,
     checkpoint_every: int = 10,
     resume: bool = True,
     keep_versions: int = KEEP_VERSIONS,
     on_start: Callable[[int], None] | None = None,
     on_update: Callable[[Metrics], None] | None = None,
-    tensorboard: Path | None = None,
+    tensorboard: Path | str | None = None,
     seed: int = 0,
     threads: int = 1,
     on_conflict: OnConflict = "reload",
@@ -138,7 +138,7 @@ def follow(
     leaving = FollowerStateSettings(publish, checkpoint_every, keep_versions, on_conflict, reserve)
     config = config or PPOConfig()
     wanted = acting_spec(spec or _declared(root, policy_id), config)
-    folder = checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints"
+    folder = Path(checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints")
     with ExitStack() as stack:
         store = WeightStore(root, policy_id)
         try:
@@ -402,7 +402,7 @@ def _reader(
     )
 
 
-def _event_log(folder: Path | None, stack: ExitStack) -> Callable[[Metrics], None]:
+def _event_log(folder: Path | str | None, stack: ExitStack) -> Callable[[Metrics], None]:
     """A function that writes metrics over `rows_trained` for TensorBoard, if there is a folder."""
     if folder is None:
         return lambda metrics: None

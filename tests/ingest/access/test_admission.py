@@ -588,7 +588,7 @@ def test_another_address_needs_a_token_and_tls_and_says_how(tmp_path: Path) -> N
         Access(tmp_path, everywhere)
     assert Access(tmp_path, Listening(host="0.0.0.0", port=0, insecure=True)).tls is None
     made = certify(tmp_path / "mine")
-    where = Listening(host="0.0.0.0", port=0, tls_cert=made.cert, tls_key=made.key)
+    where = Listening(host="0.0.0.0", port=0, tls_cert=str(made.cert), tls_key=made.key)
     assert Access(tmp_path, where).tls is not None
 
 

@@ -150,8 +150,8 @@ def test_a_damaged_checkpoint_is_refused(bandit_log, tmp_path):
 
 
 def test_a_checkpoint_of_another_spec_or_algorithm_is_refused(tmp_path):
-    """The error names the difference."""
-    path = tmp_path / "learner.safetensors"
+    """The error names the difference. The path may be a str."""
+    path = str(tmp_path / "learner.safetensors")
     new_learner().save(path)
     other = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(9,)))
     with pytest.raises(ValueError, match="another spec"):

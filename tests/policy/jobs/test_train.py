@@ -3,6 +3,7 @@
 Also of `policy.progress`.
 """
 
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -138,11 +139,12 @@ def test_without_a_declaration_the_shards_name_the_spaces(bandit_log, tmp_path):
     assert (spec.observation, spec.action) == (Box((2,)), Discrete(3, 1))
 
 
-def test_a_checkpoint_is_kept_with_the_readers_position(bandit_log, tmp_path):
+@pytest.mark.parametrize("as_given", [str, Path])
+def test_a_checkpoint_is_kept_with_the_readers_position(bandit_log, tmp_path, as_given):
     """The learner's state and the reader's position are in one file."""
     bandit_log(100).write(tmp_path)
     path = tmp_path / "learner.safetensors"
-    result = train(tmp_path, "default", CONFIG, checkpoint=path)
+    result = train(tmp_path, "default", CONFIG, checkpoint=as_given(path))
     assert path.exists()
     store = WeightStore(tmp_path, "default")
     assert store.candidate(result.candidate).checkpoint == "learner.safetensors"

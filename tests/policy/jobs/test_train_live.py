@@ -167,6 +167,13 @@ def test_without_a_checkpoint_it_goes_on_from_what_is_live(root):
     assert store.lineage(3)[STREAM].ranges() == [(0, 19)]
 
 
+def test_checkpoints_may_be_in_another_folder(root, tmp_path):
+    """Its path may be a str."""
+    write(root, *(part(i) for i in range(10)))
+    run(root, 1, checkpoint_dir=str(tmp_path / "mine"))
+    assert list((tmp_path / "mine").glob("follow.*.safetensors"))
+
+
 def test_starting_over_replaces_what_is_live(root):
     """resume=False: new weights, published at once, and every row again."""
     write(root, *(part(i) for i in range(10)))
