@@ -413,8 +413,7 @@ def publish(
         )
     if not document["published"]:
         verdict = document["gate"]["verdict"]
-        for reason in document["gate"]["reasons"]:
-            print(f"{verdict}: {results.in_words(reason)}", file=sys.stderr)
+        results.refused(document["gate"])
         if as_json:
             console.line(document)
         raise typer.Exit(refused_exit if verdict == "worse" else CANNOT_TELL_EXIT)

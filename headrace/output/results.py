@@ -6,6 +6,7 @@ Each function takes one command's document and prints it.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +28,7 @@ __all__ = [
     "in_words",
     "judgements",
     "not_used",
+    "refused",
     "streams",
     "trained",
     "verdicts",
@@ -184,6 +186,15 @@ def verdicts(logs: Sequence[Document]) -> list[str]:
         lines.append(f"{log['label']}: {log['verdict']}{approximate}")
         lines += [f"  {in_words(reason)}" for reason in log["reasons"]]
     return lines
+
+
+def refused(gate: Document) -> None:
+    """Print to stderr why the gate refused, and whether this was a look (it had an interval)."""
+    for reason in gate["reasons"]:
+        print(f"{gate['verdict']}: {in_words(reason)}", file=sys.stderr)
+    if gate["comparisons"]:
+        look, wider = gate["looks"] + 1, "with more episodes the next look has a wider interval"
+        print(f"note: this was look {look} at the candidate; {wider}", file=sys.stderr)
 
 
 def in_words(reason: str) -> str:

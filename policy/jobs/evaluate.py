@@ -286,7 +286,7 @@ class _Gathered:
         self.sample = Sample()
 
     def read(self, batches: Iterable[SampleBatch]) -> None:
-        """Read all batches.
+        """Read all batches. Raises ValueError if no judged episode has the cluster's tag.
 
         Freed blocks of many sizes fragment the heap, so freed memory is returned from time to time.
         """
@@ -303,6 +303,7 @@ class _Gathered:
                 continue
             policies = [None] if bar is None else [bar, None]
             self._evidence.add(self._data(block, units), candidate, policies)
+        self._log.require_tag()
 
     def judged(self, rules: Rules) -> Judgement:
         apart = max(0.0, 1 - self._kept / self._certain) if self._certain else 0.0
@@ -411,9 +412,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     if log.reserve.cluster:
         episodes = counted(log.untagged, "episode")
         sentence = f"{episodes} without the tag {log.reserve.tag!r}, each its own unit"
-        source = "chosen here: a tag that no episode has is misspelt"
-        limit = 0 if log.untagged == log.episodes else None
-        found.append(at_most("without_tag", log.untagged, limit, sentence, source))
+        found.append(at_most("without_tag", log.untagged, None, sentence))
     if none:
         sentence = f"no episodes to judge by; left out: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "an empty log has no evidence"))

@@ -37,6 +37,7 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
+from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import EndOfInput, Reserve
 from storage.spaces.descriptors import Discrete
@@ -66,6 +67,7 @@ class JudgedBlock:
     lengths: IntArray  # (n,)
     names: list[str]  # (n,) the name of each episode's unit
     untagged: int  # episodes without the tag whose values are the units
+    other_tags: set[str]  # the names of the tags that these have
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
     excluded: Mapping[str, int]  # reason -> episodes
 
@@ -95,6 +97,7 @@ class JudgedLog:
         self.one_step = True
         self.sampled = 0  # episodes with pass_prob < 1
         self.untagged = 0  # episodes without the tag whose values are the units
+        self._other_tags: set[str] = set()
         self._chances = (1.0, 0.0)  # the smallest and the largest pass_prob
         self._units: dict[str, int] = {}
 
@@ -146,12 +149,14 @@ class JudgedLog:
         if gone:
             excluded["certain"] = gone
         heads = steps.take(np.cumsum(lengths) - lengths)
+        untagged = heads.take(~self.reserve.tagged(heads))
         return JudgedBlock(
             steps=steps,
             flat=spec.flattener.columns(columns_of(spec.observation, "obs", steps)),
             lengths=lengths,
             names=self.reserve.units(heads),
-            untagged=int(np.count_nonzero(~self.reserve.tagged(heads))),
+            untagged=untagged.count,
+            other_tags=tag_names(untagged) if untagged.count else set(),
             certain=left,
             excluded=excluded,
         )
@@ -160,6 +165,7 @@ class JudgedLog:
         """Count a block. Returns the number of each episode's unit (n,), or None without units."""
         self.episodes += len(block.lengths)
         self.untagged += block.untagged
+        self._other_tags |= block.other_tags
         self.excluded.update(block.excluded)
         self.candidates += len(block.lengths) + block.excluded.get("certain", 0)
         if not block.lengths.size:
@@ -180,6 +186,11 @@ class JudgedLog:
             return None
         known = self._units
         return np.array([known.setdefault(name, len(known)) for name in block.names], np.int64)
+
+    def require_tag(self) -> None:
+        """Raise ValueError, with the known tags, if no judged episode has the cluster's."""
+        if self.episodes and self.untagged == self.episodes:
+            self.reserve.require_tag(self._other_tags)
 
     def left_out(self) -> str:
         """The counts of what was not used, as text."""

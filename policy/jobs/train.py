@@ -183,7 +183,7 @@ def train(
             told = _why_nothing(policy_id, learner, reader)
             later = reserve.share < 1 and _may_come(selection, learner, reader)
             raise (NothingYet if later else NothingToTrainOn)(told)
-        not_reserved.require_tag()
+        reserve.require_tag(not_reserved.tags)
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
         result = _result(learner, reader, metrics, policy_id, seed, reserve)
@@ -236,20 +236,12 @@ class _NotReserved:
 
     def __init__(self, reserve: Reserve) -> None:
         self._reserve = reserve
-        self._tags: set[str] = set()
+        self.tags: set[str] = set()
 
     def __call__(self, batch: SampleBatch) -> npt.NDArray[np.bool_]:
         if self._reserve.cluster:
-            self._tags |= tag_names(batch)
+            self.tags |= tag_names(batch)
         return ~self._reserve.rows(batch)
-
-    def require_tag(self) -> None:
-        """Raise ValueError if no episode has the cluster's tag."""
-        tag = self._reserve.tag
-        if tag and tag not in self._tags:
-            raise ValueError(
-                f"cluster: expected a tag of the episodes, {sorted(self._tags)}, got {tag!r}"
-            )
 
 
 def _blocks(reader: ShardReader, block_rows: int, on_progress: Progress) -> Iterator[SampleBatch]:

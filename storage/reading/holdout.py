@@ -111,6 +111,13 @@ class Reserve:
         """The tag whose values are the units; "" if the unit is an episode."""
         return self.cluster.removeprefix(TAG)
 
+    def require_tag(self, known: set[str]) -> None:
+        """Raise ValueError if the cluster's tag is not among those that the episodes have."""
+        if self.tag and self.tag not in known:
+            raise ValueError(
+                f"cluster: expected a tag of the episodes, {sorted(known)}, got {self.tag!r}"
+            )
+
     def rows(self, batch: SampleBatch) -> Mask:
         """(N,) whether each row is reserved."""
         if self.share in (0.0, 1.0):

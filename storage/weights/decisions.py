@@ -89,9 +89,11 @@ def earlier_of(known: Sequence[Document], candidate: str, rows: Rows, episodes: 
     """Count the earlier looks and candidates in decisions on overlapping rows.
 
     `rows` and `episodes` are those of the new judgement. A repetition with the same number of
-    episodes is not another look, because its result is the same.
+    episodes is not another look, because its result is the same. Nor is a judgement without a
+    comparison: no interval was computed that could have decided.
     """
-    overlapping = [one for one in known if _overlap(one.get("rows") or {}, rows)]
+    looks = [one for one in known if one.get("comparisons") != []]
+    overlapping = [one for one in looks if _overlap(one.get("rows") or {}, rows)]
     own = {one["episodes"] for one in overlapping if one["candidate"] == candidate} - {episodes}
     others = {one["candidate"] for one in overlapping} - {candidate}
     return Earlier(len(own), len(others))

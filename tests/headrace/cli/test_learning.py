@@ -33,7 +33,7 @@ def decisions(rng: np.random.Generator) -> list[dict[str, Any]]:
         obs = rng.standard_normal(2).round(3).tolist()
         step = {"obs": obs, "action": arm, "action_prob": 1 / ARMS, "reward": float(arm == 2)}
         events += [
-            {"type": "start", "episode_id": name},
+            {"type": "start", "episode_id": name, "tags": {"visitor": f"v{number}"}},
             {"type": "log_action", "episode_id": name, **step},
             {"type": "end", "episode_id": name},
         ]
@@ -109,9 +109,11 @@ def test_evaluate_judges_by_several_logs(
         assert told in text
     assert " steps not held out" in text, "what was trained on is not judged"
     assert "http" not in text
-    by_tag = headrace("evaluate", "--root", log, trained["candidate"][:12], "--cluster", "tag:none")
+    by = ("evaluate", "--root", log, trained["candidate"][:12], "--cluster")
+    by_tag = headrace(*by, "tag:visitor")
     decisive = by_tag.stdout.partition("Decisive differences")[2]
     assert " units " in decisive.partition("Checks")[0], by_tag.stderr
+    assert refused(headrace(*by, "tag:user"), "expected a tag of the episodes, ['visitor'], got")
 
 
 @pytest.mark.parametrize(
@@ -154,11 +156,15 @@ def test_the_gate_refuses_what_is_not_proven(
     result = headrace(*words)
     assert (result.returncode, result.stdout) == (4, "")
     assert "cannot tell: effective sample size: expected 1e+06" in result.stderr
+    assert "note: this was look 1 at the candidate" in result.stderr
     told = headrace(*words, "--json")
     assert (told.returncode, json.loads(told.stdout)["published"]) == (4, False)
     assert WeightStore(root, "default").live() is None
     listed = answer(headrace("decisions", "--root", root, "--json"))["decisions"]
     assert [one["verdict"] for one in listed] == ["cannot tell"] * 2
+    mistyped = headrace("publish", "--root", root, "--cluster", "tag:user")
+    assert refused(mistyped, "expected a tag of the episodes, ['visitor'], got 'user'")
+    assert len(answer(headrace("decisions", "--root", root, "--json"))["decisions"]) == 2
     assert "cannot tell" in headrace("decisions", "--root", root).stdout
 
 

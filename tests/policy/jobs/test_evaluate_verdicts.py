@@ -309,9 +309,9 @@ def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
     assert (found.n, found.unit) == (trained.rows_held_out // 20, "held-out values of tag:user")
     with pytest.raises(ValueError, match=r"tag of the episodes, \['user'\], got 'usr'"):
         train(tmp_path, "default", BanditConfig(epochs=1), cluster="tag:usr")
-    misspelt = evaluate(tmp_path, "default", trained.candidate, cluster="tag:usr")
-    assert misspelt.judgement.verdict == "cannot tell"
-    assert any("episodes without the tag 'usr'" in one for one in misspelt.judgement.reasons)
+    with pytest.raises(ValueError, match=r"tag of the episodes, \['user'\], got 'usr'"):
+        publish(tmp_path, "default", trained.candidate, Gate(cluster="tag:usr"))
+    assert load_decisions(tmp_path, "default").known == ()
 
 
 def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
@@ -397,6 +397,17 @@ def test_a_reward_outside_its_range_is_named(tmp_path: Path) -> None:
     found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 0.5)).judgement
     assert found.verdict == "cannot tell"
     assert "outside of the declared range 0 to 0.5" in " ".join(found.reasons)
+
+
+def test_a_judgement_without_an_interval_is_no_look(tmp_path: Path) -> None:
+    """A wrong range fails before any difference is computed: the next judgement is the first."""
+    uniform_log(tmp_path, [0.9, 0.5, 0.5, 0.5], n=1000)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    wrong = publish(tmp_path, "default", digest, Gate(reward_range=(0.0, 0.5)))["gate"]
+    assert (wrong["verdict"], wrong["comparisons"]) == ("cannot tell", [])
+    uniform_log(tmp_path, [0.9, 0.5, 0.5, 0.5], n=1000, seed=9, first=1000)
+    right = publish(tmp_path, "default", digest, Gate(reward_range=(0.0, 1.0)))["gate"]
+    assert (right["looks"], right["comparisons"][0]["bound"]) == (0, "betting")
 
 
 @pytest.mark.parametrize(

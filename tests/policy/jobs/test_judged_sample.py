@@ -29,6 +29,7 @@ def block(first: int, n: int, steps: int = 2) -> JudgedBlock:
         lengths=np.full(n, steps),
         names=[f"u{i % 500}" for i in range(first, first + n)],
         untagged=0,
+        other_tags=set(),
         certain=SampleBatch(),
         excluded={},
     )

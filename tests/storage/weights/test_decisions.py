@@ -55,6 +55,8 @@ def test_looks_and_others_are_those_on_overlapping_rows():
         decision("b" * 64, 12, (0, 11)),
         decision("c" * 64, 10, (50, 90)),
         decision("d" * 64, 0, None),
+        {**decision("a" * 64, 11, (0, 10)), "comparisons": []},  # it computed no interval
+        {**decision("f" * 64, 11, (0, 10)), "comparisons": []},
     ]
     assert earlier_of(known, "a" * 64, {"s": [0, 20]}, 20) == Earlier(2, 1)
     assert earlier_of(known, "a" * 64, {"s": [0, 14]}, 15) == Earlier(1, 1)
