@@ -344,7 +344,7 @@ def _latest(store: WeightStore) -> str:
         raise NothingYet(
             f"{store.directory}: no candidate yet; `headrace train` with this root makes one"
         )
-    return max(found, key=lambda d: (store.directory / "candidates" / d).stat().st_mtime_ns)
+    return max(found, key=store.added)
 
 
 def publish(

@@ -180,8 +180,9 @@ def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
     candidates, unreadable = [], {}
     for digest in store.candidates():
         try:
-            candidates.append(store.candidate(digest))
-        except StorageError as error:
+            known = {"digest": digest, "added": store.added(digest)}
+            candidates.append({**known, **store.candidate(digest).to_json()})
+        except (StorageError, OSError) as error:
             unreadable[digest] = str(error)
     return {
         "policy_id": policy_id,
@@ -192,7 +193,7 @@ def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
         "versions": found,
         "damaged": {str(version): why for version, why in damaged.items()},
         "damaged_candidates": unreadable,
-        "candidates": [{"digest": c.digest, **c.to_json()} for c in candidates],
+        "candidates": candidates,
     }
 
 

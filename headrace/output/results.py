@@ -373,8 +373,16 @@ def versions(document: Document) -> None:
     ]
     promoted = {one["candidate"] for one in document["versions"]}
     rows += [
-        (None, "candidate", one["digest"][:12], "", None, None, one["metrics"].get("rows_trained"))
-        for one in document["candidates"]
+        (
+            None,
+            "candidate, latest" if one["digest"] == _latest(document) else "candidate",
+            one["digest"][:12],
+            moment(one["added"]),
+            None,
+            None,
+            one["metrics"].get("rows_trained"),
+        )
+        for one in sorted(document["candidates"], key=_added)
         if one["digest"] not in promoted
     ]
     columns = ("version", "state", "candidate", "created", "parent", "copy of", "rows trained on")
@@ -398,7 +406,18 @@ def _states(document: Document, one: Document) -> list[str]:
     found += [f"served by {serving}"] if serving else []
     if live is not None and live.get("canary_version") == version:
         found.append(f"canary in {live['canary_share']:.3g} of the episodes")
+    found += ["latest"] if one["candidate"] == _latest(document) else []
     return [*found, "off the chain"] if one.get("off_chain") else found
+
+
+def _added(candidate: Document) -> int:
+    added: int = candidate["added"]
+    return added
+
+
+def _latest(document: Document) -> str | None:
+    """The digest of the candidate that `latest` names; None with --url, which lists none."""
+    return max(document["candidates"], key=_added, default={"digest": None})["digest"]
 
 
 def _serving(document: Document) -> None:

@@ -50,6 +50,10 @@ class Candidates:
         """The digests of all candidates, sorted."""
         return sorted(path.name for path in visible(self._folder))
 
+    def added(self, digest: str) -> int:
+        """When a candidate was stored, in microseconds since the epoch. Raises OSError."""
+        return self.folder(digest).stat().st_mtime_ns // 1000
+
     def get(self, digest: str) -> Candidate:
         """The description of one candidate, found by the first 6 or more digits of its digest.
 
@@ -78,7 +82,7 @@ class Candidates:
             with contextlib.suppress(WeightsDamaged, WeightsNotFound):  # an unreadable one stays
                 if digest not in promoted and self.get(digest).checkpoint == checkpoint:
                     waiting.append(digest)
-        waiting.sort(key=lambda digest: self.folder(digest).stat().st_mtime_ns)
+        waiting.sort(key=self.added)
         return set(waiting[:-keep])
 
     def remove(self, digest: str) -> None:

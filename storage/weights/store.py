@@ -183,6 +183,10 @@ class WeightFolder:
         """The digests of all candidates, sorted."""
         return self._candidates.digests()
 
+    def added(self, digest: str) -> int:
+        """When a candidate was stored, in microseconds since the epoch. Raises OSError."""
+        return self._candidates.added(digest)
+
     def candidate(self, digest: str) -> Candidate:
         """The description of one candidate, found by the first 6 or more digits of its digest.
 

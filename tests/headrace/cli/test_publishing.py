@@ -1,12 +1,14 @@
-"""How `headrace versions` shows damaged versions and those off the chain."""
+"""How `headrace versions` shows versions, candidates, and what is damaged or off the chain."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from headrace.cli.learning import _latest
 from headrace.cli.publishing import versions
 from storage.weights.off_chain import mark_off_chain
 from tests.storage.weights.any_weights import add, store_in
@@ -43,3 +45,32 @@ def test_versions_of_a_root_without_any_says_so(
     (store_in(tmp_path).directory).mkdir(parents=True, exist_ok=True)
     versions(tmp_path)
     assert capsys.readouterr().out.endswith("No version is live.\n")
+
+
+def test_versions_says_when_candidates_were_made_and_which_is_the_latest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The oldest first; `latest` is the one that `publish latest` takes, also once it is live."""
+    store = store_in(tmp_path)
+    found = [add(store, value) for value in (1.0, 2.0, 3.0)]
+    for seconds, digest in zip((200, 300, 100), found, strict=True):
+        os.utime(store.directory / "candidates" / digest, (seconds, seconds))
+
+    def listed() -> list[str]:
+        versions(tmp_path)
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if any(digest[:12] in line for digest in found)]
+
+    oldest, older, latest = listed()
+    assert "1970-01-01 00:01:40" in oldest
+    assert "1970-01-01 00:03:20" in older
+    assert "1970-01-01 00:05:00" in latest
+    assert ["latest" in line for line in (oldest, older, latest)] == [False, False, True]
+    store.publish(_latest(store))
+    live, *waiting = listed()
+    assert "wanted, latest" in live
+    assert not any("latest" in line for line in waiting)
+    versions(tmp_path, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    added = {one["digest"]: one["added"] for one in document["candidates"]}
+    assert [added[digest] for digest in found] == [200_000_000, 300_000_000, 100_000_000]
