@@ -66,6 +66,7 @@ RETURN_ROWS = 1 << 18
 """Rows between two requests to return freed memory to the operating system; each takes some ms."""
 MOST_LOST = 0.05
 MOST_WITHOUT_PROPENSITY = 0.5
+MOST_WITHOUT_TAG = 0.5
 
 
 def evaluate(
@@ -410,13 +411,22 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
     found.append(_sampled_check(log))
     if log.reserve.cluster:
-        episodes = counted(log.untagged, "episode")
-        sentence = f"{episodes} without the tag {log.reserve.tag!r}, each its own unit"
-        found.append(at_most("without_tag", log.untagged, None, sentence))
+        found.append(_tag_check(log))
     if none:
         sentence = f"no episodes to judge by; left out: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "an empty log has no evidence"))
     return found
+
+
+def _tag_check(log: JudgedLog) -> Diagnostic:
+    """Check the share of judged episodes whose unit is unknown, as they lack the cluster's tag."""
+    share = log.untagged / max(1, log.episodes)
+    episodes = f"{counted(log.untagged, 'episode')} ({share:.1%})"
+    sentence = f"{episodes} without the tag {log.reserve.tag!r}, each its own unit"
+    if share > MOST_WITHOUT_TAG:
+        sentence += "; log the tag with them (if they are independent, a value of its own for each)"
+    source = "chosen here: if they depend on each other, the interval is too narrow"
+    return at_most("without_tag", share, MOST_WITHOUT_TAG, sentence, source)
 
 
 def _dropped_check(log: JudgedLog) -> Diagnostic:

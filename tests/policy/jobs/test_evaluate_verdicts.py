@@ -314,6 +314,26 @@ def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
     assert load_decisions(tmp_path, "default").known == ()
 
 
+@pytest.mark.parametrize(("tagged", "verdict"), [(3, "cannot tell"), (5, "better"), (9, "better")])
+def test_most_episodes_need_the_tag_of_their_unit(
+    tagged: int, verdict: str, tmp_path: Path
+) -> None:
+    """Whether the others are independent is unknown, and each counts as its own unit."""
+    rng, n = np.random.default_rng(8), 4000
+    actions = rng.integers(4, size=(n, 1))
+    rewards = (rng.random((n, 1)) < np.array([0.8, 0.4, 0.4, 0.4])[actions]).astype(np.float64)
+    tags = [json.dumps({"user": f"u{i}"} if i % 10 < tagged else {}) for i in range(n)]
+    given = (rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
+    log_episodes(tmp_path, *given, tags=tags)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    how: dict[str, Any] = {"split": "all", "cluster": "tag:user", "reward_range": (0.0, 1.0)}
+    judgement = evaluate(tmp_path, "default", digest, **how).judgement
+    (check,) = (one for one in judgement.diagnostics if one.name == "without_tag")
+    assert (judgement.verdict, check.passed) == (verdict, verdict == "better")
+    lacking = f"{4000 - 400 * tagged:,} episodes ({1 - tagged / 10:.1%}) without the tag 'user'"
+    assert check.sentence.startswith(lacking)
+
+
 def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
     """By training and by judging: since <= ts < until."""
     uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=2000)
