@@ -27,7 +27,6 @@ import secrets
 import shutil
 import struct
 import zlib
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -127,7 +126,6 @@ _decode_name = msgspec.msgpack.Decoder(_Named).decode
 _decode_draft_name = msgspec.msgpack.Decoder(tuple[str | None, _Named]).decode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_moved = msgspec.msgpack.Decoder(Moved).decode
-_NO_NAMES = np.zeros(0, np.int64)
 _decode_done = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
 
@@ -171,24 +169,6 @@ class _Piece:
         return int(self.path.name)
 
 
-def _add_name(names: array[int], kind: int, content: memoryview) -> None:
-    """Add the hash of an event's episode, unless it is a late reward.
-
-    A segment may hold millions of episodes, and this process's hashes take 8 bytes each. With two
-    ids of one hash a reward waits longer than it has to.
-    """
-    with contextlib.suppress(msgspec.MsgspecError):  # reading it will say so
-        event = _decode_draft_name(content)[1] if kind == _DRAFT else _decode_name(content)
-        found, is_reward = hash(event.episode_id), event.type == "log_returns"
-        if not (is_reward and event.seq is None) and (not names or names[-1] != found):
-            names.append(found)
-
-
-def _has_name(names: np.ndarray[Any, Any], name: str) -> bool:
-    place = int(np.searchsorted(names, hash(name)))
-    return place < len(names) and int(names[place]) == hash(name)
-
-
 class SpoolSegment:
     """The events of one process, in order, numbered from 0.
 
@@ -209,7 +189,7 @@ class SpoolSegment:
         self.damaged = 0  # bytes
         self.is_foreign = False  # of an earlier process
         self.followers: list[tuple[Event, SpoolSegment]] = []  # see `Spool.holds_back`
-        self._names = _NO_NAMES  # hashes of the ids of an earlier process's episodes, sorted
+        self._names: set[str] = set()  # episodes with events here, of an earlier process
         self._lock = lock
         self._piece_bytes = piece_bytes
         self._sync = sync
@@ -408,7 +388,6 @@ class SpoolSegment:
 
     def _scan(self) -> None:
         """Read an earlier process's segment: its events, and which of them were judged."""
-        names = array("q")
         for path in sorted(one for one in self.folder.iterdir() if one.name.isdigit()):
             data = path.read_bytes()
             frames = list(_frames(data))
@@ -418,8 +397,6 @@ class SpoolSegment:
                 self._scan_frame(kind, content)
                 if kind == _HEAD:
                     piece.base = self._next
-                elif kind in _COUNTED:
-                    _add_name(names, kind, content)
             if end < len(data):
                 self.damaged += len(data) - end
             if end:
@@ -429,19 +406,24 @@ class SpoolSegment:
         if self._pieces:
             self._reading = (self._pieces[0].serial, 0, self._pieces[0].base)
         self.unread = self.waiting
-        self._names = np.unique(np.array(names, np.int64))
 
     def precedes(self, event: Event) -> bool:
         """Whether unread events of an earlier process may belong to the event's episode."""
         name = event.episode_id
-        return self.unread > 0 and (name in self._into or _has_name(self._names, name))
+        return self.unread > 0 and (name in self._names or name in self._into)
 
     def take_followers(self) -> list[tuple[Event, SpoolSegment]]:
         """Remove and return what waits for this segment, once all of it has been read."""
         if self.unread:
             return []
-        found, self.followers, self._names = self.followers, [], _NO_NAMES
+        found, self.followers, self._names = self.followers, [], set()
         return found
+
+    def _scan_name(self, kind: int, content: memoryview) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):  # reading it will say so
+            event = _decode_draft_name(content)[1] if kind == _DRAFT else _decode_name(content)
+            if event.type != "log_returns" or event.seq is not None:
+                self._names.add(event.episode_id)
 
     def _scan_frame(self, kind: int, content: memoryview) -> None:
         if kind == _HEAD:
@@ -457,6 +439,7 @@ class SpoolSegment:
                 self._move(one)
         elif kind in _COUNTED:
             self._next += 1
+            self._scan_name(kind, content)
             if kind == _START:
                 start = _decode_event(content)
                 if isinstance(start, Start):
