@@ -282,13 +282,12 @@ def _tells(
 ) -> BoolArray:
     """Whether bets on rare events of one size have won enough by each of the times.
 
-    An event counts as size / share in the canary, with the sign `sign`. The rates of the arms
-    differ by effect / size around the rate that fits the deviation, so that a gain in one arm needs
-    as many episodes as a loss in the other. They differ by at most that rate.
+    An event counts as size / share in the canary, with the sign `sign`. Its rate there differs by
+    effect / size, and the size is chosen so that the rate at most doubles.
     """
     size, needed = min(width, deviation**2 / effect), math.log(1 / error)
-    rate, half = (deviation / size) ** 2, sign * effect / size / 2
-    rates = share * (rate + half), (1 - share) * (rate - half)
+    rate = (deviation / size) ** 2
+    rates = share * (rate + sign * effect / size), (1 - share) * rate
     sizes = sign * size / share, -sign * size / (1 - share)
     variance = sum(r * x * x for r, x in zip(rates, sizes, strict=True))
     stakes = np.sqrt(2 * needed / (variance * times * np.log1p(times)))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policy.ope.arms import (
     MISMATCH,
@@ -78,21 +74,6 @@ def test_the_size_that_is_said_to_be_needed_is_about_enough() -> None:
         ]
         verdict = "better" if canary > live else "worse"
         assert sum(one == {verdict} for one in found) >= 17, (live, share, limits, n)
-
-
-@settings(max_examples=30, deadline=None)
-@given(mean=st.floats(0.01, 0.5), relative=st.floats(0.02, 0.1), known=st.booleans())
-def test_equal_arms_need_the_fewest_episodes(mean: float, relative: float, known: bool) -> None:
-    """The number depends only on how far the share is from one half. It grows with that, up to one
-    step of the rounding to two digits."""
-    deviation, width = (mean * (1 - mean)) ** 0.5, 1.0 if known else None
-
-    def needed(share: float) -> int:
-        return episodes_needed(deviation, relative * mean, share, 0.05 / 3, width=width)
-
-    numbers = [needed(percent / 100) for percent in range(5, 100, 5)]
-    assert numbers == numbers[::-1]
-    assert all(nearer <= 1.1 * further for further, nearer in pairwise(numbers[:10])), numbers
 
 
 def judged(failures: tuple[float, float], split: float = 0.2) -> ArmsComparison:
