@@ -21,7 +21,7 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ingest.client.transport
+from ingest.client import transport as transport_module
 from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import (
     UNAVAILABLE,
@@ -189,7 +189,7 @@ def test_a_delivery_gives_up_in_time(
         waits.append(seconds)
         return len(waits) > 10  # as if the transport was closed
 
-    monkeypatch.setattr(ingest.client.transport, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(transport_module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(transport.closing, "wait", wait)
     collector.chance = lambda: answering(429, "busy", Retry_After="1000")
     with pytest.raises(CollectorUnavailable, match="busy"):
