@@ -324,11 +324,10 @@ class Outbox:
 
         return take_back
 
-    def _stays_on_disk(self, events: Sequence[Event], size: int) -> bool:
+    def _stays_on_disk(self, count: int, size: int) -> bool:
         """Whether written events stay only on disk, to be read back. With the lock held."""
-        if self.spool is not None and (self.spool.own_unread or self.spool.holds_back(events)):
-            return True
-        return not self._has_room(len(events), size)
+        unread = 0 if self.spool is None else self.spool.own_unread
+        return bool(unread) or not self._has_room(count, size)
 
     def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
         """Queue events that are on disk, unless they stay only there. With the lock held."""
@@ -973,7 +972,6 @@ class Outbox:
         if self.spool is not None and self._writer is not None:
             with self._writer.disk:
                 self.spool.taken_up += segments
-                self.spool.is_searched = True
                 with self._lock:
                     self._writer.count_waiting()
 

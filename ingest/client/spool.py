@@ -37,7 +37,6 @@ import msgspec
 import numpy as np
 
 from ingest.client.declarations import ClientPolicy, Draft
-from ingest.client.events import is_late
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import SpaceError
@@ -47,7 +46,6 @@ from storage.wording import counted
 log = logging.getLogger("headrace.client")
 
 PIECE_BYTES = 8_000_000
-HELD = 10_000  # rewards held back in memory, from which on the segments they wait for go first
 LONGEST_RUN = 8  # longest episode, in events, that is kept in one batch
 _READ_BYTES = 262_144
 _RESERVE = "reserve"
@@ -91,14 +89,6 @@ class Moved(msgspec.Struct, array_like=True, frozen=True):
     ts: int | None
 
 
-class _Named(msgspec.Struct):
-    """The part of an event that names its episode."""
-
-    type: str
-    episode_id: str = ""
-    seq: int | None = None
-
-
 def _packed(value: Any) -> Any:
     """Encode types that msgpack lacks: drafts, and arrays (or a range) in them."""
     if isinstance(value, Draft):
@@ -122,8 +112,6 @@ _sync = getattr(os, "fdatasync", os.fsync)
 _encode = msgspec.msgpack.Encoder(enc_hook=_packed).encode
 _decode_event = msgspec.msgpack.Decoder(Event, ext_hook=_unpacked).decode
 _decode_draft = msgspec.msgpack.Decoder(tuple[str | None, Event], ext_hook=_unpacked).decode
-_decode_name = msgspec.msgpack.Decoder(_Named).decode
-_decode_draft_name = msgspec.msgpack.Decoder(tuple[str | None, _Named]).decode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_moved = msgspec.msgpack.Decoder(Moved).decode
 _decode_done = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
@@ -188,8 +176,6 @@ class SpoolSegment:
         self._into: dict[str, Moved] = {}  # the same by their new episodes
         self.damaged = 0  # bytes
         self.is_foreign = False  # of an earlier process
-        self.followers: list[tuple[Event, SpoolSegment]] = []  # see `Spool.holds_back`
-        self._names: set[str] = set()  # episodes with events here, of an earlier process
         self._lock = lock
         self._piece_bytes = piece_bytes
         self._sync = sync
@@ -407,24 +393,6 @@ class SpoolSegment:
             self._reading = (self._pieces[0].serial, 0, self._pieces[0].base)
         self.unread = self.waiting
 
-    def precedes(self, event: Event) -> bool:
-        """Whether unread events of an earlier process may belong to the event's episode."""
-        name = event.episode_id
-        return self.unread > 0 and (name in self._names or name in self._into)
-
-    def take_followers(self) -> list[tuple[Event, SpoolSegment]]:
-        """Remove and return what waits for this segment, once all of it has been read."""
-        if self.unread:
-            return []
-        found, self.followers, self._names = self.followers, [], set()
-        return found
-
-    def _scan_name(self, kind: int, content: memoryview) -> None:
-        with contextlib.suppress(msgspec.MsgspecError):  # reading it will say so
-            event = _decode_draft_name(content)[1] if kind == _DRAFT else _decode_name(content)
-            if event.type != "log_returns" or event.seq is not None:
-                self._names.add(event.episode_id)
-
     def _scan_frame(self, kind: int, content: memoryview) -> None:
         if kind == _HEAD:
             head = _decode_head(content)
@@ -439,7 +407,6 @@ class SpoolSegment:
                 self._move(one)
         elif kind in _COUNTED:
             self._next += 1
-            self._scan_name(kind, content)
             if kind == _START:
                 start = _decode_event(content)
                 if isinstance(start, Start):
@@ -684,7 +651,6 @@ class Spool:
         self.taken_up: list[SpoolSegment] = []
         self.unreadable = self.unreadable_own = 0  # events; those of this process
         self._instance: str | None = None
-        self.is_searched = False  # for segments of earlier processes
         self._has_read_own = False
         self._places: dict[int, tuple[Event, SpoolSegment, int]] = {}
 
@@ -694,7 +660,6 @@ class Spool:
             segment.close(forked=forked)
         self.own, self.taken_up, self._instance = None, [], None
         self._places = {}
-        self.is_searched = False
 
     @property
     def segments(self) -> list[SpoolSegment]:
@@ -702,8 +667,8 @@ class Spool:
 
     @property
     def unread(self) -> int:
-        """The number of events that are only on disk or held back."""
-        return sum(segment.unread + len(segment.followers) for segment in self.segments)
+        """The number of events that are only on disk."""
+        return sum(segment.unread for segment in self.segments)
 
     @property
     def own_unread(self) -> int:
@@ -746,12 +711,9 @@ class Spool:
         """The next events that are only on disk, with their instances (None: this process's).
 
         Reads alternate between this process's events and those of earlier ones, so that no episode
-        waits in its middle for all events of the others. A reward that `holds_back` comes after the
-        events that it follows.
+        waits in its middle for all events of the others.
         """
         behind = [segment for segment in self.segments if segment.unread]
-        if sum(len(segment.followers) for segment in behind) >= HELD:
-            behind = [segment for segment in behind if segment.followers]
         if self._has_read_own and len(behind) > 1 and behind[0] is self.own:
             behind = [*behind[1:], behind[0]]
         for segment in behind:
@@ -765,37 +727,9 @@ class Spool:
                     self._places[id(event)] = (event, segment, number)
             if found:
                 self._has_read_own = segment is self.own
-            owner = None if segment is self.own else segment.instance
-            ready = [(event, owner) for _, event in found if not self._holds(event, segment)]
-            for event, home in segment.take_followers():
-                if not self._holds(event, home):
-                    ready.append((event, None))
-            if ready:
-                return ready
+                owner = None if segment is self.own else segment.instance
+                return [(event, owner) for _, event in found]
         return []
-
-    def holds_back(self, events: Iterable[Event]) -> bool:
-        """Whether any of the events must come after events of an earlier process on disk.
-
-        The collector finds the step of a reward only once it has the step.
-        """
-        if self.is_searched and not self.taken_up:
-            return False
-        return any(
-            is_late(event)
-            and (not self.is_searched or any(one.precedes(event) for one in self.taken_up))
-            for event in events
-        )
-
-    def _holds(self, event: Event, home: SpoolSegment) -> bool:
-        """Hold back an event, read from `home`, until a segment that precedes it has been read."""
-        if not is_late(event):
-            return False
-        for segment in self.taken_up:
-            if segment is not home and segment.precedes(event):
-                segment.followers.append((event, home))
-                return True
-        return False
 
     def is_foreign(self, event: Event) -> bool | None:
         """Whether an earlier process logged a spooled event; None for one that is not spooled."""

@@ -61,7 +61,7 @@ class SpoolWriter:
     """Writes events, and notes which of them were judged, in the order of the calls.
 
     The queue's functions, called with `lock` held: `number` numbers starts and returns a function
-    that undoes it; `is_left` says whether events of that many bytes stay only on disk; `enter`
+    that undoes it; `is_left` says whether a number of events and bytes stays only on disk; `enter`
     queues written events, or leaves them on disk, and returns their indices. `settled` is called
     when a call's events are written or have failed.
     """
@@ -75,7 +75,7 @@ class SpoolWriter:
         bounds: tuple[int, int],
         max_wait: float,
         number: Callable[[Sequence[Event]], Callable[[], None]],
-        is_left: Callable[[Sequence[Event], int], bool],
+        is_left: Callable[[int, int], bool],
         enter: Callable[[Sequence[Event], int, bool], Sequence[int]],
         full: Callable[[], BufferFull],
         own_threads: set[int],
@@ -254,7 +254,7 @@ class SpoolWriter:
         events = [event for entry in entries for event in entry.events]
         with self._lock:
             take_back = self._number(events)
-            left = self._is_left(events, sum(entry.size for entry in entries))
+            left = self._is_left(len(events), sum(entry.size for entry in entries))
         frames = [
             framed(event) if isinstance(event, Start) else frame
             for entry in entries

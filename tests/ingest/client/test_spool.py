@@ -124,60 +124,6 @@ def test_what_was_acknowledged_before_the_kill_is_not_doubled(tmp_path: Path) ->
     assert len([name for name, _ in counts if not name.endswith("open")]) == 160
 
 
-def test_a_reward_follows_the_spooled_decision_of_a_killed_process(tmp_path: Path) -> None:
-    """A process is killed with 30 episodes in its spool. The next one logs late rewards for them
-    before and while it takes them over: each is counted, and none is refused."""
-    killed(NOBODY, tmp_path / "spool", "e", 30)
-    declare(tmp_path, reward_window=3600.0)
-    with CollectorProcess(tmp_path) as running:
-        with spooling(running.address, tmp_path / "spool", batch=10, linger=0.0) as client:
-            for number in range(30):
-                for click in ("first", "second"):
-                    client.log_returns(f"e-{number}", 100.0, step=0, reward_id=click)
-            client.flush(60)
-            assert client.stats.refused == {}
-            assert client.stats.acknowledged == 30 * 6 + 2 + 60
-        running.turn_clock()
-        running.settle(60)
-        running.stop()
-    rows = [row for row in shard_rows(tmp_path) if row["eps_id"] != "e-open" and row["t"] == 0]
-    assert sorted(row["rewards"] for row in rows) == [200.0 + 2 * n for n in range(30)]
-
-
-def test_a_reward_follows_the_decision_of_another_segment(
-    collector: ScriptedCollector, tmp_path: Path
-) -> None:
-    """Three processes are killed one after the other: the first logs decisions, the others rewards
-    for them. Their successor delivers the three segments, in any order, and no reward comes before
-    its decision; it also logs rewards itself meanwhile."""
-    collector.judge = lambda event: (
-        ("not_found" if event.episode_id not in collector.episodes else None)
-        if isinstance(event, wire.LogReturns)
-        else None
-    )
-    names = [f"e{n}" for n in range(20)]
-    for turn in range(3):
-        client = spooling(NOBODY, tmp_path)
-        for name in names:
-            if turn:
-                client.log_returns(name, 1.0, step=0, reward_id=f"click-{turn}")
-            else:
-                client.log_step(SHORT, 1, 0.0, episode_id=name)
-        dead(client)
-    folders = sorted(tmp_path.glob("segment-*"), key=lambda one: one.stat().st_mtime_ns)
-    for folder, place in zip(folders, (2, 0, 1), strict=True):
-        folder.rename(tmp_path / f"segment-{place}")
-    with spooling(collector.address, tmp_path, max_pending=5, batch=3, linger=0.0) as client:
-        for name in names:
-            client.log_returns(name, 1.0, step=0, reward_id="click-3")
-            client.log_step(SHORT, 1, 0.0)
-        client.flush(60)
-        assert client.stats.refused == {}
-    clicks = Counter((event.episode_id, event.reward_id) for event in collector.late)
-    assert clicks == {(name, f"click-{n}"): 1 for name in names for n in (1, 2, 3)}
-    assert not list(tmp_path.glob("segment-*"))
-
-
 def test_flush_raises_what_was_refused_of_this_process(
     collector: ScriptedCollector, tmp_path: Path
 ) -> None:
@@ -785,38 +731,6 @@ def test_reads_of_this_process_and_of_earlier_ones_take_turns(tmp_path: Path) ->
     while found := kept.read(12):
         reads.append({event.episode_id.split("-")[0] for event, _ in found})
     assert reads == [{"own"}, {"earlier"}] * 15
-    kept.close()
-
-
-def test_the_rewards_that_are_held_back_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rewards that were read wait in memory for their steps, which another segment has. From a
-    number on, that segment is read first."""
-    monkeypatch.setattr(spool, "HELD", 20)
-    steps, rewards = spool_in(tmp_path), spool_in(tmp_path)
-    for n in range(100):
-        steps.append(episode(f"e{n}", 1), left=True)
-        late = wire.LogReturns(episode_id=f"e{n}", step=0, reward=1.0, reward_id=f"click-{n}")
-        rewards.append([late], left=True)
-    for place, one in enumerate((rewards, steps)):
-        assert one.own is not None
-        folder = one.own.folder
-        one.close()
-        folder.rename(tmp_path / f"segment-{place}")
-    kept = spool_in(tmp_path)
-    kept.taken_up = kept.find()
-    found: list[wire.Event] = []
-    while read := kept.read(12):
-        found += [event for event, _ in read]
-        assert len(kept.taken_up[1].followers) <= 20 + 12
-        assert kept.unread == 500 - len(found)
-    known: set[str] = set()
-    for event in found:
-        if isinstance(event, wire.LogReturns) and event.seq is None:
-            assert event.episode_id in known
-        elif isinstance(event, wire.LogAction):
-            known.add(event.episode_id)
     kept.close()
 
 
