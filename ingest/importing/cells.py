@@ -104,11 +104,14 @@ class Cells:
             self.faults.add(absent, f"column {name}: expected {expected}", column)
         return absent
 
-    def numbers(self, name: str, *, whole: bool = False) -> Array:
-        """A number per row: float64 (rows,), int64 if `whole`; 0 for missing or invalid cells."""
+    def numbers(self, name: str, *, whole: bool = False, booleans: bool = False) -> Array:
+        """A number per row: float64 (rows,), int64 if `whole`; 0 for missing or invalid cells.
+
+        With `booleans`, true and false are 1 and 0.
+        """
         column = self.raw(name)
         self.missing(name, column, "a number")
-        values, bad = to_numbers(column, whole=whole)
+        values, bad = to_numbers(column, whole=whole, booleans=booleans)
         self.faults.add(bad, f"column {name}: expected {_a_number(whole)}", column)
         return values
 
@@ -252,14 +255,17 @@ def texts_of(column: Any) -> Any:
     return column.cast(pa.string())
 
 
-def to_numbers(column: Any, *, whole: bool = False) -> tuple[Array, Array]:
-    """(values, mask of cells that are not numbers); 0 for those and for missing cells."""
+def to_numbers(column: Any, *, whole: bool = False, booleans: bool = False) -> tuple[Array, Array]:
+    """(values, mask of cells that are not numbers); 0 for those and for missing cells.
+
+    With `booleans`, true and false are 1 and 0.
+    """
     absent, kind, types = nulls(column), column.type, pa.types
     if types.is_null(kind):
         return np.zeros(len(column), np.int64 if whole else np.float64), np.zeros(len(column), bool)
     if _is_text(kind):
-        column = _parsed(column, whole)
-    elif types.is_boolean(kind):
+        column = _parsed(column, whole, booleans)
+    elif types.is_boolean(kind) and booleans:
         column = column.cast(pa.int8())
     elif types.is_decimal(kind):
         column = column.cast(pa.float64())
@@ -279,15 +285,15 @@ def to_numbers(column: Any, *, whole: bool = False) -> tuple[Array, Array]:
     return values.astype(np.int64, copy=False), bad
 
 
-def _parsed(column: Any, whole: bool) -> Any:
-    """Texts as numbers, true and false as 1 and 0, null for other texts."""
+def _parsed(column: Any, whole: bool, booleans: bool) -> Any:
+    """Texts as numbers, with `booleans` true and false as 1 and 0, null for other texts."""
     texts = pc.utf8_trim_whitespace(column)
     kinds = (pa.int64(), pa.float64()) if whole else (pa.float64(),)
     if not _any(pc.match_substring(texts, "x")):  # Arrow would read 0x10
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid):
                 return texts.cast(kind)
-    for number, name in (("1", "true"), ("0", "false")):
+    for number, name in (("1", "true"), ("0", "false")) if booleans else ():
         texts = pc.if_else(pc.equal(pc.utf8_lower(texts), name), number, texts)
     texts = _only(texts, pc.match_substring_regex(texts, _NUMBER))
     for kind in kinds[:-1]:

@@ -165,7 +165,7 @@ class Layout:
     def _columns(self, cells: Cells, policy: Array) -> dict[str, Any]:
         """Column -> pyarrow.Array with a value for each source row, independent of its policy."""
         options, columns = self._options, dict[str, Any]()
-        rewards = sum(cells.numbers(name) for name in options.rewards)
+        rewards = sum(cells.numbers(name, booleans=True) for name in options.rewards)
         made = pa.array(np.asarray(rewards, np.float64))
         cells.faults.add(~np.isfinite(rewards), "reward: expected a finite number", made)
         columns["rewards"] = made

@@ -24,6 +24,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -82,6 +83,8 @@ def run_import(
     )
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder, _closing(transport):
         spec = _spec(transport, patient=not check)
+        if spec is not None and not options.has_policies:  # omitted or not, it is the same import
+            options = replace(options, policy_id=spec.policy(options.policy_id).policy_id)
         if check or options.episode is not None or options.policy is not None:
             units = several_passes(units, options, Path(folder))
         spaces, told = _spaces(spec, units, options)
@@ -98,9 +101,10 @@ def run_import(
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(spec.policy(name).policy_id) for name in spaces]
-        if unnamed:
-            units = several_passes(units, options, Path(folder))
         with _naming(account.report):
+            _require_codes(unnamed, options)
+            if unnamed:
+                units = several_passes(units, options, Path(folder))
             categories = _codes(units, unnamed, options, save=not check)
         # with a space's names, NAME and NAME:categories mean the same
         read_as = [
@@ -196,22 +200,26 @@ def _spaces(
     return found, told[options.policy_id]
 
 
-def _codes(
-    units: Sequence[Unit], columns: Sequence[str], options: ImportOptions, *, save: bool
-) -> Categories:
-    """The codes of columns whose names the policy does not declare.
+def _require_codes(columns: Sequence[str], options: ImportOptions) -> None:
+    """Check that columns whose names the policy does not declare have a file of codes.
 
-    Raises ImportFailed without the option `categories`: a source's own numbering would give its
-    values other codes than the next source does.
+    A source's own numbering would give its values other codes than the next source does. Raises
+    ImportFailed.
     """
-    if not columns:
-        return {}
-    if options.categories is None:
+    if columns and options.categories is None:
         raise ImportFailed(
             f"column {columns[0]}: expected names in the policy's space, got none; declare them "
             f"(--declare with {columns[0]}:categories, or the policy's file), or give every import "
             f"of this policy the same file of codes (--categories FILE)"
         )
+
+
+def _codes(
+    units: Sequence[Unit], columns: Sequence[str], options: ImportOptions, *, save: bool
+) -> Categories:
+    """The codes of columns whose names the policy does not declare."""
+    if not columns or options.categories is None:
+        return {}
     also = options.categorical_finals
     return known_categories(units, columns, also, options.categories, save=save)
 

@@ -80,7 +80,7 @@ class Range:
     def add(self, column: Any) -> None:
         """Add the numbers of more cells; other cells are ignored."""
         counts, flat = flattened(column)
-        values, bad = to_numbers(flat)
+        values, bad = to_numbers(flat, booleans=True)
         kept = values[~(bad | nulls(flat)) & np.isfinite(values)]
         if not len(kept):
             return

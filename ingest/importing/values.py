@@ -185,7 +185,7 @@ def _matrix(
         raw = cells.lists(column.name)
         cells.missing(column.name, raw, "numbers")
         counts, flat = flattened(raw)
-        values, bad = to_numbers(flat, whole=whole)
+        values, bad = to_numbers(flat, whole=whole, booleans=True)
         if bad.any() or (flat.null_count and flat is not raw):
             odd = bad | nulls(flat)
             rows = odd if flat is raw else _rows_with(odd, counts)

@@ -56,16 +56,23 @@ def test_numbers_of_texts_are_those_of_python(cells: list[Any]) -> None:
     ],
 )
 def test_numbers_of_other_kinds(column: Any, expected: list[float]) -> None:
-    values, bad = to_numbers(column)
+    values, bad = to_numbers(column, booleans=True)
     assert values.tolist() == expected
     assert not bad.any()
+
+
+@pytest.mark.parametrize("column", [pa.array([True, False]), pa.array(["True", "false"])])
+def test_a_boolean_is_a_number_only_where_that_is_meant(column: Any) -> None:
+    """A propensity of True would be 1: a mistaken column is a fault instead."""
+    assert to_numbers(column)[1].all()
+    assert to_numbers(column, whole=True)[1].all()
 
 
 def test_what_is_not_whole_is_no_integer() -> None:
     """3.0 is an integer; 3.5 and values beyond int64 are not; a date is not a number."""
     values, bad = to_numbers(pa.array([3.0, 3.5, 1e30, None]), whole=True)
     assert (values.tolist(), bad.tolist()) == ([3, 0, 0, 0], [False, True, True, False])
-    values, bad = to_numbers(pa.array(["True", "0", "truth", "t"]), whole=True)
+    values, bad = to_numbers(pa.array(["True", "0", "truth", "t"]), whole=True, booleans=True)
     assert (values.tolist(), bad.tolist()) == ([1, 0, 0, 0], [False, False, True, True])
     _, bad = to_numbers(pa.array([2**63, 1], pa.uint64()), whole=True)
     assert bad.tolist() == [True, False]
