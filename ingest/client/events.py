@@ -151,7 +151,9 @@ def unsampled_names(episode_id: str) -> tuple[str, str]:
 
 
 def check_tags(tags: Mapping[str, str], episode_id: str) -> dict[str, str]:
-    """A copy of the tags. Raises ValueError unless they are a few short strings."""
+    """A copy of the tags. Raises ValueError unless they are a mapping of a few short strings."""
+    if not isinstance(tags, Mapping):
+        raise ValueError(f"tags: expected a mapping of strings, got {tags!r:.80}")
     for pair in tags.items():
         if not all(isinstance(text, str) and _is_unicode(text) for text in pair):
             raise ValueError(f"tags: expected strings, got {pair!r:.80}")

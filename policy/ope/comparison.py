@@ -44,6 +44,8 @@ CANNOT_TELL: Verdict = "cannot tell"
 FIRST_LOOK = 0.8
 """The share of the error that the first look at a candidate uses. Later looks at more episodes use
 the rest, by one confidence sequence, so that the total error holds."""
+MOST_MISSING = 10**9
+"""Episodes: with more than these, more data is no way to a verdict, and no number is reported."""
 POWER = 0.8
 """The probability of a verdict with the number of episodes that is reported as missing."""
 
@@ -189,7 +191,7 @@ def _inverse_hall(x: float, a: float) -> float:
 def _missing(found: Comparison) -> int | None:
     """The approximate number of further episodes that would show a difference of this size.
 
-    None if there is no difference yet, or no bound on its side.
+    None if there is no difference yet, no bound on its side, or MOST_MISSING would not be enough.
     """
     size = abs(found.difference)
     if not size > 0 or not math.isfinite(found.stderr):
@@ -202,7 +204,7 @@ def _missing(found: Comparison) -> int | None:
     if found.limits is not None:
         furthest = -found.limits[0] if found.difference > 0 else found.limits[1]
         episodes = max(episodes, needed * furthest / (LARGEST_STAKE * size))
-    if not math.isfinite(episodes):
+    if not episodes < MOST_MISSING:
         return None
     more = max(1.0, episodes - found.n)
     digits = 10.0 ** max(0, math.floor(math.log10(more)) - 1)

@@ -344,6 +344,14 @@ def test_an_id_must_be_one_that_can_be_sent(client: PolicyClient, bad: Any) -> N
         client.start_episode(bad)
 
 
+@pytest.mark.parametrize("bad", ["user7", ["user7"], {"user": 7}, {"user": "\ud800"}])
+def test_tags_must_be_strings_by_name(client: PolicyClient, bad: Any) -> None:
+    """The call says what was expected, and no episode begins."""
+    with pytest.raises(ValueError, match=r"^tags: expected "):
+        client.start_episode("tagged", tags=bad)
+    client.start_episode("tagged")
+
+
 # --- own ids ---------------------------------------------------------------------------------
 
 
