@@ -134,13 +134,16 @@ def framed(event: Event) -> bytes:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, memoryview, int]]:
-    """Yield (kind, content, position of the next frame) of each intact frame."""
+    """Yield (kind, content, position of the next frame) of each intact frame.
+
+    No frame is empty: zeros, to which a power cut may extend a file, would be one that is intact.
+    """
     at, view = 0, memoryview(data)
     while at + _FRAME.size <= len(view):
         kind, length, checksum = _FRAME.unpack_from(view, at)
         end = at + _FRAME.size + length
         content = view[at + _FRAME.size : end]
-        if end > len(view) or zlib.crc32(content) != checksum:
+        if not length or end > len(view) or zlib.crc32(content) != checksum:
             return
         yield kind, content, end
         at = end

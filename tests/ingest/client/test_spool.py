@@ -549,6 +549,24 @@ def test_a_torn_end_is_left_out(
     assert "damaged bytes" in caplog.text
 
 
+def test_zeros_at_the_end_of_a_segment_are_left_out(
+    collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A power cut can extend a file by zeros that were never written: all events are delivered."""
+    client = spooling(NOBODY, tmp_path)
+    for n in range(5):
+        client.log_step(SHORT, 1, float(n))
+    dead(client)
+    (piece,) = tmp_path.glob("segment-*/0*")
+    os.truncate(piece, piece.stat().st_size + 200)
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(60)
+    rewards = [record.rewards for record in collector.episodes.values()]
+    assert rewards == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+    assert "200 damaged bytes were skipped" in caplog.text
+    assert not list(tmp_path.glob("segment-*"))
+
+
 def test_what_cannot_be_read_is_counted_and_the_rest_goes_on(
     collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
