@@ -69,8 +69,8 @@ def read_regular(path: Path, limit: int = 2**28) -> bytes:
 class FileLock:
     """A `flock` on a file, exclusive or shared; the kernel releases it when the holder dies.
 
-    The file contains the process id of its last exclusive holder, for messages only. It is never
-    removed: otherwise two processes could hold locks on two files with the same name.
+    The file contains the process id of its last exclusive holder, for messages only. Only its
+    holder may remove it; whoever waited for the removed file then locks the one that has its name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,16 +85,19 @@ class FileLock:
         """
         _require_posix(self.path)
         flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-        fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
-        try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(fd, kind | (0 if blocking else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        except BaseException:
-            os.close(fd)
-            raise
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        has_name = False
+        while not has_name:
+            fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, kind | (0 if blocking else fcntl.LOCK_NB))
+                with contextlib.suppress(FileNotFoundError):  # removed by its last holder
+                    has_name = os.path.samestat(os.fstat(fd), self.path.stat())
+            except BlockingIOError:
+                return False
+            finally:
+                if not has_name:
+                    os.close(fd)
         self._fd = fd
         if not shared:
             with contextlib.suppress(OSError):  # a full disk must not prevent locking

@@ -289,10 +289,13 @@ int fsync(int fd) {
 
 /* --- names --------------------------------------------------------------------------------- */
 
-static void keep(uint64_t inode, const char *path) {
+/* Whether a new file was kept; 0 if another thread or process has removed it already. */
+static int keep(uint64_t inode, const char *path) {
     char kept[PATH_MAX];
     snprintf(kept, sizeof kept, "%s/inodes/%lu", state, inode);
-    if (link(path, kept) && errno != EEXIST) abort();
+    if (!link(path, kept) || errno == EEXIST) return 1;
+    if (errno != ENOENT) abort();
+    return 0;
 }
 
 static int opens(int dirfd, const char *path, int flags, mode_t mode) {
@@ -307,7 +310,11 @@ static int opens(int dirfd, const char *path, int flags, mode_t mode) {
     if (fd < 0 || fstat(fd, &about) || !S_ISREG(about.st_mode)) return fd;
     if (!there) {
         struct head head = {.kind = CREATE, .inode = about.st_ino};
-        keep(about.st_ino, found);
+        if (!keep(about.st_ino, found)) { /* as if it had been removed before this call */
+            close(fd);
+            errno = ENOENT;
+            return -1;
+        }
         put_log(&head, found, NULL, NULL, NULL, 0);
     } else if (flags & O_TRUNC && ftruncate64(fd, 0)) {
         close(fd);
@@ -362,8 +369,7 @@ int linkat(int from, const char *old, int to, const char *new, int flags) {
     struct stat about;
     if (place(from, old, source) && !stat(source, &about) && access(target, F_OK)) {
         struct head head = {.kind = CREATE, .inode = about.st_ino};
-        keep(about.st_ino, source);
-        put_log(&head, target, NULL, NULL, NULL, 0);
+        if (keep(about.st_ino, source)) put_log(&head, target, NULL, NULL, NULL, 0);
     }
     return real(from, old, to, new, flags);
 }

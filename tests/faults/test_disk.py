@@ -197,3 +197,36 @@ def test_the_wall_clock_moves_and_the_other_does_not(disk: Disk) -> None:
     after = [int(word) for word in run(disk, script).stdout.split()]
     assert -3600 <= after[0] - before[0] < -3500
     assert 0 <= after[1] - before[1] < 100
+
+
+def test_a_file_may_be_removed_while_it_is_made(disk: Disk) -> None:
+    """By another thread; the call then fails as if its folder had been removed before it."""
+    done = run(
+        disk,
+        """
+        import threading
+        made, removed = 0, 0
+
+        def remove():
+            global removed
+            while made < 2_000:
+                try:
+                    os.unlink(root / "a")
+                    removed += 1
+                except FileNotFoundError:
+                    pass
+
+        other = threading.Thread(target=remove)
+        other.start()
+        while made < 2_000:
+            try:
+                os.close(os.open(root / "a", os.O_RDWR | os.O_CREAT))
+                made += 1
+            except FileNotFoundError:
+                pass
+        other.join()
+        print(removed > 0)
+        """,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")
+    assert after_cut(disk) == {"old": b"old content"}

@@ -104,7 +104,6 @@ TESTED_BY = {
     "storage.shards.writer_main": "storage/shards/test_writer_process",
     "storage.spaces.leaves": "storage/spaces/test_codec",
     "storage.system.backoff": "policy/jobs/test_train_live",
-    "storage.system.files": "policy/jobs/test_freeze",
     "storage.system.process": "ingest/server/test_supervisor",
     "storage.verify.column_values": "storage/verify/test_second_reader",
     "storage.verify.quarantine": "storage/verify/test_audit",
