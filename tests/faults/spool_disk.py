@@ -112,21 +112,27 @@ def fill(
 def hang(
     trial: Trial, spooling: Spooling, disk: Disk, chance: random.Random, verdict: Verdict
 ) -> None:
-    """No write returns for a while, with or without a collector; half of the time one process is
-    killed meanwhile. Calls return until memory is full, and then raise."""
+    """No write returns for a while, with or without a collector. Calls return until memory is full,
+    and then raise. One process is killed meanwhile, or once its late events count as written."""
     for number in range(max(1, trial.size // 3)):
-        away = number % 2 == 1
+        away, place = number % 2 == 0, chance.randrange(2)
         if away:
             spooling.collector.kill()
         wait_until(lambda: all(map(spooling.is_logging, range(2))), PATIENCE)
         disk.hang(True)
         threading.Event().wait(HANG_SECONDS)
-        if chance.random() < 0.5:
-            place = chance.randrange(2)
+        meanwhile = number % 4 > 1
+        if meanwhile:
             spooling.stop(place)
-            disk.hang(False)
-            spooling.follow(place)
         disk.hang(False)
+        if meanwhile:
+            spooling.follow(place)
+        else:
+            before = spooling.acknowledged(place)
+            wait_until(
+                lambda place=place, before=before: spooling.acknowledged(place) > before, PATIENCE
+            )
+            spooling.kill(place)
         verdict.count("hangs")
         if away:
             spooling.collector.restart()

@@ -208,6 +208,10 @@ class Spooling:
         notes = self.folder / f"notes-{self.numbers[place]}"
         return notes.exists() and notes.stat().st_size > FEW_NOTES_BYTES
 
+    def acknowledged(self, place: int) -> int:
+        """How many steps a process has noted as returned and written."""
+        return (self.folder / f"notes-{self.numbers[place]}").read_text().count("acknowledged")
+
     def follow(self, place: int) -> None:
         """Another process in place of one that is dead."""
         self.numbers[place] = self._started + 1
