@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["counted", "rounded_up"]
 
 
 def counted(number: float, one: str, many: str = "") -> str:
     """`1 row`, `2,000 rows`: a whole number with its noun; `many` is the plural if not `one`s."""
     text = f"{number:,.0f}"
     return f"{text} {one if text == '1' else many or f'{one}s'}"
+
+
+def rounded_up(number: float) -> int:
+    """An estimated number, to two digits: 12,345 is 13,000."""
+    digits = 10 ** max(0, len(str(int(number))) - 2)
+    return int(-(-number // digits) * digits)

@@ -18,20 +18,24 @@ column (policy.ope.columns), which is read block by block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
 from policy.ope.columns import NumberColumn, Numbers, column_of, combined, ends, mean_of
 
-__all__ = ["betting_interval", "wealth_against"]
+__all__ = ["POWER", "betting_interval", "first_time", "numbers_needed", "wealth_against"]
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 LARGEST_STAKE = 0.75
 """The largest share of the wealth that the worst number may cost; Waudby-Smith & Ramdas use 1/2 or
 3/4."""
+POWER = 0.8
+"""The probability of a verdict with the number of episodes that is reported as needed."""
 FIRST_VARIANCE = 0.01
 """The variance assumed before the first number, as a share of the square of half the range."""
 
@@ -83,6 +87,46 @@ def wealth_against(
     """
     numbers = column_of(values)
     return _log_wealth(numbers, _bets(numbers, least, error, sequence), mean, least, sequence)
+
+
+def numbers_needed(
+    sizes: Sequence[float], rates: Sequence[float], *, least: float, error: float, sequence: bool
+) -> float:
+    """About how many numbers show, with the probability `POWER`, that their mean is above 0.
+
+    Each is one of the `sizes`, with the probabilities `rates`, or else 0. The log wealth of the
+    bets is approximated by a normal distribution.
+    """
+    needed = math.log(1 / error)
+    variance = sum(rate * size**2 for rate, size in zip(rates, sizes, strict=True))
+
+    def enough(times: FloatArray) -> BoolArray:
+        grown = times * np.log1p(times) if sequence else times
+        stakes = np.minimum(np.sqrt(2 * needed / (variance * grown)), LARGEST_STAKE / -least)
+        won, squares = np.zeros_like(times), np.zeros_like(times)
+        for rate, size in zip(rates, sizes, strict=True):
+            log = np.log1p(stakes * size)
+            won, squares = won + rate * log, squares + rate * log**2
+        total = _summed if sequence else np.multiply
+        spread = np.sqrt(total(squares, times))
+        found: BoolArray = total(won, times) - float(ndtri(POWER)) * spread >= needed
+        return found
+
+    return first_time(enough)
+
+
+def first_time(enough: Callable[[FloatArray], BoolArray]) -> float:
+    """The smallest number of episodes that is `enough`, within 1 %; infinite if 1e13 are not."""
+    times = np.geomspace(1.0, 1e13, 6000)
+    found = enough(times)
+    return float(times[int(np.argmax(found))]) if found.any() else math.inf
+
+
+def _summed(terms: FloatArray, times: FloatArray) -> FloatArray:
+    """The cumulative sums, at each time, of terms that change slowly."""
+    areas = np.diff(times) * (terms[1:] + terms[:-1]) / 2
+    sums: FloatArray = terms[0] + np.concatenate(([0.0], np.cumsum(areas)))
+    return sums
 
 
 def _lower(values: NumberColumn, least: float, error: float, sequence: bool) -> float:

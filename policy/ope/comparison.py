@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
-from policy.ope.betting import LARGEST_STAKE, betting_interval
-from policy.ope.columns import Numbers, column_of, moments
+from policy.ope.betting import POWER, betting_interval, first_time, numbers_needed
+from policy.ope.columns import Numbers, column_of, combined, moments
 from policy.ope.differences import Differences
+from storage.wording import rounded_up
 
 __all__ = [
     "BETTER",
@@ -34,6 +36,8 @@ __all__ = [
     "skewed_t_interval",
 ]
 
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 Verdict: TypeAlias = Literal["better", "worse", "cannot tell"]
 Bound: TypeAlias = Literal["betting", "sequence", "student"]
 
@@ -46,8 +50,6 @@ FIRST_LOOK = 0.8
 the rest, by one confidence sequence, so that the total error holds."""
 MOST_MISSING = 10**9
 """Episodes: with more than these, more data is no way to a verdict, and no number is reported."""
-POWER = 0.8
-"""The probability of a verdict with the number of episodes that is reported as missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class Comparison:
     n: int  # episodes, or units of them
     unit: str  # what `n` counts: "episodes", "values of user", "held-out episodes"
     limits: tuple[float, float] | None  # of one episode's difference, if known
-    # approximate number of further episodes that would show a difference of this size
+    # approximate number of further episodes with which the next look would show this difference
     missing: int | None
 
     @property
@@ -122,11 +124,10 @@ def compare(
     values = column_of(differences.values)
     n, (mean, variance, _) = values.size, moments(values)
     limited = math.isfinite(differences.least) or math.isfinite(differences.most)
-    sequence = limited and looks > 0 and differences.in_order
+    continued = limited and differences.in_order  # whether later looks share one sequence
+    sequence = continued and looks > 0
     bound: Bound = ("sequence" if sequence else "betting") if limited else "student"
-    spent = error * FIRST_LOOK
-    if looks:
-        spent = error * (1 - FIRST_LOOK) * (1.0 if sequence else 0.5**looks)
+    spent, later = (_spent(error, look, continued) for look in (looks, looks + 1))
     if limited:
         low = betting_interval(
             differences.lower,
@@ -157,7 +158,17 @@ def compare(
         limits=(differences.least, differences.most) if limited else None,
         missing=None,
     )
-    return replace(found, missing=_missing(found)) if found.verdict == CANNOT_TELL else found
+    if found.verdict != CANNOT_TELL:
+        return found
+    missing = _missing(found, differences, spent=later, sequence=continued)
+    return replace(found, missing=missing)
+
+
+def _spent(error: float, looks: int, continued: bool) -> float:
+    """The error that a look spends after `looks` others."""
+    if not looks:
+        return error * FIRST_LOOK
+    return error * (1 - FIRST_LOOK) * (1.0 if continued else 0.5**looks)
 
 
 def skewed_t_interval(values: Numbers, error: float) -> tuple[float, float]:
@@ -188,27 +199,47 @@ def _inverse_hall(x: float, a: float) -> float:
     return 3 / a * (float(np.cbrt(1 + a * (x - a / 6))) - 1)
 
 
-def _missing(found: Comparison) -> int | None:
-    """The approximate number of further episodes that would show a difference of this size.
+def _missing(
+    found: Comparison, differences: Differences, *, spent: float, sequence: bool
+) -> int | None:
+    """About how many further episodes show a difference of this size, with the probability POWER.
 
-    None if there is no difference yet, no bound on its side, or MOST_MISSING would not be enough.
+    `spent` is the error of the look at them, `sequence` its kind of bound. None if there is no
+    difference yet, no bound on its side, or MOST_MISSING would not be enough.
     """
-    size = abs(found.difference)
+    size, n = abs(found.difference), found.n
     if not size > 0 or not math.isfinite(found.stderr):
         return None
-    variance = found.n * found.stderr**2
-    needed = math.log(1 / found.error)
-    normal = found.bound == "student"
-    deviations = -float(ndtri(found.error)) if normal else math.sqrt(2 * needed)
-    episodes = ((deviations + float(ndtri(POWER))) / size) ** 2 * variance
-    if found.limits is not None:
-        furthest = -found.limits[0] if found.difference > 0 else found.limits[1]
-        episodes = max(episodes, needed * furthest / (LARGEST_STAKE * size))
-    if not episodes < MOST_MISSING:
-        return None
-    more = max(1.0, episodes - found.n)
-    digits = 10.0 ** max(0, math.floor(math.log10(more)) - 1)
-    return int(math.ceil(more / digits) * digits)
+    if found.limits is None:
+
+        def enough(times: FloatArray) -> BoolArray:
+            deviations = stdtrit(times, 1 - spent) + float(ndtri(POWER))
+            told: BoolArray = deviations * found.stderr * math.sqrt(n) <= size * np.sqrt(times)
+            return told
+
+        episodes = first_time(enough)
+    else:
+        values, least = differences.lower, differences.least
+        if found.difference < 0:
+            values, least = combined(np.negative, column_of(differences.upper)), -differences.most
+        sizes, rates = _two_sizes(size, values, least)
+        episodes = numbers_needed(sizes, rates, least=least, error=spent, sequence=sequence)
+    return rounded_up(max(1.0, episodes - n)) if episodes < MOST_MISSING else None
+
+
+def _two_sizes(
+    mean: float, values: Numbers, least: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two sizes and their probabilities, with this mean, and the values' variance and skewness.
+
+    Neither is below `least`.
+    """
+    _, variance, third = moments(column_of(values))
+    deviation = math.sqrt(variance)
+    half = third / variance / deviation / 2 if variance > 0 else 0.0
+    root = math.hypot(1.0, half)
+    low, high = (mean + deviation * (half + x * root) for x in (-1, 1))
+    return (max(low, least), high), ((1 + half / root) / 2, (1 - half / root) / 2)
 
 
 def _plain(number: float) -> float | None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from policy.ope.betting import wealth_against
 from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of
-from storage.wording import counted
+from storage.wording import counted, rounded_up
 
 __all__ = [
     "Diagnostic",
@@ -396,10 +396,4 @@ def _further(n: int, number: float, threshold: float) -> int | None:
     """
     if not 0 < number < threshold:
         return None
-    return _rounded(n * (threshold / number - 1))
-
-
-def _rounded(number: float) -> int:
-    """Round up to two digits."""
-    digits = 10.0 ** max(0, math.floor(math.log10(max(number, 1.0))) - 1)
-    return int(math.ceil(number / digits) * digits)
+    return rounded_up(n * (threshold / number - 1))
