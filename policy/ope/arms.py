@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from policy.ope.betting import LARGEST_STAKE, betting_interval
+from policy.ope.betting import POWER, betting_interval, first_time, numbers_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Verdict
-from storage.wording import counted
+from storage.wording import counted, rounded_up
 
 __all__ = [
     "FEWEST",
@@ -41,7 +41,8 @@ MISMATCH = math.log(1000)
 at any look with a probability of 1 / 1000 (Ville 1939)."""
 FEWEST = 100
 """The number of episodes in each arm that a verdict by a normal limit requires."""
-POWER = 0.8
+MOST_NEEDED = 1e13
+"""The largest number of episodes that is named as needed."""
 _PRIOR = 100.0
 _TUNED_FOR = 10_000
 
@@ -159,7 +160,7 @@ def compare_arms(
             width = None if limits is None else limits[1] - limits[0]
             fill = max((FEWEST - k) / share, (FEWEST - (n - k)) / (1 - share)) if few else 1
             more = episodes_needed(spread, apart, share, end, width=width) - n
-            missing = max(more, math.ceil(fill))
+            missing = rounded_up(max(more, fill))
             reasons.append(
                 f"about {counted(missing, 'more episode')}, of both versions together, would "
                 f"show whether the difference of {apart:.3g} is real"
@@ -251,56 +252,36 @@ def episodes_needed(
 
     `deviation`: standard deviation of a return; `width`: the range of returns, None if unknown.
     With a width the returns are assumed to be rare events, whose early bets cost most, and the
-    effect to be a gain or a loss, whichever needs more episodes; the log wealth of the bets is
-    approximated by a normal distribution. In 200 simulated logs per case the power was .78 to .99.
-    Rounded up to two digits.
+    effect to be a gain or a loss, of the canary or of an arm with the other share, whichever needs
+    most episodes. So the number is the same for `share` and 1 - `share`. In 60 simulated logs per
+    case (shares .05 to .95) the power was then .8 to 1. Rounded up to two digits.
     """
-    times = np.geomspace(1.0, 1e13, 6000)
     if width is not None:
-        enough = np.logical_and(
-            *(_tells(times, sign, deviation, effect, share, error, width) for sign in (1, -1))
-        )
-    else:
-        apart = deviation / math.sqrt(share * (1 - share))
+        shares = (share, 1 - share)
+        needs = [_bets(deviation, x * effect, s, error, width) for s in shares for x in (1, -1)]
+        return rounded_up(min(max(needs), MOST_NEEDED))
+    apart = deviation / math.sqrt(share * (1 - share))
+
+    def enough(times: FloatArray) -> BoolArray:
         radii = np.array([_radius(float(n), apart, error) for n in times])
-        enough = radii + float(ndtri(POWER)) * apart / np.sqrt(times) <= effect
-    if not enough.any():
-        return int(times[-1])
-    found = math.ceil(float(times[int(np.argmax(enough))]))
-    digits: int = 10 ** max(0, len(str(found)) - 2)
-    return -(-found // digits) * digits
+        told: BoolArray = radii + float(ndtri(POWER)) * apart / np.sqrt(times) <= effect
+        return told
+
+    return rounded_up(min(first_time(enough), MOST_NEEDED))
 
 
-def _tells(
-    times: FloatArray,
-    sign: int,
-    deviation: float,
-    effect: float,
-    share: float,
-    error: float,
-    width: float,
-) -> BoolArray:
-    """Whether bets on rare events of one size have won enough by each of the times.
+def _bets(deviation: float, change: float, share: float, error: float, width: float) -> float:
+    """How many episodes bets on rare events of one size need to show this change of their mean.
 
-    An event counts as size / share in the canary, with the sign `sign`. Its rate there differs by
-    effect / size, and the size is chosen so that the rate at most doubles.
+    An event counts as size / share in the canary. Its rate there differs by change / size, and the
+    size is chosen so that the rate at most doubles.
     """
-    size, needed = min(width, deviation**2 / effect), math.log(1 / error)
-    rate = (deviation / size) ** 2
-    rates = share * (rate + sign * effect / size), (1 - share) * rate
-    sizes = sign * size / share, -sign * size / (1 - share)
-    variance = sum(r * x * x for r, x in zip(rates, sizes, strict=True))
-    stakes = np.sqrt(2 * needed / (variance * times * np.log1p(times)))
-    stakes = np.minimum(stakes, LARGEST_STAKE * min(share, 1 - share) / width)
-    logs = [np.log1p(stakes * x) for x in sizes]
-    won = _summed(rates[0] * logs[0] + rates[1] * logs[1], times)
-    squares = _summed(rates[0] * logs[0] ** 2 + rates[1] * logs[1] ** 2, times)
-    enough: BoolArray = won - float(ndtri(POWER)) * np.sqrt(squares) >= needed
-    return enough
-
-
-def _summed(terms: FloatArray, times: FloatArray) -> FloatArray:
-    """The cumulative sums, at each time, of terms that change slowly."""
-    areas = np.diff(times) * (terms[1:] + terms[:-1]) / 2
-    sums: FloatArray = terms[0] + np.concatenate(([0.0], np.cumsum(areas)))
-    return sums
+    size = min(width, deviation**2 / abs(change))
+    rate, sign = (deviation / size) ** 2, math.copysign(1.0, change)
+    return numbers_needed(
+        (sign * size / share, -sign * size / (1 - share)),
+        (share * (rate + change / size), (1 - share) * rate),
+        least=-width / min(share, 1 - share),
+        error=error,
+        sequence=True,
+    )
