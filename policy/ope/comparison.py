@@ -141,6 +141,7 @@ def compare(
             error=spent,
             sequence=sequence,
         )[1]
+        low, high = max(low, -differences.furthest), min(high, differences.furthest)
     else:
         low, high = skewed_t_interval(values, spent)
     stderr = math.sqrt(variance / (n - 1)) if n > 1 else math.inf

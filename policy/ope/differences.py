@@ -52,6 +52,7 @@ class Differences:
     upper: Numbers  # (n,) each <= most
     most: float
     in_order: bool = True  # further episodes append numbers without changing these
+    furthest: float = math.inf  # the largest absolute value that their mean can have
 
     def scaled(self, numbers: float, limits: float) -> Differences:
         """Multiply the numbers by one factor and the limits by another, both above 0."""
@@ -69,6 +70,7 @@ class Differences:
             times(self.upper),
             self.most * limits,
             self.in_order,
+            self.furthest * limits,
         )
 
 
@@ -143,8 +145,12 @@ def bounded_per_decision(
 
     If all episodes have the same length, a constant can be subtracted from every reward, which
     affects both policies equally; then the limit on the candidate's side does not depend on the
-    largest weight. `lengths` are the shortest and the longest episode: the horizon is that of the
+    largest weight. `lengths` are the shortest and the longest episode: the horizon H is that of the
     longest. `against_log`: whether the bar's weights are 1.
+
+    Whatever the weights, both values lie between sum_t g^t low and sum_t g^t high over the H steps,
+    with low <= 0 <= high if an episode may end earlier. So their difference is at most
+    (high - low) sum_t g^t, which limits the mean.
     """
     if reward_range is None:
         return Differences("pdis", values, values, -math.inf, values, math.inf)
@@ -165,7 +171,9 @@ def bounded_per_decision(
 
     least = -furthest(min(floor - below, 0.0), max(ceiling - below, 0.0))
     most = furthest(-max(ceiling - above, 0.0), -min(floor - above, 0.0))
-    return Differences("pdis", values, less(below), least, less(above), most)
+    width = ceiling - floor if alike else max(ceiling, 0.0) - min(floor, 0.0)
+    apart_by = width * _total(gamma, lengths[1], 1.0)
+    return Differences("pdis", values, less(below), least, less(above), most, furthest=apart_by)
 
 
 def _total(gamma: float, horizon: int, weight: float) -> float:

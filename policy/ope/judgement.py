@@ -380,7 +380,7 @@ def _needed(
         bars = " and ".join(one.bar for one in undecided)
         told.append(
             f"in all at least {max(known):,} more {undecided[0].unit}: how many the difference to "
-            f"{bars} needs is not known before these checks pass"
+            f"{bars} needs is not known before these checks pass; or use a canary"
         )
     return told, None
 
@@ -440,6 +440,12 @@ class _Plan:
     reward_range: tuple[float, float] | None
     largest: float  # the largest importance weight of a step
     gamma: float
+
+    @property
+    def width(self) -> float:
+        """Of the reward range."""
+        low, high = self.reward_range or (-math.inf, math.inf)
+        return high - low
 
 
 class _Bar:
@@ -505,7 +511,7 @@ class _Bar:
     def _of_model(self, plan: _Plan) -> Differences:
         values = self._robust.means()
         most = one_step_limit(plan.reward_range, plan.largest, known=self._known)
-        return Differences("dr", values, values, -most, values, most)
+        return Differences("dr", values, values, -most, values, most, furthest=plan.width)
 
     def _of_constant(self, plan: _Plan) -> Differences:
         """(w - w') (r - c): weighted rewards, minus the middle c of their range."""
@@ -515,7 +521,7 @@ class _Bar:
             apart = self._apart.means()
             values = _apply(lambda earned, one: earned - middle * one, values, apart)
         most = one_step_limit(plan.reward_range, plan.largest, known=False)
-        return Differences("ips", values, values, -most, values, most)
+        return Differences("ips", values, values, -most, values, most, furthest=plan.width)
 
 
 class _StepSummary:

@@ -181,7 +181,7 @@ def test_no_number_is_invented_while_the_spread_is_unknown() -> None:
     assert (short.value < 30, few.verdict, few.missing) == (True, "cannot tell", None)
     assert few.reasons[-1] == (
         f"in all at least {short.missing:,} more held-out episodes: how many the difference to the "
-        "logging policy needs is not known before these checks pass"
+        "logging policy needs is not known before these checks pass; or use a canary"
     )
     rare = needing(60, None, 1, live=False)  # fewer than 30 reward events
     assert "not known before these checks pass" in rare.reasons[-1]
@@ -241,6 +241,35 @@ def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
         rules = Rules(reward_range=limits, min_ess=1.0)
         found = judge(data, candidate, [Bar("the logging policy")], rules)
         assert not [one for one in found.reasons if "propensity" in one], found.reasons
+
+
+@pytest.mark.parametrize("shortest", [12, 5])
+@pytest.mark.parametrize("range_", [(-1.3, 0.3), (1.0, 2.0)])
+def test_no_interval_is_wider_than_the_reward_range_allows(
+    shortest: int, range_: tuple[float, float]
+) -> None:
+    """Twelve steps with weights of up to 20 each: no policy earns more than 12 times the highest
+    reward, or less than 12 times the lowest. The canary is the way out."""
+    rng, n = np.random.default_rng(12), 200
+    lengths = rng.integers(shortest, 12, size=n, endpoint=True)
+    lengths[0] = 12
+    steps = int(lengths.sum())
+    taken = np.where(rng.random(steps) < 0.05, 0, 1)
+    data = Judged(
+        rewards=rng.uniform(*range_, size=steps),
+        lengths=lengths,
+        behaviour_logp=np.log(np.where(taken == 0, 0.05, 0.95)),
+        flat=np.zeros((steps, 1)),
+        taken=taken,
+    )
+    probs = np.broadcast_to([0.5, 0.5], (steps, 2))
+    candidate = TargetPolicy(np.full(steps, np.log(0.5)), probs)
+    live = TargetPolicy(np.full(steps, np.log(0.3)), np.broadcast_to([0.3, 0.7], (steps, 2)))
+    found = judge(data, candidate, [Bar("live", live)], Rules(reward_range=range_, min_ess=1.0))
+    (one,) = found.comparisons
+    low, high = range_ if shortest == 12 else (min(range_[0], 0.0), max(range_[1], 0.0))
+    assert one.interval == pytest.approx((-12 * (high - low), 12 * (high - low)))
+    assert (one.verdict, one.missing) == ("cannot tell", None)
 
 
 def test_an_action_without_rows_is_named_in_the_reasons() -> None:
