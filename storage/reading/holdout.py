@@ -114,9 +114,8 @@ class Reserve:
     def require_tag(self, known: set[str]) -> None:
         """Raise ValueError if the cluster's tag is not among those that the episodes have."""
         if self.tag and self.tag not in known:
-            raise ValueError(
-                f"cluster: expected a tag of the episodes, {sorted(known)}, got {self.tag!r}"
-            )
+            there = str(sorted(known)) if known else "of which none has any so far"
+            raise ValueError(f"cluster: expected a tag of the episodes, {there}, got {self.tag!r}")
 
     def rows(self, batch: SampleBatch) -> Mask:
         """(N,) whether each row is reserved."""

@@ -55,3 +55,13 @@ def test_what_names_no_split_is_refused(share: float, cluster: str, told: str) -
     """A bad share or cluster is refused with its name."""
     with pytest.raises(ValueError, match=told):
         Reserve(share, cluster)
+
+
+def test_an_unknown_tag_is_refused_with_the_known_ones() -> None:
+    """Also in words if the episodes have none so far."""
+    reserve = Reserve(0.3, "tag:user")
+    reserve.require_tag({"user", "page"})
+    with pytest.raises(ValueError, match=r"a tag of the episodes, \['page'\], got 'user'"):
+        reserve.require_tag({"page"})
+    with pytest.raises(ValueError, match="of which none has any so far, got 'user'"):
+        reserve.require_tag(set())
