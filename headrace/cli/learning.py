@@ -411,6 +411,8 @@ def publish(
         document = run(
             root, policy_id, chosen, judge, frozen=frozen, on_progress=told, elsewhere=elsewhere
         )
+    for note in document.get("notes", ()):
+        print(f"note: {note}", file=sys.stderr)
     if not document["published"]:
         verdict = document["gate"]["verdict"]
         results.refused(document["gate"])
@@ -421,8 +423,6 @@ def publish(
     if fresh and url is None:  # a collector writes its own line
         version, by = document["version"], "command line"
         audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
-    for note in document.get("notes", ()):
-        print(f"note: {note}", file=sys.stderr)
     where = Where(root, policy_id, url, token, ca)
     note = f" ({results.why_published(document)})"
     return report_served(document, where, wait, wait_for, note=note, as_json=as_json)

@@ -67,6 +67,8 @@ RETURN_ROWS = 1 << 18
 MOST_LOST = 0.05
 MOST_WITHOUT_PROPENSITY = 0.5
 MOST_WITHOUT_TAG = 0.5
+OTHER_UNIT = "other_unit"
+"""The name of a check that `publish` notes."""
 
 
 def evaluate(
@@ -146,7 +148,7 @@ def evaluate(
         gathered.read(log.blocks(LogSelection(root=root, policy_id=policy_id, **read), on_progress))
         before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes)
         rules = _with_earlier(rules, before, alpha_budget, in_order=len(log.rows) < 2)
-        judged = _judged(log, live, rules, gathered.judged(rules))
+        judged = _judged(log, live, rules, gathered.judged(rules, _other_unit(log, live, earlier)))
     told = informing.found(loaded.policy, gathered.sample, log, estimators)
     return EvaluationResult(**asked, **before._asdict(), **judged, **told)
 
@@ -306,10 +308,11 @@ class _Gathered:
             self._evidence.add(self._data(block, units), candidate, policies)
         self._log.require_tag()
 
-    def judged(self, rules: Rules) -> Judgement:
+    def judged(self, rules: Rules, checks: Sequence[Diagnostic]) -> Judgement:
+        """The judgement by these rules and the log's checks, with those of the caller."""
         apart = max(0.0, 1 - self._kept / self._certain) if self._certain else 0.0
         counted = [*_counted(self._log, self._live), _certain_check(self._log, apart), *self._told]
-        return self._evidence.judged(rules, counted)
+        return self._evidence.judged(rules, [*counted, *checks])
 
     def _asked(
         self, batch: SampleBatch
@@ -427,6 +430,23 @@ def _tag_check(log: JudgedLog) -> Diagnostic:
         sentence += "; log the tag with them (if they are independent, a value of its own for each)"
     source = "chosen here: if they depend on each other, the interval is too narrow"
     return at_most("without_tag", share, MOST_WITHOUT_TAG, sentence, source)
+
+
+def _other_unit(
+    log: JudgedLog, live: _Loaded | None, earlier: Sequence[Document]
+) -> list[Diagnostic]:
+    """A note if single episodes are counted, but the live version or a candidate had a tag."""
+    by_tag = [
+        f"candidate {one['candidate'][:12]} was judged by {one['cluster']}"
+        for one in earlier
+        if one.get("cluster")
+    ]
+    if live is not None and live.reserve.cluster:
+        by_tag.append(f"live version {live.version} was trained with {live.reserve.cluster}")
+    if log.reserve.cluster or not by_tag:
+        return []
+    sentence = f"{by_tag[-1]}; this judgement counts single episodes"
+    return [at_most(OTHER_UNIT, 1, None, sentence)]
 
 
 def _dropped_check(log: JudgedLog) -> Diagnostic:

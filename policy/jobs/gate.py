@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.evaluate import evaluate
+from policy.jobs.evaluate import OTHER_UNIT, evaluate
 from policy.jobs.freeze import Frozen, load_frozen
 from policy.jobs.report import Split, plot_intervals
 from policy.jobs.run_once import Document, once, require_all
@@ -167,11 +167,11 @@ def publish(
 ) -> Document:
     """Publish a candidate if the gate finds it better; `settings=None`: without a gate.
 
-    Returns a dict: `published`, `candidate` (the full digest), its `action_rule`, `notes` on that,
-    `gate` (the judgement; None without a gate, or if the candidate is live already),
-    `already_live`, `decision` (the path of what was recorded; None if this version had its
-    decision), and the live `version` and `generation` (None if it was not published). `elsewhere`:
-    the collector that publishes; None: this root.
+    Returns a dict: `published`, `candidate` (the full digest), its `action_rule`, `notes` on that
+    and on the unit of the judgement, `gate` (the judgement; None without a gate, or if the
+    candidate is live already), `already_live`, `decision` (the path of what was recorded; None if
+    this version had its decision), and the live `version` and `generation` (None if it was not
+    published). `elsewhere`: the collector that publishes; None: this root.
 
     With a frozen data set, the candidate is judged only by that, and the decision is recorded: a
     late retry returns it, without judging again and without making an older version live again. The
@@ -203,7 +203,7 @@ def publish(
             "version": live and live.version,
             "generation": live and live.generation,
             "action_rule": rule.to_json(),
-            "notes": [] if live is None or rule.explores else [WITHOUT_EXPLORATION],
+            "notes": _notes(decided, explores=live is None or rule.explores),
         }
         path = None
         if not already_live or not _is_recorded(root, policy_id, done):
@@ -215,6 +215,12 @@ def publish(
         return work()
     key = {"policy_id": policy_id, "candidate": candidate, "gate": settings and asdict(settings)}
     return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
+
+
+def _notes(decided: Document | None, *, explores: bool) -> list[str]:
+    checks = [] if decided is None else decided["diagnostics"]
+    units = [one["sentence"] for one in checks if one["name"] == OTHER_UNIT]
+    return units if explores else [*units, WITHOUT_EXPLORATION]
 
 
 def _live_of(store: WeightStore, candidate: str) -> Numbered | None:

@@ -314,6 +314,35 @@ def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
     assert load_decisions(tmp_path, "default").known == ()
 
 
+def test_another_unit_than_before_is_noted(tmp_path: Path) -> None:
+    """After a judgement by a tag, one by single episodes says so: if the live version was trained
+    with the tag, and if only an earlier decision was made by it."""
+    rng, n = np.random.default_rng(8), 2000
+    actions = rng.integers(4, size=(n, 1))
+    tags = [json.dumps({"user": f"u{i % 200}"}) for i in range(n)]
+    rewards = (actions == 0).astype(np.float64)
+    given = (rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
+    log_episodes(tmp_path, *given, tags=tags)
+    config = BanditConfig(lr=1e-2, epochs=1)
+    single = train(tmp_path, "default", config).candidate
+    settings = Gate(min_ess=30)
+    by_user = publish(tmp_path, "default", single, replace(settings, cluster="tag:user"))
+    assert by_user["notes"] == []
+    again = train(tmp_path, "default", config, seed=1).candidate
+    by_tag = (
+        f"candidate {single[:12]} was judged by tag:user; this judgement counts single episodes"
+    )
+    assert publish(tmp_path, "default", again, settings)["notes"] == [by_tag]
+    users = train(tmp_path, "default", config, cluster="tag:user").candidate
+    publish(tmp_path, "default", users, None)
+    result = evaluate(tmp_path, "default", again)
+    (note,) = (one for one in result.judgement.diagnostics if one.name == "other_unit")
+    assert note.passed
+    assert note.sentence.startswith("live version 2 was trained with tag:user; this judgement")
+    result = evaluate(tmp_path, "default", again, cluster="tag:user")
+    assert "other_unit" not in {one.name for one in result.judgement.diagnostics}
+
+
 @pytest.mark.parametrize(("tagged", "verdict"), [(3, "cannot tell"), (5, "better"), (9, "better")])
 def test_most_episodes_need_the_tag_of_their_unit(
     tagged: int, verdict: str, tmp_path: Path
