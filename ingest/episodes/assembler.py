@@ -485,6 +485,11 @@ class EpisodeAssembler:
         return self.instances.forget(self.limits.instances, self.limits.imports)
 
     @property
+    def steps_awaiting_rewards(self) -> int:
+        """The steps of ended episodes that wait for late rewards; earlier parts do not count."""
+        return sum(episode.steps for episode in self.closing.values())
+
+    @property
     def waits(self) -> bool:
         """Whether any step has a reward window, so that the journal must store the running time."""
         windowed = any(rules.declaration.reward_window for rules in self.policies.rules.values())

@@ -126,11 +126,17 @@ def _episodes(collector: Collector) -> Iterator[Metric]:
         "Open episodes; with several agents, each agent counts.",
         len(assembler.episodes),
     )
+    waiting, steps = len(assembler.closing), assembler.steps_awaiting_rewards
     yield _gauge(
-        "headrace_open_bytes", "Approximate memory of open episodes.", assembler.open_bytes
+        "headrace_episodes_awaiting_rewards", "Ended episodes that wait for late rewards.", waiting
+    )
+    yield _gauge("headrace_steps_awaiting_rewards", "The steps that wait with them.", steps)
+    held = assembler.open_bytes
+    yield _gauge(
+        "headrace_open_bytes", "Approximate memory of open episodes and those that wait.", held
     )
     ended = dict.fromkeys(ENDINGS, 0) | collector.stats.ended
-    yield _counters("headrace_episodes_ended", "Ended episodes.", "ending", ended)
+    yield _counters("headrace_episodes_ended", "Ended episodes since the start.", "ending", ended)
     yield _gauge("headrace_instances", "Known client instances.", len(assembler.instances))
 
 
@@ -155,8 +161,8 @@ def _played(collector: Collector, live: LivePolicies, names: list[str]) -> Itera
         "headrace_role_version", "The version in each role, -1 for none.", labels=["policy", "role"]
     )
     says = {
-        "episode_return": "Returns of the episodes that ended, by the version of their first step.",
-        "step_reward": "Rewards of steps.",
+        "episode_return": "Returns of the episodes in shards, by the version of their first step.",
+        "step_reward": "Rewards of the steps in shards.",
         "action_propensity": "Probabilities of the actions taken, where they are known.",
     }
     labels = ["policy", "role"]

@@ -335,22 +335,33 @@ class Routes:
 
     async def readyz(self, request: Request) -> Response:
         ready = self.collector.journal.failure is None and not self.collector.draining
-        counts = self._counts() if request.caller is not NOBODY else {}
-        return Response.of({"ready": ready, **counts}, request, 200 if ready else 503)
+        counts = self._counts().values() if request.caller is not NOBODY else ()
+        flat = {name: value for group in counts for name, value in group.items()}
+        return Response.of({"ready": ready, **flat}, request, 200 if ready else 503)
 
-    def _counts(self) -> dict[str, Any]:
-        collector = self.collector
+    def _counts(self) -> dict[str, dict[str, Any]]:
+        """The counts of `/readyz`, by the time that they cover, as the status page titles it."""
+        assembler, sealing = self.collector.assembler, self.collector.sealing
+        stats = self.collector.stats
         return {
-            "collector_id": collector.collector_id,
-            "steps": collector.assembler.steps,
-            "steps_in_shards": collector.sealing.totals.rows,
-            "shards": collector.sealing.totals.shards,
-            "episodes_open": len(collector.assembler.episodes),
-            "episodes_ended": collector.sealing.totals.episodes,
-            "events_accepted": collector.stats.accepted,
-            "events_repeated": collector.stats.duplicates,
-            "events_refused": collector.stats.refused,
-            "bytes_waiting": collector.sealing.pending_bytes,
+            "Now": {
+                "collector_id": self.collector.collector_id,
+                "episodes_open": len(assembler.episodes),
+                "episodes_awaiting_rewards": len(assembler.closing),
+                "steps_awaiting_rewards": assembler.steps_awaiting_rewards,
+                "bytes_waiting": sealing.pending_bytes,
+            },
+            "Since this collector started": {
+                "episodes_ended": sum(stats.ended.values()),
+                "events_accepted": stats.accepted,
+                "events_repeated": stats.duplicates,
+                "events_refused": stats.refused,
+            },
+            "Over the journal's whole life": {
+                "steps": assembler.steps,
+                "steps_in_shards": sealing.totals.rows,
+                "shards": sealing.totals.shards,
+            },
         }
 
     async def status_page(self, request: Request) -> Response:
@@ -372,6 +383,7 @@ class Routes:
             steps=collector.assembler.steps,
             in_shards=collector.sealing.totals.rows,
             open=len(collector.assembler.episodes),
+            awaiting=len(collector.assembler.closing),
             silent=collector.silent_seconds,
             full=collector.journal.full,
             refused=collector.stats.refused,
@@ -417,10 +429,10 @@ class Routes:
             yield f"The journal was found damaged ({counted(rows, 'row')}): see the log."
         if collector.sealer.failures:
             repeated = counted(collector.sealer.failures, "write")
-            yield f"{repeated} of a shard had to be repeated: see the log."
+            yield f"{repeated} of a shard had to be repeated since the start: see the log."
         if self._router is not None and (errors := self._router.statuses[500]):
             found = counted(errors, "answer was an internal error", "answers were internal errors")
-            yield f"{found}: a bug."
+            yield f"{found} since the start: a bug."
         lost = {} if self._trainers is None else self._trainers.off_chain()
         for name, versions in lost.items():
             if versions:

@@ -44,17 +44,21 @@ class PolicyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts about a collector. `needs`: conditions for an operator; `counts`: other values."""
+    """The facts about a collector.
+
+    `needs`: conditions for an operator; `counts`: the time that counts cover -> name -> value.
+    """
 
     policies: Sequence[PolicyFacts]
     steps: int
     in_shards: int
     open: int
+    awaiting: int  # ended episodes that wait for late rewards
     silent: float | None  # seconds since the last accepted event; None: none since the start
     refused: int
     full: bool  # whether events are refused because the disk has no space
     needs: Sequence[str]
-    counts: Mapping[str, object]
+    counts: Mapping[str, Mapping[str, object]]
 
 
 def status_page(facts: Facts) -> bytes:
@@ -71,11 +75,8 @@ def status_page(facts: Facts) -> bytes:
         f'<h2 id="{name}-q">{question}</h2><div data-live>{answer}</div></section>'
         for name, (question, answer) in answers.items()
     )
-    rows = "".join(
-        f"<tr><th scope=row>{_text(name.replace('_', ' '))}</th><td>{_text(value)}</td></tr>"
-        for name, value in facts.counts.items()
-    )
-    more = f"<details><summary>All counts</summary><table data-live>{rows}</table></details>"
+    tables = "".join(_counts(title, counts) for title, counts in facts.counts.items())
+    more = f"<details><summary>All counts</summary><div data-live>{tables}</div></details>"
     body = f"<h1>Headrace collector</h1><main>{sections}</main>{more}"
     foot = '<p role="status" id="age">Refreshes every 5 seconds.</p>'
     return f"{_HEAD}<body>{body}{foot}{_SCRIPT}</body></html>".encode()
@@ -87,6 +88,14 @@ def _text(value: object) -> str:
 
 def _line(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{text}</p>' if kind else f"<p>{text}</p>"
+
+
+def _counts(title: str, counts: Mapping[str, object]) -> str:
+    rows = "".join(
+        f"<tr><th scope=row>{_text(name.replace('_', ' '))}</th><td>{_text(value)}</td></tr>"
+        for name, value in counts.items()
+    )
+    return f"<table><caption>{_text(title)}</caption>{rows}</table>"
 
 
 def _live(one: PolicyFacts) -> str:
@@ -122,7 +131,7 @@ def _better(one: PolicyFacts) -> str:
     low, high = apart - radius, apart + radius
     word, kind = ("better", "ok") if low > 0 else ("worse", "bad") if high < 0 else ("no clear", "")
     said = f"{word} difference" if not kind else f"it looks {word}"
-    figures = f"{apart:+.4g} [{low:+.4g}, {high:+.4g}] per episode, {counts}"
+    figures = f"{apart:+.4g} [{low:+.4g}, {high:+.4g}] per episode, {counts} since the start"
     note = (
         "they were live one after the other, so changes over time contribute"
         if role == "live"
@@ -134,9 +143,12 @@ def _better(one: PolicyFacts) -> str:
 def _data(facts: Facts) -> str:
     arrives = facts.silent is not None and facts.silent < 60 and not facts.full
     when = "no event since the start" if facts.silent is None else _ago(facts.silent)
+    waiting = f", {facts.awaiting:,} more waiting for late rewards" if facts.awaiting else ""
     rest = (
-        f"{counted(facts.steps, 'step')} taken, {facts.in_shards:,} of them in shards, "
-        f"{counted(facts.open, 'open episode')}, {counted(facts.refused, 'event')} refused"
+        f"{counted(facts.open, 'open episode')}{waiting}. "
+        f"Since this collector started: {counted(facts.refused, 'event')} refused. "
+        f"Over the journal's whole life: {counted(facts.steps, 'step')} taken, "
+        f"{facts.in_shards:,} of them in shards"
     )
     yes = "Yes" if arrives else "No, the disk is full" if facts.full else "Not now"
     return _line(f"{yes}: {when}. {rest}.", "ok" if arrives else "")
@@ -183,7 +195,7 @@ section:focus-visible,summary:focus-visible{outline:3px solid Highlight}
 p{margin:.1rem 0;overflow-wrap:anywhere}ul{margin:.1rem 0;padding-left:1.1rem}
 .ok,.bad{border-left:.3rem solid var(--ok);padding-left:.5rem}.bad{border-color:var(--bad)}
 li.bad{border:0;color:var(--bad);padding:0}details{margin:.6rem 0}
-table{font-size:.9rem;border-spacing:0}th{font-weight:400;text-align:left;padding-right:1rem}
+table{font-size:.9rem;border-spacing:0}caption{font-weight:600;text-align:left;white-space:nowrap}th{font-weight:400;text-align:left;padding-right:1rem}
 #age{font-size:.85rem;opacity:.8}</style></head>"""
 
 _SCRIPT = """<script>

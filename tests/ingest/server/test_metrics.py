@@ -79,6 +79,39 @@ def test_what_happens_is_counted(collector: CollectorProcess) -> None:
     assert found["headrace_ready"] == 1
 
 
+def test_waiting_for_late_rewards_is_counted(tmp_path: Path) -> None:
+    """An episode counts as ended at once, and its steps as waiting until their window closes.
+
+    `/readyz` and `/metrics` agree, before the window closes, after it and after a restart.
+    """
+    declare(tmp_path, reward_window=1800.0)
+    names = ("episodes_awaiting_rewards", "steps_awaiting_rewards", "episodes_ended")
+    events = [
+        {"type": "start", "episode_id": "m", "start": 0},
+        {"type": "log_action", "episode_id": "m", "seq": 1, "obs": OBS, "action": 0},
+        {"type": "end", "episode_id": "m", "seq": 2},
+    ]
+
+    def counts(process: CollectorProcess) -> list[float]:
+        found, ready = scraped(process), process.get("/readyz")[1]
+        ended = [n for name, n in found.items() if name.startswith("headrace_episodes_ended_total")]
+        told = [found[f"headrace_{name}"] for name in names[:2]]
+        assert [ready[name] for name in names] == [*told, sum(ended)]
+        return [*told, sum(ended)]
+
+    with CollectorProcess(tmp_path) as process:
+        instance = process.post("/v1/instances")[1]["instance"]
+        process.post("/v1/events", {"instance": instance, "events": events})
+        assert counts(process) == [1, 1, 1]
+        process.kill()
+        process.restart()
+        assert counts(process) == [1, 1, 0]
+        process.turn_clock()
+        process.settle(1)
+        assert counts(process) == [0, 0, 0]
+        assert process.stop() == 0
+
+
 def test_a_registry_belongs_to_its_collector(collector: CollectorProcess, tmp_path: Path) -> None:
     """Two collectors count separately, and each scrape is consistent with itself."""
     declare(tmp_path)

@@ -149,7 +149,11 @@ def test_each_alert_says_what_is_wrong() -> None:
 ALERTED = {
     "HeadraceNotReady": ({"headrace_ready": "0x40"}, {}),
     "HeadraceShardsBehind": (
-        {"headrace_steps_accepted_total": "200000x40", "headrace_steps_in_shards_total": "5x40"},
+        {
+            "headrace_steps_accepted_total": "200000x40",
+            "headrace_steps_in_shards_total": "5x40",
+            "headrace_steps_awaiting_rewards": "0x40",
+        },
         {},
     ),
     "HeadraceCanaryEarnsLess": (

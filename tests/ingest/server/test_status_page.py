@@ -44,11 +44,12 @@ FACTS = Facts(
     steps=5000,
     in_shards=4900,
     open=3,
+    awaiting=0,
     silent=1.0,
     refused=0,
     full=False,
     needs=[],
-    counts={"collector_id": "0123456789ab"},
+    counts={"Now": {"collector_id": "0123456789ab"}},
 )
 
 
@@ -140,9 +141,18 @@ def test_data_and_learning() -> None:
     assert "no trainer follows it" in section("learning", replace(FACTS, policies=[unseen]))
 
 
-def test_other_counts_have_plain_names() -> None:
-    page = status_page(replace(FACTS, counts={"steps_in_shards": 12}))
+def test_counts_say_what_time_they_cover() -> None:
+    """Counts of the journal's life and those of the process stand apart, by plain names."""
+    counts = {"Over the journal's whole life": {"steps_in_shards": 12}}
+    page = status_page(replace(FACTS, counts=counts))
+    assert b"<caption>Over the journal&#x27;s whole life</caption>" in page
     assert b"<th scope=row>steps in shards</th><td>12</td>" in page
+    text = section("data", replace(FACTS, refused=2))
+    started, life = text.index("Since this collector started: 2"), text.index("whole life: 5,000")
+    assert "3 open episodes. " in text[:started]
+    assert started < life
+    waiting = section("data", replace(FACTS, awaiting=2))
+    assert "3 open episodes, 2 more waiting for late rewards. " in waiting
 
 
 def test_what_needs_me() -> None:
