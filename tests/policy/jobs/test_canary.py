@@ -1,4 +1,4 @@
-"""A canary is judged by its own episodes: as assigned, at equal age, with their failures."""
+"""A canary is judged by the episodes assigned to it, at equal age, failures included."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ class Traffic:
         how: Ending = "broken",
         agents: int = 1,
     ) -> None:
-        """Episodes by arm (True: the canary's); `lose`: the share of the canary's that is lost.
+        """Write episodes; `mean` and `broken` are by arm (True: the canary's).
 
-        Each of several `agents` earns the same, and the last one alone breaks.
+        `lose` is the share of the canary's episodes that are lost. All `agents` of an episode earn
+        the same, and only the last one breaks.
         """
         live = self.store.live()
         assert live is not None
@@ -113,7 +114,7 @@ def traffic(tmp_path: Path) -> Traffic:
 
 
 def test_the_size_that_is_needed_is_told_at_the_start(traffic: Traffic) -> None:
-    """For a tenth of what the live version's latest episodes returned."""
+    """The size is for a difference of a tenth of the live version's mean return."""
     started = start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     assert (started["canary"], started["version"], started["share"]) == (2, 1, SHARE)
     assert started["recent"] == 500
@@ -130,7 +131,7 @@ def test_a_canary_that_cannot_be_recorded_is_on(
 
 
 def test_the_size_is_told_of_any_episodes_where_the_version_is_new(traffic: Traffic) -> None:
-    """A version that went live a moment ago has none of its own."""
+    """If the live version has no episodes of its own yet, those of earlier versions are used."""
     traffic.store.publish(traffic.candidate(3))
     started = start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     assert (started["version"], started["recent"]) == (2, 500)
@@ -138,8 +139,10 @@ def test_the_size_is_told_of_any_episodes_where_the_version_is_new(traffic: Traf
 
 
 def test_what_is_missing_is_said(traffic: Traffic) -> None:
-    """A canary without episodes, young episodes, equal returns. Episodes that wait for later ones
-    are not called too recent."""
+    """The reasons name missing episodes, equal returns, and episodes that are too recent.
+
+    Episodes that are old enough, but not counted yet, are not called too recent.
+    """
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     (none,) = judge_canary(traffic.root, "default")["reasons"]
     assert "0 episodes and the live version 0: more of both" in none
@@ -195,7 +198,7 @@ def test_a_worse_canary_and_an_equal_one_are_not_promoted(traffic: Traffic) -> N
 
 
 def test_broken_episodes_count_as_the_default_reward(traffic: Traffic) -> None:
-    """Its complete episodes earn more, but every second one breaks, which is worse."""
+    """A canary that earns more in complete episodes is worse if every second episode breaks."""
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     traffic.log(1500, {True: 0.6, False: 0.3}, broken={True: 0.5, False: 0.0})
     found = judge_canary(traffic.root, "default")
@@ -205,8 +208,10 @@ def test_broken_episodes_count_as_the_default_reward(traffic: Traffic) -> None:
 
 
 def test_agents_of_one_episode_are_one_number(tmp_path: Path) -> None:
-    """Their rewards add up, and they are assigned together: as so many episodes the same log was
-    called better or worse by chance alone. One agent's failure is the episode's."""
+    """The rewards of an episode's agents add up, and one agent's failure is the episode's.
+
+    Counted as separate episodes, the agents of two equal arms would differ by chance alone.
+    """
     traffic = Traffic(tmp_path)
     traffic.log(500, EQUAL, agents=20)
     started = start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
@@ -227,7 +232,7 @@ def test_agents_of_one_episode_are_one_number(tmp_path: Path) -> None:
 def test_the_size_needs_no_more_memory_than_its_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest of the live version: those before are let go."""
+    """Only the latest episodes of the live version are kept."""
     monkeypatch.setattr("policy.jobs.canary.RECENT", 100)
     traffic = Traffic(tmp_path)
     for mean in (0.9, 0.9, 0.3):
@@ -246,7 +251,7 @@ def test_lost_episodes_of_one_arm_refuse_the_comparison(traffic: Traffic) -> Non
 
 
 def test_another_share_is_another_comparison(traffic: Traffic) -> None:
-    """What was logged at the share before is left out: the arms' mixture over time differs."""
+    """Episodes logged at an earlier share are left out: the mixture of the arms differed."""
     second = traffic.candidate(2)
     start_canary(traffic.root, "default", second, SHARE)
     traffic.log(500, {True: 0.9, False: 0.1})
@@ -255,7 +260,7 @@ def test_another_share_is_another_comparison(traffic: Traffic) -> None:
 
 
 def test_episodes_count_at_the_same_age(tmp_path: Path) -> None:
-    """Young ones wait: an abandoned one is known as such after its time-out alone."""
+    """Young episodes wait: an abandoned one is known as such only after its time-out."""
     traffic = Traffic(tmp_path, part_seconds=1.0, seal_seconds=1.0)
     start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
     traffic.log(200, EQUAL, broken={True: 1.0, False: 1.0}, how="abandoned")

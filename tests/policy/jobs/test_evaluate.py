@@ -1,4 +1,4 @@
-"""Laws of the evaluation job: honest splits, known values inside the intervals, three verdicts.
+"""Evaluation by held-out episodes: known values are covered, and exclusions are counted.
 
 Also of `policy.jobs.judged_log`.
 """
@@ -51,7 +51,7 @@ def true_value(slope=8.0):
 
 
 def test_estimates_cover_the_known_value_of_a_known_policy(bandit_log, tmp_path):
-    """IPS, SNIPS and DR within 4 standard errors of the truth; the logging policy's 0.18 too."""
+    """The estimates and the logging policy's value are within 4 standard errors of the truth."""
     bandit_log(6000).write(tmp_path)
     result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
     found = {one.name: one for one in result.target}
@@ -65,7 +65,7 @@ def test_estimates_cover_the_known_value_of_a_known_policy(bandit_log, tmp_path)
 
 
 def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
-    """The share stands in the candidate: trained + evaluated episodes make the whole log."""
+    """The candidate stores the share; trained and judged episodes make the whole log."""
     bandit_log(2000).write(tmp_path)
     trained = train(tmp_path, "default", BanditConfig(lr=3e-3), evaluation_share=0.4)
     result = evaluate(tmp_path, "default", trained.candidate)
@@ -77,7 +77,7 @@ def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
 
 
 def test_episodes_that_cannot_be_used_are_counted_by_reason(bandit_log, tmp_path):
-    """Abandoned, broken, unfinished, without propensity: excluded from target and behaviour."""
+    """Abandoned, broken and unfinished episodes, and those without propensity, are excluded."""
     log = bandit_log(500)
     log.ended[0:5] = ["abandoned"] * 5
     log.ended[5] = "broken"
@@ -103,7 +103,7 @@ def test_the_result_is_strict_json_and_reproducible(bandit_log, tmp_path):
 
 
 def test_versions_and_the_live_one_are_judged_too(bandit_log, tmp_path):
-    """A number is a version; the default is the live version; without one, an error."""
+    """A number names a version. The default is the live version; without one, it raises."""
     bandit_log(100).write(tmp_path)
     digest = store_best(tmp_path)
     with pytest.raises(NothingYet, match="expected a live version"):
@@ -114,7 +114,7 @@ def test_versions_and_the_live_one_are_judged_too(bandit_log, tmp_path):
 
 
 def test_weights_are_judged_on_another_log(bandit_log, tmp_path):
-    """`store` is the place of the weights if the log is another root."""
+    """`store` says where the weights are, if the log is under another root."""
     bandit_log(400, seed=1).write(tmp_path / "home")
     bandit_log(400, seed=2).write(tmp_path / "away")
     store = WeightStore(tmp_path / "home", "default")
@@ -127,7 +127,7 @@ def test_weights_are_judged_on_another_log(bandit_log, tmp_path):
 
 
 def test_what_cannot_be_computed_is_named(bandit_log, tmp_path):
-    """An estimator that fails does not take the others down; if all fail, that is an error."""
+    """An estimator that fails is named and stops no other; an unknown name raises."""
     log = bandit_log(1)
     log.write(tmp_path)
     digest = store_best(tmp_path)
@@ -141,7 +141,7 @@ def test_what_cannot_be_computed_is_named(bandit_log, tmp_path):
 
 
 def test_nothing_to_judge_by_is_a_verdict(bandit_log, tmp_path):
-    """The answer has the usual fields, and counts the excluded episodes."""
+    """Without a usable episode the answer is `cannot tell`, with all fields and the exclusions."""
     log = bandit_log(10)
     log.logp[:] = np.nan
     log.write(tmp_path)
@@ -156,7 +156,7 @@ def test_nothing_to_judge_by_is_a_verdict(bandit_log, tmp_path):
 
 
 def test_intervals_are_drawn(bandit_log, tmp_path):
-    """A PNG of several results, also with an interval without end."""
+    """A PNG shows several results, also one with an infinite interval."""
     bandit_log(50).write(tmp_path)
     result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
     endless = replace(
@@ -209,7 +209,10 @@ def write_long_episodes(root, lengths, *, cut=(), gone=()):
 
 
 def test_long_episodes_are_joined_over_their_parts_and_shards(tmp_path):
-    """PDIS and the rest equal those of the same episodes given by hand; a lost part excludes."""
+    """The estimates equal those of the same episodes given by hand.
+
+    An episode that lacks its first part is excluded.
+    """
     lengths = [3, 5, 4, 6, 3, 4]
     columns = write_long_episodes(tmp_path, lengths, cut={1, 3}, gone={2})
     del columns[2], lengths[2]
@@ -231,7 +234,7 @@ def test_long_episodes_are_joined_over_their_parts_and_shards(tmp_path):
 
 
 def test_a_filter_that_training_fitted_is_applied(bandit_log, tmp_path):
-    """Observations far from 0: only with its filter's state can the policy tell them apart."""
+    """With observations far from 0, the policy needs its filter's state to tell them apart."""
     log = bandit_log(2000)
     log.obs = log.obs * 100 + 10_000
     log.write(tmp_path)
@@ -242,7 +245,7 @@ def test_a_filter_that_training_fitted_is_applied(bandit_log, tmp_path):
 
 
 def test_judging_needs_no_torch():
-    """The job reads numpy weights: a small machine can run it. Nor does its start need a solver."""
+    """Importing the gate loads neither torch nor a solver, so a small machine can run it."""
     code = "import sys, policy.jobs.gate; print({'torch', 'scipy.optimize'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

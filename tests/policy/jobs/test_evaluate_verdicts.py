@@ -1,4 +1,4 @@
-"""Cases that the gate once published, or estimated without a warning, now end in a verdict."""
+"""The verdicts on logs whose estimates alone would mislead."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def stored(
     rule: ActionRule = SAMPLE,
     spec: PolicySpec = SPEC,
 ) -> str:
-    """A candidate whose logits are those, or (2, 4): those of each observation's feature."""
+    """Add a candidate that has the same logits everywhere, shape (4,).
+
+    With shape (2, 4), the logits are linear in the observation.
+    """
     given = np.asarray(logits, np.float32)
     weights = {
         "pi.0.weight": given.T.copy() if given.ndim == 2 else np.zeros((4, 2), np.float32),
@@ -114,7 +117,7 @@ def uniform_log(root: Path, means: Any, n: int = 2000, seed: int = 0, first: int
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
 def test_an_action_that_was_never_logged_cannot_be_judged(tmp_path: Path, limits: Any) -> None:
-    """90 % on action 2: the model's guess had an effective sample size of hundreds, and passed."""
+    """A candidate with 90 % on an unlogged action is refused, although DR alone would pass it."""
     rng, n = np.random.default_rng(1), 6000
     actions = rng.choice([0, 1, 3], size=(n, 1))
     rewards = rng.random((n, 1)) < np.where(actions == 0, 0.8, 0.4)
@@ -134,7 +137,7 @@ def test_an_action_that_was_never_logged_cannot_be_judged(tmp_path: Path, limits
 
 
 def test_an_action_that_was_never_logged_has_its_name(tmp_path: Path) -> None:
-    """The name that the policy declares, not the code, so that the sentence can be acted upon."""
+    """The reason names the action as the policy declares it, not by its code."""
     spaces, n = (Box((2,)), Discrete.of(["bed", "lamp", "sofa", "rug"])), 400
     rng = np.random.default_rng(1)
     actions = rng.choice([0, 1, 3], size=(n, 1))
@@ -149,7 +152,7 @@ def test_an_action_that_was_never_logged_has_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("worse", [0.0, 0.001])
 def test_rare_costs_without_an_event_are_not_better(tmp_path: Path, worse: float) -> None:
-    """250 matched rows without a failure: a point that no failure had touched was above the bar."""
+    """Matching rows without a failure do not show that the candidate never fails."""
     n = 1000
     actions = np.tile(np.arange(4), n // 4)[:, None]
     rewards = np.zeros((n, 1))
@@ -167,8 +170,11 @@ def test_rare_costs_without_an_event_are_not_better(tmp_path: Path, worse: float
 
 @pytest.mark.parametrize("rate", [0.002, 0.0024], ids=["equal", "worse"])
 def test_policies_with_rare_costs_are_not_published(tmp_path: Path, rate: float) -> None:
-    """Logs by chance: half of the time the rows that match hold no failure, and SNIPS is certain
-    that none will come. The gate as it is by default lets none of them pass."""
+    """The default gate publishes none of them.
+
+    In such logs the rows that match a candidate often hold no failure, by chance. Then SNIPS alone
+    would call it better.
+    """
     certain = 0
     for seed in range(8):
         rng, n, root = np.random.default_rng(seed), 3000, tmp_path / str(seed)
@@ -186,7 +192,7 @@ def test_policies_with_rare_costs_are_not_published(tmp_path: Path, rate: float)
 
 
 def test_a_declared_range_bounds_without_being_said_again(tmp_path: Path) -> None:
-    """From the policy's file; an explicit range overrides it."""
+    """The range is the policy's, unless one is passed."""
     uniform_log(tmp_path, (0.2, 0.4, 0.6, 0.8))
     rules = PolicyDeclaration(observation=SPACES[0], action=SPACES[1], reward_range=(0.0, 1.0))
     save_declaration(tmp_path, rules)
@@ -199,7 +205,7 @@ def test_a_declared_range_bounds_without_being_said_again(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
 def test_a_challenger_is_measured_by_the_live_version(tmp_path: Path, limits: Any) -> None:
-    """.61 is far above the logging policy's .4, and far below the .85 that is live."""
+    """The challenger's 0.61 is above the logging policy's 0.4 and below the live version's 0.85."""
     uniform_log(tmp_path, [0.87, 0.62, 0.06, 0.06], n=8000)
     live = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
     challenger = stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01))
@@ -215,7 +221,7 @@ def test_a_challenger_is_measured_by_the_live_version(tmp_path: Path, limits: An
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
 def test_the_better_one_of_two_is_published(tmp_path: Path, limits: Any) -> None:
-    """The same the other way round: better than both bars, version 2."""
+    """It is better than both bars; published again, it is live already."""
     uniform_log(tmp_path, [0.87, 0.62, 0.06, 0.06], n=8000)
     WeightStore(tmp_path, "default").publish(
         stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01))
@@ -231,7 +237,7 @@ def test_the_better_one_of_two_is_published(tmp_path: Path, limits: Any) -> None
 
 
 def test_a_pinned_policy_is_not_judged(tmp_path: Path) -> None:
-    """A look at the held-out episodes, which the next one has to pay for, would be in vain."""
+    """The refusal comes first, so that no look at the held-out episodes is spent."""
     uniform_log(tmp_path, [0.87, 0.62, 0.06, 0.06], n=300)
     store = WeightStore(tmp_path, "default")
     store.publish(stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01)))
@@ -242,7 +248,7 @@ def test_a_pinned_policy_is_not_judged(tmp_path: Path) -> None:
 
 
 def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
-    """Long episodes, as CartPole's, of which one has all the weight: WIS gave 33 [33, 33]."""
+    """If one long episode has nearly all the weight, WIS has an infinite interval."""
     rng, n, steps = np.random.default_rng(3), 120, 60
     obs = rng.normal(size=(n, steps, 2))
     actions = rng.integers(4, size=(n, steps))
@@ -273,7 +279,7 @@ def test_a_greedy_log_is_left_out_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weighed", [True, False])
 def test_sampled_logging_is_weighed(tmp_path: Path, weighed: bool) -> None:
-    """Action 0 is good where a tenth is logged, and bad where all is: over all episodes good."""
+    """Action 0 is good where a tenth is logged, and bad where all is: it is good overall."""
     rng, n = np.random.default_rng(5), 30_000
     rare = rng.random(n) < 0.5
     kept = ~rare | (rng.random(n) < 0.1)
@@ -294,7 +300,7 @@ def test_sampled_logging_is_weighed(tmp_path: Path, weighed: bool) -> None:
 
 
 def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
-    """By a tag that the training names: none is on both sides, and each is one number."""
+    """The episodes of one user, by a tag, are held out together and judged as one number."""
     rng, n = np.random.default_rng(8), 4000
     actions = rng.integers(4, size=(n, 1))
     rewards = (rng.random((n, 1)) < np.array([0.8, 0.4, 0.4, 0.4])[actions]).astype(np.float64)
@@ -347,7 +353,7 @@ def test_another_unit_than_before_is_noted(tmp_path: Path) -> None:
 def test_most_episodes_need_the_tag_of_their_unit(
     tagged: int, verdict: str, tmp_path: Path
 ) -> None:
-    """Whether the others are independent is unknown, and each counts as its own unit."""
+    """Episodes without the tag count as units of their own; if they are most, a check fails."""
     rng, n = np.random.default_rng(8), 4000
     actions = rng.integers(4, size=(n, 1))
     rewards = (rng.random((n, 1)) < np.array([0.8, 0.4, 0.4, 0.4])[actions]).astype(np.float64)
@@ -364,7 +370,7 @@ def test_most_episodes_need_the_tag_of_their_unit(
 
 
 def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
-    """By training and by judging: since <= ts < until."""
+    """Training and judging select episodes with since <= ts < until."""
     uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=2000)
     trained = train(tmp_path, "default", BanditConfig(epochs=1), until=1000)
     assert trained.rows_trained + trained.rows_held_out == 1000
@@ -373,7 +379,7 @@ def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
 
 
 def test_what_clients_dropped_is_counted(tmp_path: Path) -> None:
-    """Episodes that were never logged leave no rows: their clients' counts tell."""
+    """Dropped episodes leave no rows; a check fails if the clients report too many."""
     uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=1900)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
     for steps, verdict in ((90, "better"), (110, "cannot tell")):
@@ -386,7 +392,7 @@ def test_what_clients_dropped_is_counted(tmp_path: Path) -> None:
 
 
 def test_nothing_reserved_cannot_be_judged(tmp_path: Path) -> None:
-    """If training held out nothing, there is nothing to judge by, whatever the hash says."""
+    """If training held out nothing, the verdict is `cannot tell`, with that reason."""
     uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=400)
     trained = train(tmp_path, "default", BanditConfig(epochs=1), evaluation_share=0.0)
     found = evaluate(tmp_path, "default", trained.candidate).judgement
@@ -397,7 +403,7 @@ def test_nothing_reserved_cannot_be_judged(tmp_path: Path) -> None:
 
 
 def test_nothing_that_was_trained_on_is_judged_by(tmp_path: Path) -> None:
-    """Neither lineage's episodes: they are counted, and with none left nothing was reserved."""
+    """Episodes in the lineage of the candidate or the live version are excluded and counted."""
     uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=3000)
     store = WeightStore(tmp_path, "default")
     store.publish(stored(tmp_path, np.zeros(4), {STREAM: [[0, 499]]}))
@@ -413,7 +419,10 @@ def test_nothing_that_was_trained_on_is_judged_by(tmp_path: Path) -> None:
 
 
 def test_looks_and_candidates_are_counted(tmp_path: Path) -> None:
-    """More episodes are another look, by a sequence; the same ones are not. Others count."""
+    """Judging more episodes is a further look; judging the same ones again is not.
+
+    Other candidates that were judged count too.
+    """
     gate = Gate(reward_range=(0.0, 1.0))
     uniform_log(tmp_path, [0.52, 0.5, 0.5, 0.5], n=1000)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
@@ -440,7 +449,7 @@ def test_looks_and_candidates_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_reward_outside_its_range_is_named(tmp_path: Path) -> None:
-    """A range is a promise: a log that breaks it gives no bound, and no error."""
+    """A log that breaks its declared range gets no bound, and no error."""
     uniform_log(tmp_path, [0.9, 0.5, 0.5, 0.5], n=1000)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
     found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 0.5)).judgement
@@ -449,7 +458,7 @@ def test_a_reward_outside_its_range_is_named(tmp_path: Path) -> None:
 
 
 def test_a_judgement_without_an_interval_is_no_look(tmp_path: Path) -> None:
-    """A wrong range fails before any difference is computed: the next judgement is the first."""
+    """A judgement that fails before any difference is computed does not count as a look."""
     uniform_log(tmp_path, [0.9, 0.5, 0.5, 0.5], n=1000)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
     wrong = publish(tmp_path, "default", digest, Gate(reward_range=(0.0, 0.5)))["gate"]
@@ -469,8 +478,11 @@ def test_a_judgement_without_an_interval_is_no_look(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_candidate_is_judged_by_its_rule(tmp_path: Path, rule: ActionRule, value: float) -> None:
-    """Action values next to each other: greedy takes the best, softmax any. The IPS estimate is
-    that of the rule within 5 standard errors, and so are the weights that decide."""
+    """With nearly equal action values, `greedy` takes the best action, and `sample` takes any.
+
+    The IPS estimate is within 5 standard errors of the rule's value, and the verdict follows the
+    rule.
+    """
     uniform_log(tmp_path, [0.4, 0.2, 0.2, 0.2], n=8000)
     digest = stored(tmp_path, [0.001, 0.0, 0.0, 0.0], rule=rule)
     found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
@@ -481,7 +493,7 @@ def test_a_candidate_is_judged_by_its_rule(tmp_path: Path, rule: ActionRule, val
 
 
 def test_after_greedy_only_a_canary_can_judge(tmp_path: Path) -> None:
-    """Publishing notes it; the resulting log has propensities of 1, which are excluded."""
+    """Publishing a greedy policy gives a note; its log has propensities of 1 and judges nothing."""
     digest = stored(tmp_path, [1.0, 0.0, 0.0, 0.0], rule=ActionRule("greedy"))
     done = publish(tmp_path, "default", digest, None)
     assert (done["action_rule"], done["notes"]) == ({"kind": "greedy"}, [WITHOUT_EXPLORATION])
@@ -498,7 +510,7 @@ def test_after_greedy_only_a_canary_can_judge(tmp_path: Path) -> None:
 
 
 def test_a_greedy_continuous_policy_cannot_be_judged(tmp_path: Path) -> None:
-    """Its mean has no density: as candidate and as live version it ends in "use a canary"."""
+    """A greedy action has no density: as candidate and as live version it needs a canary."""
     action = Box((1,), "float64")
     spec = PolicySpec(SPACES[0], action, ModuleSpec(hidden=(), value_head=False))
     save_declaration(tmp_path, PolicyDeclaration(observation=SPACES[0], action=action))

@@ -1,7 +1,7 @@
-"""Laws of a follower's state: kills neither repeat nor lose rows, and the lineage is exact by row.
+"""A follower's state: kills neither repeat nor lose rows, and the lineage is exact by row.
 
-The kills are SIGKILL between any two writes. Broken builds are planted in the same process and have
-to be caught by the same checks.
+The kills are SIGKILL between any two writes. The same checks have to catch the planted broken
+builds.
 
 Also of `storage.reading.untrained_rows`.
 """
@@ -83,7 +83,7 @@ def followers() -> Iterator[Followers]:
 def test_a_kill_between_any_two_writes_loses_and_doubles_no_row(
     root: Path, followers: Followers
 ) -> None:
-    """Also before the first checkpoint of an update: each row once, and the lineage says so."""
+    """After kills at every place, each row is trained on once, and the lineage says so."""
     fill(root)
     for place in PLACES:
         assert followers.run(root, kill=[1, place], updates=100) == KILLED, place
@@ -122,8 +122,7 @@ def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
 def test_a_broken_follower_is_caught_by_the_account(
     root: Path, followers: Followers, planted: str, place: str, symptoms: set[str]
 ) -> None:
-    """A stale position at every other update, a version before its checkpoint, a lineage with rows
-    still in the reader: the check above catches each."""
+    """`account` reports the symptoms of each planted fault."""
     fill(root)
     for update in (2, 1):
         job = {"kill": [update, place], "updates": 100, "planted": planted}
@@ -146,7 +145,7 @@ def flip(path: Path, at: int) -> None:
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its version is off the chain: the rows of its update are trained on again, from before."""
+    """Its version is off the chain, and the rows of its update are trained on again."""
     write(root, *(part(i) for i in range(40)))
     run(root, 3)
     latest, _ = checkpoints(root)
@@ -164,7 +163,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
 
 
 def test_any_flipped_bit_in_a_checkpoint_is_found(root: Path) -> None:
-    """Wherever it is, in the header or in a tensor: the trainer trains again, by the one before."""
+    """In the header or in a tensor, the bit costs one update: the checkpoint before is used."""
     write(root, *(part(i) for i in range(40)))
     run(root, 2)
     saved = {path: path.read_bytes() for path in checkpoints(root)}
@@ -186,7 +185,7 @@ def test_any_flipped_bit_in_a_checkpoint_is_found(root: Path) -> None:
 def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both damaged: the rows of a part that an update cut, and no other, come again."""
+    """Training continues from the live version at its exact row, within a part."""
     fill(root, parts=12)
     run(root, 2)
     for path in checkpoints(root):
@@ -201,7 +200,7 @@ def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
 
 
 def test_rows_that_are_left_out_are_in_no_lineage(root: Path) -> None:
-    """An abandoned episode's last row: its part counts, without that row."""
+    """The lineage has the part of an abandoned episode without its last row."""
     write(root, *(part(i, ended="abandoned") for i in range(10)))
     result, _ = run(root, 1)
     assert result.excluded == {"no_next_obs": 10}
@@ -210,7 +209,7 @@ def test_rows_that_are_left_out_are_in_no_lineage(root: Path) -> None:
 
 
 def test_rows_of_a_position_that_no_shard_has_any_more_are_claimed_by_nobody(root: Path) -> None:
-    """Half of a part was trained on; then its shard goes: the other half has a name."""
+    """If a shard disappears, its untrained rows count as `vanished`, and are in no lineage."""
     path = write(root, *(part(i, steps=40) for i in range(5)))
     run(root, 1)
     half = {(2, t) for t in range(20)}
@@ -254,8 +253,10 @@ def test_a_rollback_under_a_follower_is_followed_and_holds(
 
 
 def test_rows_of_a_part_that_were_trained_into_lost_weights_are_not_claimed(root: Path) -> None:
-    """Somebody publishes while an update ends inside of a part: its first rows are in the weights
-    that lost, the others in the next ones."""
+    """Another process publishes while an update ends inside a part.
+
+    The part's first rows are in the weights that lost, and its other rows in the next lineage.
+    """
     fill(root, parts=12)
     store = WeightStore(root, "default")
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Laws of a follower with damaged files: a damaged file costs its own content, and no more."""
+"""A damaged file costs a follower the content of that file, and no more."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_counts_go_on_with_the_live_weights(root: Path) -> None:
 def test_the_version_before_is_taken_where_the_live_one_is_damaged_too(
     root: Path, file: str
 ) -> None:
-    """The rows of its update are trained on again; it is marked, and no longer what is live."""
+    """The damaged version is marked, and the rows of its update are trained on again."""
     lose_checkpoints(root)
     flip(version(root, 3) / file)
     result, _ = run(root, 2)
@@ -83,7 +83,7 @@ def test_with_no_version_left_the_error_says_how_to_begin_anew(root: Path) -> No
 
 @pytest.mark.parametrize("both", [False, True])
 def test_a_damaged_live_pointer_is_mended(root: Path, both: bool) -> None:
-    """Learning goes on from its copy; with both damaged it waits for `resume`, as when pinned."""
+    """It is restored from its copy; with both damaged, publishing waits for `resume`."""
     store = WeightStore(root, "default")
     flip(store.directory / "live.json")
     if both:
@@ -97,7 +97,7 @@ def test_a_damaged_live_pointer_is_mended(root: Path, both: bool) -> None:
 
 
 def test_a_damaged_manifest_of_what_is_live_is_replaced_by_the_next_update(root: Path) -> None:
-    """The checkpoint is whole: nothing is trained on twice."""
+    """The checkpoint is intact, so no row is trained on twice."""
     flip(version(root, 3) / "manifest.json")
     result, _ = run(root, 2)
     assert (result.version, result.rows_trained) == (5, 400)
@@ -105,7 +105,7 @@ def test_a_damaged_manifest_of_what_is_live_is_replaced_by_the_next_update(root:
 
 
 def test_a_damaged_manifest_of_long_ago_stops_no_pruning(root: Path) -> None:
-    """It stays where it is, for `verify` to name; others go."""
+    """It stays for `verify` to name; other old versions are removed."""
     write(root, *(part(40 + i) for i in range(40)))
     flip(version(root, 1) / "manifest.json")
     result, _ = run(root, 6, keep_versions=2, checkpoint_every=1)
@@ -123,7 +123,7 @@ def _directory(path: Path) -> None:
 def test_what_is_no_file_in_a_checkpoint_s_place_is_set_aside(
     root: Path, put: Callable[[Path], None]
 ) -> None:
-    """A folder, a FIFO, a link to nothing, an empty file: the one before is taken."""
+    """For a folder, a FIFO, a dangling link or an empty file, the checkpoint before is used."""
     latest = checkpoints(root)[0]
     latest.unlink()
     put(latest)
@@ -133,7 +133,7 @@ def test_what_is_no_file_in_a_checkpoint_s_place_is_set_aside(
 
 
 def test_a_stop_ends_a_wait_for_a_lease_that_cannot_be_written(tmp_path: Path) -> None:
-    """As on a full disk: it ends as any stopped job does."""
+    """The job ends as any stopped job, although its disk refuses the lease."""
     declare(tmp_path)
     (tmp_path / "weights" / "default").mkdir(parents=True)
     (tmp_path / "weights" / "default" / "leases").write_text("in the way")

@@ -1,4 +1,4 @@
-"""Laws of a frozen data set and of the jobs on it: the same inputs, one file, one effect."""
+"""A frozen data set and the jobs on it: the same inputs give one file and one effect."""
 
 import json
 import threading
@@ -45,7 +45,7 @@ def test_a_manifest_names_every_ordinal_at_rest(bandit_log, tmp_path):
 
 
 def test_the_same_shards_give_the_same_file(bandit_log, tmp_path):
-    """However they are cut and whenever it is asked; the first file stays as it is."""
+    """The file does not depend on the cuts of the shards or the time, and is written once."""
     log = bandit_log(90)
     log.write(tmp_path / "one", shard_rows=90)
     log.write(tmp_path / "two", shard_rows=20)
@@ -72,7 +72,7 @@ def test_a_new_shard_gives_a_new_manifest(bandit_log, tmp_path):
 
 
 def test_only_whole_shards_are_frozen(bandit_log, tmp_path):
-    """A half-written file has no shard's name yet; a damaged footer is left out and named."""
+    """A temporary file is ignored; a shard with a damaged footer is left out and named."""
     bandit_log(80).write(tmp_path, shard_rows=40)
     whole, cut = shards(tmp_path)
     whole.with_name(".000000000080-000000000119-1.tmp").write_bytes(whole.read_bytes())
@@ -83,14 +83,14 @@ def test_only_whole_shards_are_frozen(bandit_log, tmp_path):
 
 
 def test_nothing_to_freeze_says_where_it_looked(tmp_path):
-    """An empty root is an error with a path, and leaves no manifest behind."""
+    """An empty root raises an error with the path, and no manifest is written."""
     with pytest.raises(NothingYet, match="shards"):
         freeze(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_with_only_damaged_shards_is_not_frozen(bandit_log, tmp_path):
-    """Another try would find them damaged again."""
+    """The error is final, because another try would find them damaged again."""
     bandit_log(40).write(tmp_path, shard_rows=40)
     (only,) = shards(tmp_path)
     only.write_bytes(only.read_bytes()[:-9])
@@ -109,7 +109,7 @@ def test_a_log_with_only_damaged_shards_is_not_frozen(bandit_log, tmp_path):
     ],
 )
 def test_a_spoilt_manifest_is_refused(bandit_log, tmp_path, spoil):
-    """Content, name and hash belong together."""
+    """The error names a file whose content does not fit its name and hash."""
     bandit_log(20).write(tmp_path)
     path = freeze(tmp_path).path
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
@@ -151,7 +151,7 @@ def test_training_reads_the_manifest_alone(bandit_log, tmp_path):
 
 
 def test_a_lost_candidate_is_trained_again(bandit_log, tmp_path):
-    """A record speaks only for a candidate that is whole."""
+    """A record counts only while its candidate is there."""
     bandit_log(100).write(tmp_path)
     frozen = freeze(tmp_path)
     first = train_once(tmp_path, "default", CONFIG, frozen)
@@ -218,7 +218,7 @@ def test_evaluating_twice_judges_once(bandit_log, tmp_path):
 
 
 def test_publishing_twice_is_one_version(bandit_log, tmp_path):
-    """The second answer is the first; versions and generation stay."""
+    """The second answer is the first; version and generation stay."""
     bandit_log(200).write(tmp_path)
     frozen, store = freeze(tmp_path), WeightStore(tmp_path, "default")
     digest = train_once(tmp_path, "default", CONFIG, frozen)["candidate"]
@@ -243,7 +243,7 @@ def test_a_late_retry_does_not_bring_back_an_old_version(bandit_log, tmp_path):
 
 
 def test_a_closed_gate_is_recorded_and_publishes_nothing(bandit_log, tmp_path):
-    """The reasons are kept, the second run does not ask again, another gate may open."""
+    """The reasons are stored, a second run does not judge again, and another gate may open."""
     bandit_log(200).write(tmp_path)
     frozen, store = freeze(tmp_path), WeightStore(tmp_path, "default")
     digest = train_once(tmp_path, "default", CONFIG, frozen)["candidate"]

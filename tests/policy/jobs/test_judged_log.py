@@ -1,4 +1,4 @@
-"""Laws of reading a judged log: blocks give the same as all rows, in the order of ordinals."""
+"""A judged log that is read in blocks gives the same results, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.policy.jobs.test_evaluate_verdicts import log_episodes, probabilities
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Each number of a document by its place."""
+    """Each value of a document by its path."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {k: v for key, one in items for k, v in flat(one, f"{name}/{key}").items()}
@@ -31,8 +31,10 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 def test_blocks_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, cluster: str
 ) -> None:
-    """Verdict, bounds, checks and estimates of one block are those of many, and of the scratch
-    files of their numbers; with a live version, sampled logging and users."""
+    """Verdict, bounds, checks and estimates are the same from one block as from many.
+
+    The log has a live version, and users or sampled logging.
+    """
     rng, n = np.random.default_rng(4), 1200
     actions = rng.integers(4, size=(n, steps))
     rewards = (rng.random((n, steps)) < np.array([0.8, 0.4, 0.4, 0.4])[actions]).astype(float)
@@ -63,7 +65,7 @@ def test_blocks_change_nothing(
 
 
 def peak_of(root: Path, digest: str) -> int:
-    """Bytes that Python and numpy held at most while the log was judged."""
+    """The most bytes that Python and numpy held while the log was judged."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -81,7 +83,7 @@ class Kept(Scratch):
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times as many rows take less than half as much again; a build that holds rows more."""
+    """Four times the rows need less than 1.5 times the memory, unless a build keeps all rows."""
     monkeypatch.setattr(judged_log, "BLOCK_ROWS", 1000)
     monkeypatch.setattr("policy.jobs.scratch.BLOCK", 1000)
     monkeypatch.setattr("policy.jobs.judged_sample.SAMPLE_CELLS", 20_000)

@@ -1,4 +1,4 @@
-"""Laws of the sample that the estimates get, and of work that is done ahead."""
+"""The sample that the estimates are made from, and work that is done ahead."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def block(first: int, n: int, steps: int = 2) -> JudgedBlock:
 
 
 def test_all_episodes_are_taken_while_they_are_few() -> None:
-    """Those of a unit together, each once."""
+    """Each episode is taken once, next to the others of its unit."""
     sample = Sample()
     for first in range(0, 1000, 100):
         given = block(first, 100)
@@ -50,7 +50,7 @@ def test_all_episodes_are_taken_while_they_are_few() -> None:
 
 
 def test_too_many_are_thinned_by_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the units, and half of those: whole ones, whatever the blocks."""
+    """Whole units are left out, the same ones for any size of the blocks."""
     monkeypatch.setattr(judged_sample, "SAMPLE_CELLS", 10_000)
     found = []
     for size in (50, 200):
@@ -66,12 +66,12 @@ def test_too_many_are_thinned_by_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_no_sample() -> None:
-    """A log without episodes to judge by."""
+    """Without an episode to judge by, there is no sample."""
     assert Sample().taken({}) is None
 
 
 def test_work_is_done_ahead_and_handed_over_in_order() -> None:
-    """By other threads; what fails there fails here."""
+    """Other threads do the work; their errors are raised here."""
 
     def work(number: int) -> tuple[int, str]:
         if number == 50:

@@ -1,4 +1,4 @@
-"""Which rows a job reads: a period, a manifest's ordinals, one schema; the others are counted."""
+"""The rows that a job reads: of a period, of a manifest, of one schema."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tests.policy.conftest import STREAM
 
 
 def read(selection):
-    """(the ordinals that are read, rows left out by reason)."""
+    """(The ordinals that are read, rows left out by reason)."""
     with selection.reader(batch_size=100) as reader:
         ordinals = sorted(int(one) for batch in reader for one in batch["ordinal"])
         selection.count_other_schemas(reader)
@@ -18,7 +18,7 @@ def read(selection):
 
 
 def test_a_period_a_manifest_and_a_schema_select_rows(bandit_log, tmp_path):
-    """A manifest is of one schema, so nothing is counted beside it."""
+    """Rows of other schemas than the declared or the given one are counted."""
     bandit_log(20).write(tmp_path)  # row i began at i microseconds
     every = LogSelection(
         root=tmp_path,

@@ -10,7 +10,7 @@ from tests.policy.jobs.test_canary import EQUAL, SHARE, Traffic
 
 
 def test_everything_is_counted_once(tmp_path: Path) -> None:
-    """Steps by hour, version and source; versions; decisions."""
+    """Steps are counted by hour, version and source; versions and decisions are listed."""
     traffic = Traffic(tmp_path)
     traffic.log(4000, EQUAL)
     start_canary(tmp_path, "default", traffic.candidate(2), SHARE)

@@ -33,7 +33,7 @@ def changed(tmp_path: Path) -> tuple[Path, str, str]:
 
 
 def test_the_declared_schema_is_trained_on_and_judged_by(changed: tuple[Path, str, str]) -> None:
-    """Rows of the schema before the change are counted, those of other policies are not."""
+    """Rows of the schema before the change, and of other policies, are counted as not read."""
     root, _, new = changed
     result = train(root, algorithm=ONCE, evaluation_share=0.5)
     assert result.rows_trained + result.rows_held_out == 50
@@ -67,7 +67,7 @@ def test_a_follower_reads_the_declared_schema(changed: tuple[Path, str, str]) ->
 
 
 def test_another_schema_is_read_where_it_fits(tmp_path: Path) -> None:
-    """As the log from before a name or a bound was added; else it is told what does not fit."""
+    """The log from before a category was added can be read; an unknown schema raises."""
     country = Discrete.of(["DE", "FR"])
     old = log(tmp_path, (country, ACTION), 30)
     new = log(tmp_path, (Discrete.of(["DE", "FR", "IT"]), ACTION), 50)
@@ -85,7 +85,7 @@ def test_another_schema_is_read_where_it_fits(tmp_path: Path) -> None:
 
 
 def test_a_schema_that_does_not_fit_is_refused(changed: tuple[Path, str, str]) -> None:
-    """In words that name both schemas and the place, before a row is learned from."""
+    """The error names both schemas and the place, and comes before any training."""
     root, old, new = changed
     with pytest.raises(
         ValueError, match=rf"schema {old}: observation: .*\(3,\).*{new} has it, got"
@@ -99,7 +99,7 @@ def test_a_schema_that_does_not_fit_is_refused(changed: tuple[Path, str, str]) -
 
 
 def test_a_live_version_of_other_spaces_is_no_bar(tmp_path: Path) -> None:
-    """What cannot be compared is told; a gate neither passes it by itself nor fails in a crash."""
+    """The gate does not publish, and its reason says that they cannot be compared."""
     log(tmp_path, (parse_space("box:2"), ACTION), 30)
     first = train(tmp_path, algorithm=ONCE).candidate
     WeightStore(tmp_path, "default").publish(first)
@@ -146,7 +146,7 @@ def test_without_a_declaration_one_of_several_has_to_be_named(changed: Any) -> N
     ],
 )
 def test_what_fits(stored: str, wanted: str, fits: bool) -> None:
-    """Rows that are rows of the wanted spaces too: same columns, choices among the wanted ones."""
+    """Stored rows fit if they are valid in the wanted spaces: same columns, known choices."""
     pair = (parse_space(stored), ACTION), (parse_space(wanted), ACTION)
     if fits:
         require_fit(*pair)

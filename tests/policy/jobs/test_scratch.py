@@ -1,4 +1,4 @@
-"""Laws of columns on disk: like those in memory, in an unnamed file."""
+"""Columns on disk behave as those in memory, in a file without a name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from policy.ope.columns import combined, whole
 
 
 def test_a_column_on_disk_is_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of its own size, whatever was appended; appending goes on after reading."""
+    """Its blocks have their own size, and it can be appended to after it was read."""
     monkeypatch.setattr(scratch, "BLOCK", 64)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     values = np.random.default_rng(0).random(1000)

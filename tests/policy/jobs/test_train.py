@@ -1,4 +1,4 @@
-"""Laws of the training job: exact counts, a stable split, the same candidate from the same log.
+"""The training job: exact counts, a stable split, the same candidate from the same log.
 
 Also of `policy.progress`.
 """
@@ -50,7 +50,7 @@ def test_shards_become_a_candidate_and_every_row_is_accounted_for(bandit_log, tm
 
 
 def test_the_same_log_gives_the_same_candidate_however_it_is_cut(bandit_log, tmp_path):
-    """Digest for digest: other shard sizes change nothing, another seed does."""
+    """Another cut into shards gives the same digest, another seed a different one."""
     log = bandit_log(300)
     log.write(tmp_path / "one", shard_rows=300)
     log.write(tmp_path / "two", shard_rows=41)
@@ -62,7 +62,7 @@ def test_the_same_log_gives_the_same_candidate_however_it_is_cut(bandit_log, tmp
 
 
 def test_a_manifest_is_all_that_is_read(bandit_log, tmp_path):
-    """Freezing a data set: ordinals outside are not trained on."""
+    """Ordinals outside the manifest are not trained on."""
     bandit_log(300).write(tmp_path)
     with ShardReader(tmp_path, policy_id="default") as reader:
         stream = next(iter(reader))["stream"][0]
@@ -74,7 +74,7 @@ def test_a_manifest_is_all_that_is_read(bandit_log, tmp_path):
 
 
 def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path):
-    """A log larger than a block is learned from block by block."""
+    """A log larger than a block is trained on block by block."""
     bandit_log(5000).write(tmp_path)
     told = []
     result = train(
@@ -107,7 +107,7 @@ def test_the_declared_spec_is_trained_and_a_given_one_comes_first(bandit_log, tm
 
 
 class ActionValues(BanditConfig):
-    """As an algorithm of action values declares itself."""
+    """A config that declares an action rule, as an algorithm of action values does."""
 
     action_rule: ClassVar = ActionRule("epsilon_greedy")
 
@@ -122,7 +122,7 @@ class ActionValues(BanditConfig):
     ],
 )
 def test_a_candidate_has_the_rule_that_it_was_asked_for(bandit_log, tmp_path, config, asked, rule):
-    """Otherwise its algorithm's rule: action values are not sampled from unless requested."""
+    """Without a request it has its algorithm's rule, which for action values is not `sample`."""
     bandit_log(60).write(tmp_path)
     result = train(tmp_path, "default", config, action_rule=asked)
     candidate, _ = WeightStore(tmp_path, "default").load_candidate(result.candidate)
@@ -141,7 +141,7 @@ def test_without_a_declaration_the_shards_name_the_spaces(bandit_log, tmp_path):
 
 @pytest.mark.parametrize("as_given", [str, Path])
 def test_a_checkpoint_is_kept_with_the_readers_position(bandit_log, tmp_path, as_given):
-    """The learner's state and the reader's position are in one file."""
+    """The path may be a str or a Path, and the candidate names the file."""
     bandit_log(100).write(tmp_path)
     path = tmp_path / "learner.safetensors"
     result = train(tmp_path, "default", CONFIG, checkpoint=as_given(path))
@@ -151,9 +151,10 @@ def test_a_checkpoint_is_kept_with_the_readers_position(bandit_log, tmp_path, as
 
 
 def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
-    """The counts by reason are in the message; no candidate is made.
+    """The message has the counts by reason, and no candidate is made.
 
-    Later episodes may be ones to train on, unless the stored ones could not be used or are frozen.
+    `NothingYet` is raised only if later episodes may help: not if all are unusable, held out on
+    request, or frozen.
     """
     log = bandit_log(40)
     log.logp[:] = np.nan

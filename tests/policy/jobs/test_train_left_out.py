@@ -26,7 +26,7 @@ def shards(root: Path) -> list[Path]:
 
 
 def test_a_shard_that_is_left_out_stands_in_the_results(bandit_log: Any, tmp_path: Path) -> None:
-    """By its name, and its rows by the reason, of training and of judging."""
+    """The results of training and judging name it, and count its rows by the reason."""
     bandit_log(300).write(tmp_path, shard_rows=100)
     bad = rewrite(shards(tmp_path)[1], BAD["a footer of more parts"][0])
     trained = train(tmp_path, "default", CONFIG)
@@ -41,7 +41,7 @@ def test_a_shard_that_is_left_out_stands_in_the_results(bandit_log: Any, tmp_pat
 
 
 def test_a_shard_that_cannot_be_read_is_no_smaller_log(bandit_log: Any, tmp_path: Path) -> None:
-    """The error names it: a read of what is no memory of the process fails with EIO."""
+    """A shard whose reads fail with EIO raises an error that names it."""
     bandit_log(300).write(tmp_path, shard_rows=100)
     candidate = train(tmp_path, "default", CONFIG).candidate
     unreadable = shards(tmp_path)[1]
@@ -55,7 +55,7 @@ def test_a_shard_that_cannot_be_read_is_no_smaller_log(bandit_log: Any, tmp_path
 
 
 def test_a_reward_beyond_float32_stops_no_follower(tmp_path: Path) -> None:
-    """One acknowledged 1e200 would end each trainer that reads it; its row is excluded by name."""
+    """The row of a reward of 1e200 is excluded as `not_finite`, and training goes on."""
     root = live_log.declare(tmp_path)
     rewards = np.ones(10)
     rewards[4] = 1e200
@@ -72,8 +72,10 @@ def test_a_reward_beyond_float32_stops_no_follower(tmp_path: Path) -> None:
 def test_an_update_that_is_taken_back_claims_none_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The second of three updates ends with a loss that is not finite, in the midst of a part: its
-    100 rows have a name, and the job goes on after them, also after a new start."""
+    """An update whose loss is not finite is reverted, and its 100 rows are excluded.
+
+    It ends inside a part. Training continues after its rows, also after a restart.
+    """
     root = live_log.declare(tmp_path)
     live_log.write(root, *(live_log.part(i, steps=37, final_obs=None) for i in range(13)))
     sound, made = PPO.update, list[int]()
@@ -99,7 +101,7 @@ def test_an_update_that_is_taken_back_claims_none_of_its_rows(
 
 
 def test_a_one_shot_job_leaves_out_what_is_beyond_float32(bandit_log: Any, tmp_path: Path) -> None:
-    """By name too; with no other row it says so."""
+    """The rows are excluded as `not_finite`; if there are no others, the error says so."""
     log = bandit_log(40)
     log.rewards[7] = -1e200
     log.write(tmp_path / "one")
@@ -114,7 +116,7 @@ def test_a_one_shot_job_leaves_out_what_is_beyond_float32(bandit_log: Any, tmp_p
 def test_longer_episodes_are_pointed_at_what_learns_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The bandit algorithms learn from none of their rows; the error says so, once."""
+    """The error of a bandit algorithm names `cql`, and no warning repeats it."""
     root = live_log.declare(tmp_path)
     live_log.write(root, live_log.part(0), live_log.part(1))
     with pytest.raises(NothingToTrainOn, match=r"not one step: .*use --algorithm cql"):

@@ -1,4 +1,4 @@
-"""Laws of following: a version before all rows, each row once through kills, old rows left out.
+"""Following a log: weights before any row, each row once through kills, old rows excluded.
 
 Also of `policy.jobs.retrying` and `storage.system.backoff`.
 """
@@ -104,8 +104,10 @@ def test_each_update_goes_live_with_its_lineage_and_metrics(root):
 
 
 def test_rows_of_versions_too_old_are_left_out_and_counted(root):
-    """max_lag 1: the third update has no sufficiently new row. Its version still goes live, so that
-    clients held by the steps that they acted do not wait forever."""
+    """With `max_lag=1` the third update has no row that is new enough; its version is published.
+
+    Otherwise clients that wait for it would wait forever.
+    """
     write(root, *(part(i) for i in range(30)), *(part(30 + i, version=4) for i in range(10)))
     result, told = run(root, 4, max_lag=1)
     assert result.excluded == {"stale": 100}
@@ -115,7 +117,7 @@ def test_rows_of_versions_too_old_are_left_out_and_counted(root):
 
 
 def test_logged_rows_make_no_update_and_unusable_ones_count_towards_it(root):
-    """A collector that holds its clients counts their steps, not the trainable rows."""
+    """A collector that holds its clients counts the policy's steps, trainable or not."""
     write(
         root,
         *(part(i, source=1) for i in range(20)),  # logged
@@ -127,7 +129,7 @@ def test_logged_rows_make_no_update_and_unusable_ones_count_towards_it(root):
 
 
 def test_rows_gathered_but_not_learned_from_are_read_again(root):
-    """Stopped with half an update's rows in hand: the next run trains on them, once."""
+    """A run that stops with half an update's rows leaves them to the next run."""
     write(root, *(part(i, source=i % 2) for i in range(10)))  # 50 rows of its own, 50 logged
     asked = iter(range(10))
     settings = {"steps_per_update": 100}
@@ -175,7 +177,7 @@ def test_checkpoints_may_be_in_another_folder(root, tmp_path):
 
 
 def test_starting_over_replaces_what_is_live(root):
-    """resume=False: new weights, published at once, and every row again."""
+    """`resume=False` publishes new weights at once, and trains on every row again."""
     write(root, *(part(i) for i in range(10)))
     run(root, 1)
     result, told = run(root, 1, resume=False, seed=3)
@@ -183,7 +185,7 @@ def test_starting_over_replaces_what_is_live(root):
 
 
 def test_another_spec_than_the_live_one_is_refused(root):
-    """Weights never change their shape by accident."""
+    """Neither a checkpoint nor live weights continue with another spec."""
     follow(root, "default", CONFIG, stop=lambda: True)
     other = PolicySpec(OBSERVATION, ACTION, ModuleSpec(hidden=(9,)))
     with pytest.raises(ValueError, match="another spec and PPOConfig"):
@@ -202,7 +204,7 @@ def test_without_publishing_there_are_candidates_alone(root):
 
 
 def test_old_versions_go(root):
-    """However long it runs: the newest few, and candidates with them."""
+    """Only the newest versions and their candidates are kept."""
     write(root, *(part(i, steps=10) for i in range(30)))
     run(root, 30, steps_per_update=10, keep_versions=4, checkpoint_every=2)
     store = WeightStore(root, "default")
@@ -264,8 +266,8 @@ follow(root, "default", RecordingConfig(epochs=1), steps_per_update=100, checkpo
 def test_through_kills_each_row_is_trained_on_exactly_once(root, tmp_path):
     """SIGKILL in the middle of an update, after one that was not saved, and after one that was.
 
-    What the last weights have behind them is each row once, and their lineage says so. Parts of 37
-    rows are cut by updates of 100, so that positions lie inside of parts.
+    The last weights were trained on each row once, and their lineage says so. Updates of 100 rows
+    cut parts of 37, so that positions lie inside parts.
     """
     parts = [part(i, steps=37, final_obs=None) for i in range(32)] + [part(32, steps=16)]
     for first in range(0, 33, 4):
@@ -288,7 +290,7 @@ def test_through_kills_each_row_is_trained_on_exactly_once(root, tmp_path):
 
 
 def test_tensorboard_reads_what_each_update_said(root, tmp_path):
-    """Every metric of every update is an event, over the rows trained on."""
+    """Each metric of each update is an event, at the number of rows trained on."""
     write(root, *(part(i) for i in range(30)))
     _, told = run(root, 3, tensorboard=tmp_path / "events")
     events = EventAccumulator(str(tmp_path / "events")).Reload()
@@ -300,8 +302,10 @@ def test_tensorboard_reads_what_each_update_said(root, tmp_path):
 
 
 def test_reserved_rows_count_and_are_left_out_by_name(root):
-    """An update of 100 read rows trains on fewer; what was reserved is in no lineage, and the
-    version says so to its judge."""
+    """An update counts reserved rows, but they are neither trained on nor in its lineage.
+
+    The version's manifest has the share, for the judge.
+    """
     write(root, *(part(i, version=1) for i in range(20)))
     result, _ = run(root, 2, evaluation_share=0.4)
     assert (result.updates, result.rows_read) == (2, 200)

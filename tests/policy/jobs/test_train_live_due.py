@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def damaged(root: Path, *parts: Part) -> None:
-    """A shard that is damaged before it has its name."""
+    """Write a shard that is damaged before it has its name."""
     with tempfile.TemporaryDirectory(dir=root) as folder:
         path = write(Path(folder), *parts)
         damage(path)
@@ -42,7 +42,7 @@ def damage(path: Path) -> None:
 
 
 def test_with_a_damaged_shard_a_held_version_is_followed_by_the_next(root: Path) -> None:
-    """40 of 100 steps can be read: they make the update, and the rest has a name."""
+    """The 40 readable steps of 100 make an update, and the others count as `damaged`."""
     write(root, *(part(i) for i in range(4)))
     path = write(root, *(part(4 + i) for i in range(6)))
     damage(path)
@@ -57,7 +57,7 @@ def test_with_a_damaged_shard_a_held_version_is_followed_by_the_next(root: Path)
 
 
 def test_an_update_may_be_due_without_a_row(root: Path) -> None:
-    """All of them damaged: clients get a version all the same, with metrics of the same shape."""
+    """If all rows are damaged, clients still get a version, with the usual metrics."""
     write(root, *(part(i) for i in range(10)))
     _, told = run(root, 1)
     damage(write(root, *(part(10 + i, version=2) for i in range(10))))
@@ -72,7 +72,7 @@ def test_an_update_may_be_due_without_a_row(root: Path) -> None:
 def test_a_version_that_nobody_waits_for_is_not_followed_early(
     root: Path, held: int | None
 ) -> None:
-    """Slow clients cause no small updates, and neither does an earlier report of a collector."""
+    """Slow clients cause no small updates, and neither does a report of an earlier version."""
     write(root, *(part(i) for i in range(4)))
     if held is not None:
         say_held(root, "default", held)
@@ -81,7 +81,7 @@ def test_a_version_that_nobody_waits_for_is_not_followed_early(
 
 
 def test_a_version_of_somebody_else_that_is_held_is_followed(root: Path) -> None:
-    """A person publishes, and then a shard is damaged: the follower still expects its own."""
+    """If clients wait at a version that a person published, the follower publishes the next."""
     write(root, *(part(i) for i in range(10)))
     store, told = WeightStore(root, "default"), list[dict[str, float]]()
     asked = iter(range(60))
@@ -107,8 +107,11 @@ def test_a_version_of_somebody_else_that_is_held_is_followed(root: Path) -> None
 def test_weights_of_a_backup_are_followed_by_the_next_version(
     root: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, numbers: bool
 ) -> None:
-    """Clients act with version 4, and are held by it; a collector takes up nothing older. The next
-    version has a number that nobody saw, or one above what is held follows soon."""
+    """Clients wait at version 4 while the weights are restored as of version 2: 5 follows.
+
+    The collector accepts nothing older. If the used numbers are known, the next version is 5;
+    otherwise versions follow quickly until 5.
+    """
     if not numbers:
         monkeypatch.setattr(train_live, "_REFUSED_SECONDS", 0.0)
     write(root, *(part(i) for i in range(30)))
@@ -156,7 +159,7 @@ def test_weights_of_a_backup_are_followed_by_the_next_version(
 def test_a_version_that_its_collector_refuses_is_followed_by_the_next(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A damaged version, say: clients act with the one before, and are held by that for ever."""
+    """Otherwise clients would wait at the version before it forever."""
     write(root, *(part(i) for i in range(10)))
     run(root, 1)
     store = WeightStore(root, "default")
@@ -173,8 +176,10 @@ def test_a_version_that_its_collector_refuses_is_followed_by_the_next(
 
 
 def test_who_does_not_publish_makes_no_empty_updates(root: Path) -> None:
-    """Clients are held until somebody else publishes: one update with what there is, and no more.
-    The lag counts from what is live."""
+    """Held clients cause one update with the rows there are, and no more until somebody publishes.
+
+    The lag counts from the live version.
+    """
     write(root, *(part(i) for i in range(14)))
     run(root, 1, stop_after=60)
     store = WeightStore(root, "default")
@@ -193,8 +198,10 @@ def test_who_does_not_publish_makes_no_empty_updates(root: Path) -> None:
 def test_where_nobody_says_what_is_held_a_pause_after_a_damaged_shard_will_do(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older collector, or one that cannot write `flow/`: 40 of 100 steps, and then no more. It
-    is no reason for an update a second time, also not after a restart."""
+    """A collector that cannot write `flow/` reports nothing: 40 of 100 steps make an update.
+
+    The same damage causes no second update, not even after a restart.
+    """
     monkeypatch.setattr(train_live, "_QUIET_SECONDS", 0.0)
     write(root, *(part(i) for i in range(4)))
     damaged(root, *(part(4 + i) for i in range(6)))
@@ -205,7 +212,7 @@ def test_where_nobody_says_what_is_held_a_pause_after_a_damaged_shard_will_do(
 
 
 def test_what_is_said_can_be_taken_back(root: Path) -> None:
-    """As a starting collector does, whose counts restart."""
+    """A held version is reported and withdrawn; a damaged report counts as none."""
     assert held_version(root, "default") is None
     say_held(root, "default", None)
     assert not (root / "flow").exists()
@@ -218,7 +225,7 @@ def test_what_is_said_can_be_taken_back(root: Path) -> None:
 
 
 def test_rows_left_out_count_in_every_run(root: Path) -> None:
-    """What a reader claims (training_enabled=False) is counted once, over all runs."""
+    """Rows with `training_enabled=False` are counted once over all runs."""
     write(root, *(part(i, training_enabled=i >= 3) for i in range(13)))
     result, _ = run(root, 1)
     assert result.excluded == {"training_disabled": 30}

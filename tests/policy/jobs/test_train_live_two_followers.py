@@ -62,7 +62,7 @@ def wrong(root: Path, status: int) -> set[str]:
 
 
 def scene(root: Path, followers: Followers, place: str, planted: str = "") -> int:
-    """The orphan stops in its second update at a place; the retry makes three; it wakes up."""
+    """The exit status of an orphan: stopped in its second update, woken after the retry's three."""
     job = {"kill": [2, place], "signal": signal.SIGSTOP, "lease_seconds": 0.5, "planted": planted}
     orphan = followers.start(root, updates=3, **job)
     try:
@@ -77,8 +77,10 @@ def scene(root: Path, followers: Followers, place: str, planted: str = "") -> in
 def test_an_orphan_that_wakes_up_publishes_nothing(
     root: Path, followers: Followers, place: str
 ) -> None:
-    """Stopped after its update, or after its checkpoint: what it does then harms neither versions
-    nor checkpoints, and the next start goes on from the retry's."""
+    """Stopped after its update or its checkpoint, it harms neither versions nor checkpoints.
+
+    The next start continues from the retry's.
+    """
     status = scene(root, followers, place)
     assert wrong(root, status) == set()
     before = rows_by_version(root)
@@ -89,12 +91,12 @@ def test_an_orphan_that_wakes_up_publishes_nothing(
 
 @pytest.mark.long
 def test_a_lease_without_fencing_is_caught(root: Path, followers: Followers) -> None:
-    """The planted build: an orphan continues next to its successor."""
+    """In the planted build, the orphan continues next to its successor."""
     assert wrong(root, scene(root, followers, "learned", planted="no_fencing"))
 
 
 def test_a_second_follower_is_told_who_trains(root: Path) -> None:
-    """Also one that would publish nothing: it writes checkpoints."""
+    """The error names the process, also to a follower that would publish nothing."""
     lease = Lease.take(root / "weights" / "default")
     try:
         with pytest.raises(LeaseHeld, match=f"process {os.getpid()} on "):
@@ -142,7 +144,7 @@ def test_a_lost_race_reloads_or_ends(
 def test_a_file_system_that_refuses_is_waited_for(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As on a full disk: said, tried again, and each version comes with its checkpoint."""
+    """A checkpoint that cannot be written is logged and retried; each version has one."""
     folder = root / "weights" / "default" / "checkpoints"
     aside = root / "aside"
     seen: list[dict[str, float]] = []

@@ -67,8 +67,10 @@ def stripped(batch: MultiAgentBatch, policies: Iterable[str]) -> MultiAgentBatch
 
 
 def test_a_frozen_policy_is_bit_identical_and_adds_nothing(log):
-    """Law: weights and acting version of what is not trained stay, and the trained policy's update
-    is the one that its own rows alone give."""
+    """A frozen policy keeps its weights and acting version.
+
+    The trained policy's update is the one that its own rows alone give.
+    """
     with (
         worker_on(log.root, policies_to_train=["seller"]) as worker,
         worker_on(log.root, policies_to_train=["seller"]) as alone,
@@ -90,7 +92,7 @@ def test_a_frozen_policy_is_bit_identical_and_adds_nothing(log):
 
 
 def test_all_policies_are_trained_unless_some_are_named(log):
-    """Law: each policy learns from its own rows in its own spaces."""
+    """Each policy learns from its own rows in its own spaces."""
     with worker_on(log.root) as worker:
         before = worker.get_weights()
         info = worker.learn_on_batch(worker.sample())
@@ -105,8 +107,10 @@ def test_all_policies_are_trained_unless_some_are_named(log):
 
 @pytest.mark.parametrize("policy_id", ["seller", "scout", "buyer"])
 def test_the_training_job_reads_one_policys_tracks(tmp_path, policy_id):
-    """Law: `train` of a policy trains on its rows alone, also where another policy's rows lie in
-    the same stream, and leaves other policies' stores alone."""
+    """`train` uses one policy's rows alone, also where another policy's are in the same stream.
+
+    It leaves other policies' weights alone.
+    """
     log = JointLog(tmp_path)
     agents = ("seller", "scout", "buyer")
     log.write(
@@ -134,7 +138,7 @@ def test_the_training_job_reads_one_policys_tracks(tmp_path, policy_id):
 
 
 def test_a_followed_policy_publishes_alone(log):
-    """Law: following one policy publishes its versions; the frozen one stays at its own."""
+    """Following one policy publishes its versions; the frozen one stays at its own."""
     frozen = Policy(declared_spec(log.root, "buyer"), seed=1)
     store = WeightStore(log.root, "buyer")
     digest = store.add_candidate(
@@ -158,7 +162,7 @@ def test_a_followed_policy_publishes_alone(log):
 
 
 def test_a_position_of_a_joint_reader_lives_in_json(log):
-    """Law: a trainer's position in its checkpoint is JSON, and resumes without repeating a step."""
+    """The reader's position is JSON, and a reader resumed from it repeats no step."""
     with MultiAgentReader(log.root, batch_size=40, columns=PPOConfig.columns) as reader:
         first = reader.next()
         state = json.loads(json.dumps(reader.state_dict()))

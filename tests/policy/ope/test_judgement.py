@@ -34,28 +34,26 @@ CASES = {case.name: case for case in (*equal_or_worse(), *power())}
 
 @pytest.mark.parametrize("name", SHORT)
 def test_the_judge_is_wrong_no_more_often_than_it_says(name: str) -> None:
-    """False `better`, coverage, power and refusals of sound logs, by every bound of the case."""
+    """False calls, coverage, power and refusals of sound logs stay within their targets."""
     for tally in tallied(CASES[name], REPETITIONS, seed=7):
         assert list(tally.failures()) == [], tally.bound
 
 
 def test_a_user_is_the_unit_or_the_calls_are_wrong() -> None:
-    """20 episodes of one user are not 20 samples: by episode, the same log gives too many false
-    calls.
-    """
+    """If the 20 episodes of a user count as 20 samples, there are too many false calls."""
     (tally,) = tallied(users("by episode", 10_000, 20, known=False), 100, 7, only=["student"])
     assert any("false better" in one for one in tally.failures())
 
 
 def coarse_root(surplus, least, mean):
-    """The planted build: of twenty numbers over the range, the first that is not refuted."""
+    """The planted build: the first of twenty numbers over the range that is not refuted."""
     grid = np.linspace(least, -least, 20)
     kept = [one for one in grid[1:-1] if surplus(one) <= 0]
     return float(kept[0]) if kept else mean
 
 
 def test_a_bound_by_a_coarse_grid_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It calls everything better: its step is wider than the difference in question."""
+    """Its step is wider than the difference, so it calls most logs better."""
     monkeypatch.setattr("policy.ope.betting._root", coarse_root)
     (tally,) = tallied(CASES["binary .5 equal, 1,000, log"], 50, seed=7, only=["betting"])
     assert tally.share("better") > 0.5
@@ -90,8 +88,10 @@ def test_a_tally_excludes_a_target_by_a_binomial_bound() -> None:
 
 
 def bandit(n: int = 4000, seed: int = 0) -> tuple[Judged, TargetPolicy, TargetPolicy]:
-    """Two actions, logged evenly, of which the first earns .8 and the other .2: (log, first,
-    other)."""
+    """(log, first, other): two actions, logged evenly, that earn 0.8 and 0.2.
+
+    `first` and `other` are policies that take the first and the second action nine times in ten.
+    """
     rng = np.random.default_rng(seed)
     taken = rng.integers(2, size=n)
     data = Judged(
@@ -111,7 +111,7 @@ def bandit(n: int = 4000, seed: int = 0) -> tuple[Judged, TargetPolicy, TargetPo
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
 def test_better_is_better_than_every_bar(limits: tuple[float, float] | None) -> None:
-    """One bar for which it is worse makes it worse; one that is undecided, undecided."""
+    """A candidate is worse if worse than one bar, and undecided if undecided on one."""
     data, good, bad = bandit()
     rules, logging = Rules(reward_range=limits), Bar("the logging policy")
     assert judge(data, good, [Bar("live", bad), logging], rules).verdict == "better"
@@ -127,7 +127,7 @@ def test_better_is_better_than_every_bar(limits: tuple[float, float] | None) -> 
 
 
 def test_a_live_version_that_made_the_log_is_one_bar() -> None:
-    """Its propensities are the logged ones: weights are 1, and known values replace rewards."""
+    """The logging policy is no second bar, and the standard error is smaller."""
     data, good, _ = bandit()
     probs = np.broadcast_to(np.full(2, 0.5), (4000, 2))
     live = Bar("live", TargetPolicy(np.full(4000, np.log(0.5) + 1e-6), probs))
@@ -160,7 +160,10 @@ def needing(n: int, limits: tuple[float, float] | None, gain: float, *, live: bo
 
 
 def test_the_number_of_further_episodes_is_the_largest_of_all() -> None:
-    """Of the effective sample sizes and of each difference; the last reason names it."""
+    """The numbers are of the effective sample sizes and of each difference.
+
+    The last reason names the largest.
+    """
     found = needing(120, (0.0, 1.0), 1, live=True)
     short = [one.missing for one in found.diagnostics if not one.passed]
     apart = [one.missing for one in found.comparisons]
@@ -175,7 +178,7 @@ def test_the_number_of_further_episodes_is_the_largest_of_all() -> None:
 
 
 def test_no_number_is_invented_while_the_spread_is_unknown() -> None:
-    """Below 30 effective episodes, or with another failed check: a lower bound, and why."""
+    """With few effective episodes or a failed check, the reason says why none is known."""
     few = needing(30, (0.0, 1.0), 1, live=False)
     (short,) = (one for one in few.diagnostics if one.name == "effective_sample_size")
     assert (short.value < 30, few.verdict, few.missing) == (True, "cannot tell", None)
@@ -189,7 +192,7 @@ def test_no_number_is_invented_while_the_spread_is_unknown() -> None:
 
 
 def test_a_difference_that_is_shown_needs_no_more() -> None:
-    """Only the effective sample size is short: its own number is the number."""
+    """If only the effective sample size is too small, its number is the answer."""
     data, good, _ = bandit()
     rules = Rules(reward_range=(0.0, 1.0), min_ess=1e5)
     found = judge(data, good, [Bar("the logging policy")], rules)
@@ -202,7 +205,7 @@ def test_a_difference_that_is_shown_needs_no_more() -> None:
 
 
 def test_without_a_difference_there_is_no_number() -> None:
-    """The candidate is the live version: it is said, and nothing is made up."""
+    """If the candidate is the live version, the reason says that no difference is seen."""
     data, good, _ = bandit()
     found = judge(data, good, [Bar("live", good), Bar("the logging policy")], Rules())
     assert found.missing is None
@@ -210,7 +213,7 @@ def test_without_a_difference_there_is_no_number() -> None:
 
 
 def explored(lowest: float, n: int = 1500) -> tuple[Judged, TargetPolicy]:
-    """Two actions: the worse one was logged rarely, and half of that by the candidate."""
+    """Two actions: the worse one is rare in the log, and half as likely by the candidate."""
     rng = np.random.default_rng(1)
     rare = rng.random(n) < lowest
     data = Judged(
@@ -225,7 +228,7 @@ def explored(lowest: float, n: int = 1500) -> tuple[Judged, TargetPolicy]:
 
 
 def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
-    """The reason names the propensity and its effect; no reason does where it is not the cause."""
+    """A reason names the lowest propensity and its effect, but only where it is the cause."""
     rules = Rules(reward_range=(0.0, 1.0), min_ess=1.0)
     data, candidate = explored(0.0074)
     found = judge(data, candidate, [Bar("the logging policy")], rules)
@@ -273,7 +276,7 @@ def test_no_interval_is_wider_than_the_reward_range_allows(
 
 
 def test_an_action_without_rows_is_named_in_the_reasons() -> None:
-    """By its name, if the actions have names."""
+    """The reason has the action's name, if actions have names."""
     data, _, _ = bandit()
     data = replace(data, names=("bed", "lamp", "sofa"))
     n = len(data.rewards)
@@ -307,9 +310,7 @@ def test_a_failed_check_is_never_worse() -> None:
 
 
 def test_continuous_actions_are_judged_approximately() -> None:
-    """A density has no lower limit: there is a normal limit and no bound, with a range or
-    without.
-    """
+    """A density has no lower limit, so the limit is a normal one even with a reward range."""
     rng, n = np.random.default_rng(1), 3000
     actions = rng.normal(size=n)
     data = Judged(

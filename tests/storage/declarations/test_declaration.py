@@ -1,4 +1,4 @@
-"""Laws of declarations: what is off by default, what makes sense, what the file keeps."""
+"""Declarations: what is off by default, what is refused, what the file keeps."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Laws of the counts of dropped steps: by collector, replaced as a whole, never fatal."""
+"""The counts of dropped steps: by collector, replaced as a whole, never fatal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of holding out episodes for judging: whole clusters, always the same ones."""
+"""Holding out episodes for judging: whole clusters, always the same ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of choosing episodes by hash: never changed, and independent under two salts."""
+"""Choosing episodes by hash: never changed, and independent under two salts."""
 
 from __future__ import annotations
 

@@ -66,8 +66,10 @@ def read_all(root: Path, **options: Any) -> list[MultiAgentBatch]:
 
 
 def test_tracks_of_three_policies_are_one_episode(log):
-    """Law: env_steps are the environment's, agent_steps all agents'; each policy has its spaces;
-    t is the agent's own, env_t the environment's."""
+    """`env_steps` counts the environment's steps, `agent_steps` those of all agents.
+
+    Each policy has its own spaces; `t` counts an agent's steps, `env_t` the environment's.
+    """
     log.write(*trade())
     (batch,) = read_all(log.root)
     assert (batch.env_steps(), batch.agent_steps()) == (4, 8)
@@ -84,7 +86,7 @@ def test_tracks_of_three_policies_are_one_episode(log):
 
 
 def test_two_agents_of_one_policy_stay_apart(log):
-    """Law: a policy's rows stand agent by agent in the order of t, as learners need them."""
+    """A policy's rows are ordered by agent and then by t, as learners need them."""
     pair = [Run("e", name, "seller", (0, 1, 2), agents=2) for name in ("b", "a")]
     log.write(*pair)
     (batch,) = read_all(log.root)
@@ -95,7 +97,7 @@ def test_two_agents_of_one_policy_stay_apart(log):
 
 
 def test_the_same_id_at_two_collectors_is_two_episodes(log, tmp_path):
-    """Law: an episode is known by its collector and its id."""
+    """The collector is part of an episode's identity."""
     JointLog(tmp_path / "other", "b" * 12).write(*trade())
     log.write(*trade())
     (batch,) = read_all([log.root, tmp_path / "other"])
@@ -104,7 +106,7 @@ def test_the_same_id_at_two_collectors_is_two_episodes(log, tmp_path):
 
 
 def test_tracks_of_two_collectors_never_make_an_episode(log, tmp_path):
-    """Law: tracks of one collector never complete an episode of another."""
+    """Tracks of one collector never complete an episode of another."""
     JointLog(tmp_path / "other", "b" * 12).write(*trade()[2:])
     log.write(*trade()[:2])
     with MultiAgentReader([log.root, tmp_path / "other"]) as reader:
@@ -113,7 +115,7 @@ def test_tracks_of_two_collectors_never_make_an_episode(log, tmp_path):
 
 
 def test_an_id_that_is_used_again_is_another_episode(log):
-    """Law: rows of both come, and neither episode takes an agent of the other."""
+    """The rows of both are returned, and neither episode takes an agent of the other."""
     log.write(*trade(), *trade())
     batches = read_all(log.root, batch_size=1)
     assert [batch.env_steps() for batch in batches] == [4, 4]
@@ -121,7 +123,7 @@ def test_an_id_that_is_used_again_is_another_episode(log):
 
 
 def test_a_single_agent_episode_acts_in_every_step(log):
-    """Law: episodes without env_t are returned at once, with t instead."""
+    """An episode without `env_t` is returned at once, with `t` instead."""
     alone = Run("alone", "agent0", "buyer", (0, 1, 2), more={"env_t": b""})
     log.write(alone, *trade())
     batches = read_all(log.root, batch_size=1)
@@ -134,8 +136,10 @@ def test_a_single_agent_episode_acts_in_every_step(log):
 
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_an_episode_waits_for_the_shard_that_comes_much_later(log, late):
-    """Law: whichever track is late, also one that does not tell the number, nothing of the episode
-    comes before it; other episodes do."""
+    """No part of the episode is returned before its last track; other episodes are.
+
+    Any track may be the late one, also one without the number of agents.
+    """
     runs = trade()
     last = runs.pop(late)
     log.write(*runs, *trade("whole"))
@@ -154,7 +158,7 @@ def test_an_episode_waits_for_the_shard_that_comes_much_later(log, late):
 
 @pytest.mark.parametrize("ended", ["abandoned", "broken"])
 def test_a_stopped_episode_blocks_nothing_and_comes_after_the_patience(log, ended):
-    """Law: an episode without a number of agents is returned after a pause, and counted."""
+    """An episode without a number of agents is returned after a pause, and counted."""
     lost = trade("lost", ended=ended, agents=-1)
     log.write(*lost, *trade("whole"))
     options = {"follow": True, "eager": True, "poll_interval": 0.05, "patience": 0.2}
@@ -167,7 +171,7 @@ def test_a_stopped_episode_blocks_nothing_and_comes_after_the_patience(log, ende
 
 
 def test_a_finite_reading_takes_abandoned_episodes_that_are_old_enough(log):
-    """Law: a recent incomplete episode waits in the position for the next reading."""
+    """A recent incomplete episode stays in the position for the next reader."""
     lost = trade("lost", ended="abandoned", agents=-1)
     log.write(*lost)
     with MultiAgentReader(log.root, clock=lambda: 59_000_000) as reader:
@@ -180,7 +184,7 @@ def test_a_finite_reading_takes_abandoned_episodes_that_are_old_enough(log):
 
 
 def test_agents_that_left_early_wait_for_those_who_stay(log):
-    """Law: an early leaver is not an abandoned episode, however long the others play on."""
+    """An agent that leaves early does not make its episode count as abandoned."""
     log.write(*trade()[2:])
     with MultiAgentReader(log.root, clock=lambda: HOUR, patience=0.0) as reader:
         assert list(reader) == []
@@ -191,7 +195,7 @@ def test_agents_that_left_early_wait_for_those_who_stay(log):
 
 
 def test_what_waits_is_bounded_and_the_longest_waiting_is_handed_over(log):
-    """Law: no more than the limit waits, even if episodes stay incomplete; nothing is lost."""
+    """At most the limit waits, even if episodes stay incomplete, and nothing is lost."""
     early = [run for i in range(40) for run in trade(f"e{i:02}")[2:]]
     for run in early:
         log.write(run)
@@ -253,8 +257,10 @@ def scatter(root: Path, runs: list[Run], rnd: Any) -> None:
 @settings(max_examples=40, deadline=None)
 @given(histories(), st.integers(1, 12), st.randoms(use_true_random=False), st.booleans())
 def test_every_step_comes_once_and_every_env_step_is_counted_once(runs, size, rnd, shuffled):
-    """Law: over any batch size and any shards, each agent's step is in one batch, an episode is in
-    one batch, and env_steps add up to the environment's steps."""
+    """Each step and each episode is in one batch, for any batch size and any shards.
+
+    `env_steps` add up to the environment's steps.
+    """
     with tempfile.TemporaryDirectory() as folder:
         scatter(Path(folder), runs, rnd)
         batches = read_all(Path(folder), batch_size=size, shuffle=3 * shuffled, seed=1)
@@ -283,8 +289,10 @@ def test_every_step_comes_once_and_every_env_step_is_counted_once(runs, size, rn
     st.booleans(),
 )
 def test_a_reading_that_stops_and_goes_on_is_the_same_reading(runs, size, stops, rnd, shuffled):
-    """Law: wherever positions are saved and taken up, through JSON, the batches are those of one
-    reading: nothing lost, nothing doubled, in the same order."""
+    """Resuming from any position, saved as JSON, gives the batches of one uninterrupted reading.
+
+    No row is lost or repeated, and the order is the same.
+    """
     options: dict[str, Any] = {"batch_size": size, "shuffle": 4 * shuffled, "seed": 3}
     with tempfile.TemporaryDirectory() as folder:
         scatter(Path(folder), runs, rnd)
@@ -302,8 +310,7 @@ def test_a_reading_that_stops_and_goes_on_is_the_same_reading(runs, size, stops,
 
 
 def test_a_shuffled_reading_goes_on_with_its_own_random_numbers(log):
-    """Law: episodes come in the order of the seed, also over a saved position; each seed's is its
-    own."""
+    """The seed decides the order, also after resuming; another seed gives another order."""
     log.write(*(run for i in range(40) for run in trade(f"e{i:02}")))
 
     def order(seed: int, stop: int) -> list[str]:
@@ -322,7 +329,7 @@ def test_a_shuffled_reading_goes_on_with_its_own_random_numbers(log):
 @settings(max_examples=15, deadline=None)
 @given(histories(), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_a_root_that_grows_between_readings_gives_each_step_once(runs, size, rnd):
-    """Law: tracks that wait for others are in the position until the others arrive."""
+    """Tracks that wait for others stay in the position until the others arrive."""
     lost = {run.episode_id for run in runs if run.ended == "abandoned"}
     runs = [run for run in runs if run.episode_id not in lost]
     found: list[tuple[str, str, int]] = []
@@ -343,7 +350,7 @@ def test_a_root_that_grows_between_readings_gives_each_step_once(runs, size, rnd
 
 
 def test_a_position_taken_while_following_names_what_waits(log):
-    """Law: tracks that wait and episodes that are ready are read again, and once."""
+    """Waiting tracks and complete episodes not yet returned are read again, once."""
     runs = trade("later")
     log.write(*trade("one"), *trade("two"), runs[0])
     options: dict[str, Any] = {"follow": True, "batch_size": 4, "poll_interval": 0.05}
@@ -362,7 +369,7 @@ def test_a_position_taken_while_following_names_what_waits(log):
 
 
 def test_episodes_that_are_not_for_training_are_passed_over_whole(log):
-    """Law: training_enabled=False, tags and select leave out all tracks of an episode alike."""
+    """`training_enabled=False`, tags and `select` exclude all tracks of an episode alike."""
     hidden = trade("hidden", more={"training_enabled": False})
     tagged = trade("tagged", more={"tags": '{"tenant":"x"}'})
     log.write(*hidden, *tagged, *trade("plain"))
@@ -383,8 +390,10 @@ def test_episodes_that_are_not_for_training_are_passed_over_whole(log):
 
 @pytest.mark.parametrize("policy_id", sorted(SPACES))
 def test_a_single_policys_reader_gives_its_tracks_alone(log, policy_id):
-    """Law: each row of the policy once, over a saved position, also beside a policy whose rows lie
-    in the same stream; rows of the other are counted as left out."""
+    """Each row of the policy is returned once, also after resuming.
+
+    Another policy's rows in the same stream are counted as excluded.
+    """
     runs = [run for i in range(6) for run in trade(f"e{i}")]
     for i in range(0, len(runs), 5):
         log.write(*runs[i : i + 5])
@@ -413,7 +422,7 @@ def test_a_single_policys_reader_gives_its_tracks_alone(log, policy_id):
 
 
 def test_columns_can_be_chosen_and_identity_stays(log):
-    """Law: the columns that identify a row's step are always included."""
+    """The columns that identify a row's step are always included."""
     log.write(*trade())
     (batch,) = read_all(log.root, columns=("rewards", "agents"))
     identity = {"eps_id", "agent_id", "stream", "ordinal", "episode_ordinal", "t", "env_t"}
@@ -423,7 +432,7 @@ def test_columns_can_be_chosen_and_identity_stays(log):
 
 
 def test_names_stand_for_codes_if_asked_for(log):
-    """Law: names as in one policy's reader, also after a restart; other spaces keep codes."""
+    """Names are as in a single policy's reader, also after a restart; other spaces keep codes."""
     log.write(*trade(), *trade("f"))
     (batch,) = read_all(log.root)
     assert batch["buyer"]["actions"].tolist() == [0, 1, 0, 1]
@@ -462,7 +471,7 @@ def test_settings_and_positions_that_do_not_fit_are_refused(log, tmp_path):
 
 
 def test_rows_are_what_they_were(log):
-    """Law: values, rewards and next observations are those of the agent's own run."""
+    """Values, rewards and next observations are those of the agent's own steps."""
     log.write(*trade(cuts=(1,)))
     (batch,) = read_all(log.root)
     seller = batch["seller"]

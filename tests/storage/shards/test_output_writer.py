@@ -1,4 +1,4 @@
-"""Laws of writing sampled batches as shards."""
+"""Writing sampled batches as shards."""
 
 from __future__ import annotations
 

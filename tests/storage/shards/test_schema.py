@@ -53,13 +53,13 @@ ENCODINGS: list[tuple[Space, str]] = [
 
 @pytest.mark.parametrize(("space", "encoding"), ENCODINGS, ids=repr)
 def test_how_a_leaf_is_stored(space: Space, encoding: str) -> None:
-    """Law: numbers are columns, small vectors lists, all else bytes that the footer explains."""
+    """Numbers are columns, small vectors are lists, all else is bytes that the footer explains."""
     (spec,) = leaf_specs(space, "obs")
     assert (spec.name, spec.encoding) == ("obs", encoding)
 
 
 def test_leaves_of_nested_spaces_have_dotted_names_and_no_lists() -> None:
-    """Law: no list column has a dotted name: fastparquet cannot read one."""
+    """No list column has a dotted name, because fastparquet cannot read one."""
     space = Dict((("b", Tuple((Box((4,)), Discrete(2)))), ("a", Text(3))))
     specs = leaf_specs(space, "obs")
     assert [(s.name, s.encoding) for s in specs] == [
@@ -155,7 +155,7 @@ def test_a_missing_key_is_damage_and_an_unknown_one_is_ignored() -> None:
 
 
 def test_the_schema_hash_tells_columns_apart() -> None:
-    """Law: names, types and nullability count; metadata does not."""
+    """The hash depends on names, types and nullability, and not on metadata."""
     schema = columns_for(Box((4,)), Discrete(2))
     assert schema_hash(schema) == schema_hash(schema.with_metadata({"a": "b"}))
     others = [

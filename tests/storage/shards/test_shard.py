@@ -92,7 +92,7 @@ def parts_of(count: int, steps: int = 3) -> list[Part]:
 
 
 def test_a_shards_name_is_its_proof(tmp_path: Path) -> None:
-    """Law: the name holds the ordinals and the first 16 hex digits of the file's SHA-256."""
+    """The name has the ordinals and the first 16 hex digits of the file's SHA-256."""
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(4))
     digest = hashlib.sha256(info.path.read_bytes()).hexdigest()
     assert info.path == tmp_path / STREAM / f"000000000000-000000000003-{digest[:16]}.parquet"
@@ -102,7 +102,7 @@ def test_a_shards_name_is_its_proof(tmp_path: Path) -> None:
 
 
 def test_the_same_parts_give_the_same_file(tmp_path: Path) -> None:
-    """Law: writing again after an unknown outcome doubles nothing."""
+    """Writing again after an unknown outcome duplicates nothing."""
     writer = ShardWriter(tmp_path)
     infos = {writer.write(STREAM, CANONICAL, parts_of(3)) for _ in range(2)}
     assert len(infos) == 1
@@ -110,7 +110,7 @@ def test_the_same_parts_give_the_same_file(tmp_path: Path) -> None:
 
 
 def test_rows_say_where_they_stand(tmp_path: Path) -> None:
-    """Law: t runs on from t0; part, ordinals and ids repeat; ended stands on the last row only."""
+    """`t` counts from t0; part, ordinals and ids repeat; only the last row has `ended`."""
     parts = [
         make_part(5, 2, episode_id="a", episode_ordinal=5, tags='{"tenant":"x"}'),
         make_part(6, 3, episode_id="a", part=1, t0=2, episode_ordinal=5, ended="truncated"),
@@ -134,7 +134,7 @@ def test_rows_say_where_they_stand(tmp_path: Path) -> None:
 
 
 def test_tracks_say_their_place_in_the_environments_time(tmp_path: Path) -> None:
-    """Law: env_t stands on every row of a track, agents on its last; both are null elsewhere."""
+    """Each row of a track has `env_t`, and its last row `agents`; elsewhere both are null."""
     steps = np.array([3, 7], "<i8").tobytes()
     parts = [
         make_part(0, 2),
@@ -160,7 +160,7 @@ def test_every_ending_but_terminated_is_truncated(tmp_path: Path, ended: Any) ->
 
 
 def test_what_is_unknown_is_null(tmp_path: Path) -> None:
-    """Law: an unknown logp, absent infos, dist inputs and final observation are null, not zero."""
+    """An unknown logp, absent infos, dist inputs and final observation are null, not zero."""
     logp = np.array([np.nan, -1.0, np.nan])
     inputs = np.array([1.5, 2.5], "<f4").tobytes()
     part = make_part(
@@ -191,9 +191,9 @@ def test_what_is_unknown_is_null(tmp_path: Path) -> None:
 
 
 def test_the_file_is_as_every_tool_reads_it(tmp_path: Path) -> None:
-    """Law: page V1, no byte-stream split, checksums, row groups cut.
+    """Pages are V1, without byte-stream split, with checksums; row groups are cut.
 
-    Dictionaries only for ids and for what counts: values that come many times, or in few parts.
+    Dictionaries are only for ids and for values that repeat often or come in few parts.
     """
     info = ShardWriter(tmp_path, row_group_bytes=2000).write(STREAM, CANONICAL, parts_of(30))
     file = pq.ParquetFile(info.path)
@@ -289,7 +289,7 @@ def visible(directory: Path) -> list[str]:
 
 
 def test_the_name_appears_after_the_content_is_synced(tmp_path: Path) -> None:
-    """Law: sync the file, rename it, sync the directory, in this order."""
+    """The file is synced, then renamed, and then the directory is synced."""
     seen: list[tuple[bool, list[bool]]] = []
 
     def watch(descriptor: int) -> None:
@@ -319,14 +319,14 @@ def folders_fail(descriptor: int) -> None:
 
 
 def test_a_failed_sync_of_the_folder_leaves_nothing(tmp_path: Path) -> None:
-    """Law: a name that may not be durable is removed before the next attempt."""
+    """A name that may not be durable is removed before the next attempt."""
     with pytest.raises(ShardWriteError, match="Input/output error"):
         ShardWriter(tmp_path, fsync=folders_fail).write(STREAM, CANONICAL, parts_of(2))
     assert visible(tmp_path) == []
 
 
 def test_an_adopted_shard_is_made_durable(tmp_path: Path) -> None:
-    """Law: its writer may have been killed between the rename and the sync of the folder."""
+    """Its writer may have been killed between the rename and the sync of the folder."""
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(2))
     synced: list[str] = []
     adopting = ShardWriter(
@@ -351,7 +351,7 @@ def damage(change: Callable[[Path], object], folder: Path) -> Callable[[int], No
 
 @pytest.mark.parametrize("keep", [0, 10, -1])
 def test_a_file_that_reads_back_otherwise_is_not_published(tmp_path: Path, keep: int) -> None:
-    """Law: a file that the disk does not return unchanged never gets a final name."""
+    """A file that the disk does not return unchanged never gets a final name."""
     cut = damage(lambda path: path.write_bytes(path.read_bytes()[:keep]), tmp_path)
     with pytest.raises(ShardWriteError, match="expected to read back the written bytes"):
         ShardWriter(tmp_path, fsync=cut).write(STREAM, CANONICAL, parts_of(2))
@@ -365,7 +365,7 @@ def flip(path: Path, position: int, bits: int = 0x10) -> None:
 
 
 def test_a_flipped_byte_anywhere_is_found(tmp_path: Path) -> None:
-    """Law: with verify="digest" a changed byte is detected at any position."""
+    """With `verify="digest"` a changed byte is detected at any position."""
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(2))
     assert len(read_shard(info.path, verify="digest")) == 6
     for position in range(0, info.nbytes, 7):
@@ -411,7 +411,7 @@ def test_a_foreign_parquet_file_is_damage_and_a_missing_one_is_missing(tmp_path:
 
 
 def test_a_restart_finds_the_whole_shard_of_its_range(tmp_path: Path) -> None:
-    """Law: a plan without a record adopts a valid file of exactly its range, and no other."""
+    """A plan without a record adopts a valid file of exactly its range, and no other."""
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(3))
     assert find_shard(tmp_path, STREAM, 0, 2) == info
     assert find_shard(tmp_path, STREAM, 0, 1) is None
@@ -656,7 +656,7 @@ def test_what_is_put_in_comes_out(
     row_group_bytes: int,
     travels_as: str,
 ) -> None:
-    """Law: rows on disk == steps given, and every column decodes to what was put in."""
+    """The rows on disk are the given steps, and every column decodes to the given values."""
     observation, action, parts, values, finals = episode
     block = PartBlock.of(parts)
     if travels_as == "frames":
@@ -710,7 +710,7 @@ def check_plain_columns(table: pa.Table, parts: list[Part]) -> None:
 def test_the_footer_lists_the_ordinals_inside(
     tmp_path_factory: pytest.TempPathFactory, ordinals: list[int]
 ) -> None:
-    """Law: the ranges hold every ordinal once, in any order of the parts, and nothing else."""
+    """The ranges have each ordinal once, for any order of the parts, and no others."""
     parts = [make_part(0, 1).with_ordinals(o, o) for o in ordinals]
     info = ShardWriter(tmp_path_factory.mktemp("s")).write(STREAM, CANONICAL, parts)
     ranges = shard_metadata(info.path).ranges

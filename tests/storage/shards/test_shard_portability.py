@@ -232,7 +232,7 @@ TOOLS = {f.__name__[3:]: f for f in (by_pandas, by_polars, by_duckdb, by_fastpar
 def test_another_tool_reads_equal_values(
     tmp_path: Path, pair: str, compression: Any, tool: str
 ) -> None:
-    """Law: every column of a shard has the same values in every tool, nulls included."""
+    """Every column of a shard has the same values in every tool, nulls included."""
     writer = ShardWriter(tmp_path, compression=compression, row_group_bytes=500)
     canonical = canonical_json(*PAIRS[pair][:2])
     path = writer.write("s", canonical, parts_of(pair)).path
@@ -260,7 +260,7 @@ def test_the_values_that_the_tools_agree_on_are_not_trivial(tmp_path: Path) -> N
 
 
 def test_bytes_decode_by_what_the_footer_says(tmp_path: Path) -> None:
-    """Law: another tool needs the footer's dtype and shape, and nothing else of ours."""
+    """Another tool needs only the footer's dtype and shape to decode bytes."""
     canonical = canonical_json(*PAIRS["nested"][:2])
     path = ShardWriter(tmp_path).write("s", canonical, parts_of("nested")).path
     columns = shard_metadata(path).columns

@@ -105,7 +105,7 @@ def ends(pid: int) -> bool:
 
 
 def test_the_child_writes_what_the_writer_writes(writer: WriterProcess, tmp_path: Path) -> None:
-    """Law: the process writes the same file, byte for byte."""
+    """The process writes the same file as the writer, byte for byte."""
     parts = [make_part(i) for i in range(5)]
     info = writer.write(STREAM, CANONICAL, parts)
     here = ShardWriter(tmp_path / "here").write(STREAM, CANONICAL, parts)
@@ -156,7 +156,7 @@ def test_what_the_system_says_comes_back_with_its_number(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_an_error_and_not_a_death(tmp_path: Path) -> None:
-    """Law: the child survives errors of the disk, leaves no partial file, and reports them."""
+    """The child survives errors of the disk, leaves no partial file, and reports them."""
     program = """
         import resource, signal, sys
         from pathlib import Path
@@ -211,7 +211,7 @@ def test_a_child_killed_between_writes_is_noticed_and_replaced(writer: WriterPro
 def test_a_child_killed_in_the_middle_of_a_write_leaves_no_partial_shard(
     writer: WriterProcess, tmp_path: Path
 ) -> None:
-    """Law: a kill that leaves a dot-file is detected; the next writer cleans up and writes."""
+    """A kill that leaves a dot-file is detected; the next writer cleans up and writes."""
     parts = [make_part(i, 100_000) for i in range(3)]
     writer.write(STREAM, CANONICAL, [make_part(100)])
     (before,) = visible(tmp_path)
@@ -243,7 +243,7 @@ def test_a_child_killed_in_the_middle_of_a_write_leaves_no_partial_shard(
 def test_a_child_killed_at_any_moment_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
-    """Law: after a death the shard is there whole, or not at all; adopt it or write it again."""
+    """After a kill the shard is complete or absent, and is adopted or written again."""
     monkeypatch.setattr(WriterProcess, "start", start_forked)
     parts = [make_part(i, 2000) for i in range(10)]
     with WriterProcess(tmp_path, owner=OWNER) as process:
@@ -292,7 +292,7 @@ def test_close_does_not_wait_for_a_child_that_was_never_asked(tmp_path: Path) ->
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_child(writer: WriterProcess) -> None:
-    """Law: SIGINT goes to the whole group, and the parent decides when its writer ends."""
+    """SIGINT goes to the whole group, but only the parent ends its writer."""
     assert writer.write(STREAM, CANONICAL, [make_part(0)]).rows == 3
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGINT)
@@ -338,7 +338,7 @@ def test_the_child_of_a_killed_parent_ends(tmp_path: Path) -> None:
 
 
 def test_the_kernel_ends_a_child_that_reads_nothing() -> None:
-    """Law: also a child that is busy, and would not see the end of its input, ends."""
+    """A busy child, which does not see the end of its input, ends too."""
     program = """
         import os, signal, subprocess, sys
 
@@ -364,7 +364,7 @@ def test_the_kernel_ends_a_child_that_reads_nothing() -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_leaves(tmp_path: Path) -> None:
-    """Law: a parent that died before the child could ask the kernel is noticed by its pid."""
+    """A parent that died before the child could ask the kernel is noticed by its pid."""
     command = [sys.executable, "-m", "storage", "write-shards", "--directory", str(tmp_path)]
     done = subprocess.run(
         [*command, "--parent", "1"], input="", capture_output=True, text=True, check=False
@@ -377,7 +377,7 @@ def test_a_child_whose_parent_is_gone_already_leaves(tmp_path: Path) -> None:
 
 
 def test_the_parents_side_imports_neither_arrow_nor_pandas(tmp_path: Path) -> None:
-    """Law: the acknowledging process imports no heavy package, even after it wrote a shard."""
+    """The acknowledging process imports neither, even after it wrote a shard."""
     program = """
         import sys
         from pathlib import Path
@@ -414,8 +414,9 @@ def test_a_folder_called_storage_where_the_user_stands_is_not_imported(
 def test_a_message_comes_back_and_a_cut_one_is_noticed(
     frames: list[list[bytes]], block: int
 ) -> None:
-    """Law: frames survive, in whatever pieces; wherever the pipe ends inside a message, that is an
-    error.
+    """A message is read whole, in whatever pieces it arrives.
+
+    A pipe that ends inside a message raises, wherever it ends.
     """
     pipe = io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:

@@ -30,13 +30,13 @@ SUPPORTED: list[gym.Space[Any]] = [
 
 @pytest.mark.parametrize("space", SUPPORTED, ids=str)
 def test_a_space_comes_back_as_it_was(space: gym.Space[Any]) -> None:
-    """Law: to_gym(from_gym(space)) is the space, bounds, starts and character sets included."""
+    """to_gym(from_gym(space)) is the space, bounds, starts and character sets included."""
     assert to_gym(from_gym(space)) == space
 
 
 @pytest.mark.parametrize("space", SUPPORTED, ids=str)
 def test_what_gymnasium_samples_the_codec_takes(space: gym.Space[Any]) -> None:
-    """Law: a descriptor allows the values of its space; they come back equal."""
+    """A descriptor allows the values of its space, and they decode to equal values."""
     space.seed(7)
     codec = Codec(from_gym(space))
     for _ in range(20):

@@ -182,7 +182,7 @@ def test_quarantine_moves_what_is_damaged_and_nothing_else(root: Path) -> None:
 
 @pytest.mark.parametrize("noted", ["noted", "by a person"])
 def test_what_is_set_aside_keeps_its_rows_place_only_as_it_was(root: Path, noted: str) -> None:
-    """Law: quarantined rows that were lost later are no longer counted."""
+    """Quarantined rows that were lost later are no longer counted."""
     path = shards(root)[0]
     flip_a_byte(path)
     (moved,) = verified(root, quarantine=True).quarantined
@@ -278,7 +278,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", STATE)
 def test_journal_state_that_is_gone_is_found(stateful: Path, tmp_path: Path, name: str) -> None:
-    """Law: lost ids, keys and instances are detected, also live and after later work."""
+    """Lost ids, keys and instances are detected, also live and after later work."""
     assert verified(stateful).findings == ()
     root = tmp_path / "root"
     shutil.copytree(stateful, root)
@@ -327,7 +327,7 @@ def counted(root: Path, change: Callable[[dict[str, int]], None]) -> None:
 def test_the_cut_of_an_open_episode_that_is_gone_is_told_at_the_start(
     cut: Path, tmp_path: Path
 ) -> None:
-    """Law: steps that are sealed twice because this entry is missing are detected."""
+    """Steps that may be sealed twice because this entry is missing are reported."""
     root = tmp_path / "root"
     shutil.copytree(cut, root)
     with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:

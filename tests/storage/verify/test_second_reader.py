@@ -128,7 +128,7 @@ class SaysNonsense(Planted):
 def test_a_sound_shard_is_the_same_for_both(
     tmp_path: Path, pair: str, compression: Any, second: SecondReader
 ) -> None:
-    """Law: of every kind of space each value is the same, nulls included."""
+    """For every kind of space, both readers return the same values, nulls included."""
     rows = len(read_shard(shard(tmp_path, pair, compression=compression)))
     report = verified(tmp_path, second)
     assert found(report) == []
@@ -158,7 +158,7 @@ def test_odd_numbers_are_the_same_too(tmp_path: Path, second: SecondReader) -> N
 def test_a_broken_decoding_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, second: SecondReader
 ) -> None:
-    """Law: the second reader detects one wrong value of our reader in one column."""
+    """The second reader detects one wrong value of our reader in one column."""
     shard(tmp_path, "vector")
 
     def broken(table: pa.Table, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Laws of the records: listed in order, none skipped, counted by candidate and rows."""
+"""The records: listed in order, none skipped, counted by candidate and rows."""
 
 import json
 

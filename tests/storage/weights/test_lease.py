@@ -1,4 +1,4 @@
-"""Laws of the lease: one follower of a policy, no number given twice, no effect on people.
+"""The lease: one follower per policy, no number given twice, no effect on people.
 
 The orphans here are real processes that are stopped with SIGSTOP and killed with SIGKILL.
 """
