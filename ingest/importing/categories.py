@@ -8,7 +8,6 @@ later ones read it, so that a code has the same meaning in every log.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from ingest.importing.cells import texts_of
 from ingest.importing.sources import Unit, require_columns
 from ingest.protocol.errors import ImportFailed
+from storage.system.files import FileLock, replace_file
 
 BOOLEANS = ("true", "false")
 """The names of booleans, in whatever case a text has them."""
@@ -90,7 +90,7 @@ def _sorted(values: Iterable[Value]) -> list[Value]:
 
 
 def load_categories(path: Path) -> Categories:
-    """Read a file written by `save_categories`. Raises ImportFailed for any other."""
+    """Read a file of categories. Raises ImportFailed for any other."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -109,12 +109,18 @@ def _is_numbering(values: Any) -> bool:
     return fine and len(set(map(category, values))) == len(values)
 
 
-def save_categories(path: Path, categories: Categories) -> None:
-    """Write the file atomically. Raises ImportFailed if it cannot be written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+def _add_categories(path: Path, learned: Categories) -> Categories:
+    """Add columns to the file, and return what it then has: another import's columns stay.
+
+    Raises ImportFailed if the file cannot be written.
+    """
     try:
-        draft.write_text(json.dumps(categories, indent=1) + "\n")
-        draft.replace(path)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            saved = load_categories(path) if path.exists() else {}
+            if not learned.keys() <= saved.keys():
+                saved = learned | saved
+                replace_file(path, json.dumps(saved, indent=1).encode() + b"\n")
+            return saved
     except OSError as error:
         raise ImportFailed(
             f"{path}: the categories cannot be kept there ({error.strerror}); name another file "
@@ -132,13 +138,13 @@ def known_categories(
 ) -> Categories:
     """The categories of these columns: from the file at `path`, learned for columns not in it.
 
-    `also`: as in `learn_categories`. `save`: whether to add learned ones to the file.
+    `also`: as in `learn_categories`. `save`: whether to add learned ones to the file. If several
+    imports add a column at the same time, the first one's values hold for all.
     """
     path = Path(path)
     saved = load_categories(path) if path.exists() else {}
     missing = [name for name in columns if name not in saved]
     if missing:
-        saved |= learn_categories(units, missing, also)
-        if save:
-            save_categories(path, saved)
+        learned = learn_categories(units, missing, also)
+        saved = _add_categories(path, learned) if save else saved | learned
     return {name: saved[name] for name in columns}

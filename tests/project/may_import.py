@@ -60,8 +60,8 @@ MAY_IMPORT = {
     ),
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
-        "ingest.client ingest.protocol storage.experience storage.spaces storage.wording"
-        " msgspec numpy pyarrow sqlalchemy"
+        "ingest.client ingest.protocol storage.experience storage.spaces storage.system"
+        " storage.wording msgspec numpy pyarrow sqlalchemy"
     ),
     "ingest.protocol": "msgspec",
     # gymnasium: the space of an environment's name, in `declare`

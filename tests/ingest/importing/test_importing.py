@@ -11,7 +11,9 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ingest.importing.categories import Categories, known_categories
 from ingest.importing.importing import import_table, run_import
 from ingest.importing.inference import infer_spaces
 from ingest.importing.options import ImportOptions
 from ingest.importing.posting import RequestSender
+from ingest.importing.readers import Blocks
 from ingest.importing.report import ImportReport, Seen
+from ingest.importing.sources import open_source
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -598,6 +603,41 @@ def test_each_log_does_not_get_codes_of_its_own(tmp_path: Path) -> None:
         assert (first.steps, first.understood["codes"]) == (1, codes)
         assert second.bad_counts == {"column back: expected a known category": 1}
         assert [row["obs"] for row in stored(collector)] == [0]
+
+
+class MetUnit:
+    """A unit that is read while another one is, after both imports have found no file of codes."""
+
+    once = False
+
+    def __init__(self, path: Path, meeting: threading.Barrier) -> None:
+        (self._unit,) = open_source(path, None)
+        self.label, self._meeting = self._unit.label, meeting
+
+    def names(self) -> list[str]:
+        return self._unit.names()
+
+    def digest(self) -> str | None:
+        return self._unit.digest()
+
+    def blocks(self, columns: Sequence[str]) -> Blocks:
+        self._meeting.wait(120)
+        return self._unit.blocks(columns)
+
+
+def test_first_imports_at_the_same_time_have_one_file_of_codes(tmp_path: Path) -> None:
+    """The first to write a column gives it its codes; neither undoes the other's columns."""
+    kept, meeting = tmp_path / "codes.json", threading.Barrier(2)
+
+    def codes(word: str, *columns: str) -> Categories:
+        path = write(tmp_path / f"{word}.csv", [dict.fromkeys(columns, word)])
+        return known_categories([MetUnit(path, meeting)], columns, {}, kept, save=True)
+
+    with ThreadPoolExecutor(2) as both:
+        runs = [both.submit(codes, "yes", "back", "left"), both.submit(codes, "no", "back")]
+        first, second = (run.result() for run in runs)
+    assert first["back"] == second["back"], "one code is one name, whichever import wrote it"
+    assert json.loads(kept.read_text()) == first
 
 
 def test_declaring_writes_no_file_of_codes(tmp_path: Path) -> None:
