@@ -155,6 +155,9 @@ class ImportOptions:
         except KeyError as error:
             text = f"timezone: expected one such as Europe/Berlin, got {self.timezone!r}"
             raise ImportFailed(text) from error
+        for name, usual in (("time_unit", "us"), ("timezone", "UTC")):
+            if self.time is None and getattr(self, name) != usual:
+                raise ImportFailed(f"{name}: expected a time column as well")
         unused = sorted(set(self.default) - set(self.columns))
         if unused:
             raise ImportFailed(f"default: expected columns that are imported, got {unused}")
@@ -192,7 +195,9 @@ class ImportOptions:
 
     @property
     def rewards(self) -> list[str]:
-        return [self.reward] if isinstance(self.reward, str) else list(self.reward)
+        """The columns that are added up, sorted: in another order the sum could be rounded to
+        another number."""
+        return [self.reward] if isinstance(self.reward, str) else sorted(self.reward)
 
     def observations_of(self, policy_id: str | None) -> list[ColumnOption]:
         return [
@@ -252,6 +257,7 @@ class ImportOptions:
     def meaning(self) -> dict[str, Any]:
         """The options that change what is imported, as a JSON object.
 
+        `missing` and `default` count even without empty cells, which only reading could tell.
         Columns are names alone: whether their values are names depends on the policy's spaces too.
         """
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -166,7 +166,7 @@ def test_other_options_under_a_name_are_refused(
         changed = dataclasses.replace(options, **other)
         with pytest.raises(ImportFailed, match=r"its options.*another name imports these rows"):
             run_import(changed)
-    same = dataclasses.replace(options, timezone="Europe/Berlin")  # no time: the same rows
+    same = dataclasses.replace(options, default={"x": "0"})  # no empty cells: the same rows
     assert run_import(same).rows_known == 20
     assert run_import(dataclasses.replace(changed, name="shop as one episode")).steps == 20
     assert len(stored(collector)) == 40
@@ -356,6 +356,15 @@ def test_several_columns_of_rewards_are_added_up() -> None:
     assert (rewards["count"], rewards["low"], rewards["high"]) == (3, -0.5, 3.0)
 
 
+def test_rewards_in_another_order_make_the_same_import() -> None:
+    """The sum is the same number too: 0.1 + 0.2 + 0.3 depends on the order of the columns."""
+    table = {"b": [0.1], "c": [0.2], "d": [0.3], "e": [0.4]}
+    reports = [checked(table, reward=list(order)) for order in ("bcd", "dcb", "bce")]
+    first, second, other = ((report.name, report.understood["rewards"]) for report in reports)
+    assert first == second
+    assert first[0] != other[0]
+
+
 @pytest.mark.parametrize(
     ("action", "space", "prob"),
     [
@@ -520,6 +529,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"missing": "maybe"}, "missing: expected error, drop or value"),
         ({"time_unit": "h"}, "time_unit: expected s, ms, us, ns"),
         ({"timezone": "Mars"}, "timezone: expected one such as"),
+        ({"timezone": "Europe/Berlin"}, "timezone: expected a time column as well"),
+        ({"time_unit": "s"}, "time_unit: expected a time column as well"),
         ({"default": {"z": "1"}}, "default: expected columns that are imported"),
         ({"observation": []}, "observation: expected one or more"),
         ({"reward": []}, "reward: expected one or more"),
