@@ -40,6 +40,7 @@ from ingest.importing.report import Account, ImportReport
 from ingest.importing.sources import Unit, open_source, require_columns
 from ingest.importing.values import named_spaces
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
+from storage.experience.episode import DEFAULT_POLICY
 from storage.spaces.descriptors import Space, schema_id
 from storage.wording import counted
 
@@ -83,8 +84,8 @@ def run_import(
     )
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder, _closing(transport):
         spec = _spec(transport, patient=not check)
-        if spec is not None and not options.has_policies:  # omitted or not, it is the same import
-            options = replace(options, policy_id=spec.policy(options.policy_id).policy_id)
+        if not options.has_policies:  # omitted or not, it is the same import
+            options = replace(options, policy_id=_policy_id(spec, options))
         if check or options.episode is not None or options.policy is not None:
             units = several_passes(units, options, Path(folder))
         spaces, told = _spaces(spec, units, options)
@@ -100,7 +101,7 @@ def run_import(
         account = Account(options.bad_shown)
         if spec is not None:
             account.report.address = options.address
-            account.report.policies = [str(spec.policy(name).policy_id) for name in spaces]
+            account.report.policies = [str(name) for name in spaces]
         with _naming(account.report):
             _require_codes(unnamed, options)
             if unnamed:
@@ -112,8 +113,7 @@ def run_import(
             for column, names in every
         ]
         meant = {"categories": categories, "columns": read_as}
-        policies = dict(zip(spaces, account.report.policies or map(str, spaces), strict=True))
-        names = _names(units, options, meant, policies)
+        names = _names(units, options, meant, list(spaces))
         with _naming(account.report):
             run = _Run(units, options, spaces, categories, names, account, on_progress)
         if check or spec is None:
@@ -165,6 +165,13 @@ def _spec(transport: Transport, *, patient: bool) -> CollectorSpec | None:
             return None
         log.warning("%s; trying for %.0f s more", error, transport.timeout)
     return CollectorSpec.fetch(transport)
+
+
+def _policy_id(spec: CollectorSpec | None, options: ImportOptions) -> str | None:
+    """The policy of an import into one; without a collector, the one that `--declare` declares."""
+    if spec is None:
+        return options.policy_id or DEFAULT_POLICY
+    return spec.policy(options.policy_id).policy_id
 
 
 def _spaces(
@@ -246,20 +253,20 @@ def _names(
     units: Sequence[Unit],
     options: ImportOptions,
     meant: Mapping[str, Any],
-    policies: Mapping[str | None, str],
+    policies: Sequence[str | None],
 ) -> dict[str | None, list[str]]:
     """Policy -> the import name of each unit; the same for all units with a column of episodes.
 
     It is `import-` and a digest of the content and of the options that give it meaning, including
     what its columns are read as; or of the option `name` and, unless policies share the name, of
-    the policy. `policies`: as asked for -> as the collector calls them. Raises ImportFailed.
+    the policy. Raises ImportFailed.
     """
     if options.name is not None:
         share = _share_name(options)
-        parts = {asked: [] if share else [policy] for asked, policy in policies.items()}
+        parts = {policy: [] if share else [policy] for policy in policies}
         return {
-            asked: [_name(options.name, json.dumps([_FORMAT, part]))] * len(units)
-            for asked, part in parts.items()
+            policy: [_name(options.name, json.dumps([_FORMAT, part]))] * len(units)
+            for policy, part in parts.items()
         }
     digests = [unit.digest() for unit in units]
     if None in digests:

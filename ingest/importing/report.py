@@ -64,7 +64,8 @@ class ImportReport:
     were read: spaces, lengths of episodes, rewards and returns, propensities, times in
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
     would send. `address` is the collector's, empty if none answered; `policies` are those that the
-    rows may have.
+    rows may have. Without a collector `name` assumes the policy and the spaces that `--declare`
+    would declare.
     """
 
     name: str = ""

@@ -679,6 +679,23 @@ def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
     assert found == [(1, 1), (2, 0)]
 
 
+@pytest.mark.parametrize("name", [None, "shop"])
+def test_a_check_without_a_collector_shows_the_name_of_the_import(
+    name: str | None, tmp_path: Path
+) -> None:
+    """It assumes the policy and the spaces that are declared from the same columns."""
+    table = pa.table({"c": ["a", "b"], "x": [0.5, 1.5], "a": [0, 1], "r": [1.0, 2.0]})
+    columns: dict[str, Any] = {"observation": ["c:categories", "x"], "action": "a", "reward": "r"}
+    away = {"address": "http://127.0.0.1:9", "timeout": 0.1}
+    checked = import_table(table, check=True, name=name, **away, **columns)
+    observation, action = infer_spaces(ImportOptions(source=table, **columns))
+    save_declaration(tmp_path / "root", PolicyDeclaration(observation=observation, action=action))
+    with CollectorProcess(tmp_path / "root") as collector:
+        given = {"name": name, "address": collector.address, **columns}
+        looked = import_table(table, check=True, **given)
+        assert checked.name == looked.name == import_table(table, **given).name
+
+
 def test_a_changed_list_of_names_makes_another_import(tmp_path: Path) -> None:
     """The meaning of an import's codes is part of its name, so new codes are not "known"."""
     path = write(tmp_path / "log.csv", [{"x": 0, "item": "b", "r": 1}])
