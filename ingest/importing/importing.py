@@ -28,9 +28,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+
 from ingest.client.declarations import CollectorSpec
 from ingest.client.transport import Transport
-from ingest.importing.categories import Categories, category, known_categories, learn_categories
+from ingest.importing.categories import (
+    Categories,
+    category,
+    known_categories,
+    learn_categories,
+    spelled_as,
+)
 from ingest.importing.episodes import Layout, WholeEpisodes
 from ingest.importing.grouping import by_episode, single_rows
 from ingest.importing.inference import declared_categories, several_passes, spaces_of
@@ -240,7 +248,10 @@ def _policies(
         return [*dict.fromkeys([*sorted(options.policies.values()), *default])]
     values = learn_categories(units, [options.policy], {})[options.policy]
     names = {*map(category, values), options.default.get(options.policy, "")}
-    known = sorted(names & spec.policies.keys())
+    texts = pa.array(sorted(names), pa.string())
+    known = [
+        name for name in sorted(spec.policies) if name in spelled_as([name], texts).to_pylist()
+    ]
     if not known:
         text = (
             f"expected policies of {sorted(spec.policies)}, got {sorted(map(str, values))!r:.200}"

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingest.importing.categories import spelled_as
 from ingest.importing.cells import Array, Cells, at_places, nulls
 from ingest.importing.grouping import EPISODE
 from ingest.importing.options import ImportOptions
@@ -101,7 +102,7 @@ class Owners:
             text = f"column {options.agent}: expected an agent that has a policy"
             cells.faults.add(codes < 0, text, agents)
             return codes
-        texts = cells.texts(options.policy)
+        texts = spelled_as(known.to_pylist(), cells.texts(options.policy))
         cells.missing(options.policy, texts, "a policy", has_value=False)
         codes = pc.index_in(texts, known).fill_null(-1).to_numpy(zero_copy_only=False)
         names = ", ".join(name or "" for name in self._policies)

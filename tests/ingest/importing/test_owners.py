@@ -263,6 +263,31 @@ def test_rows_of_several_policies_need_no_agents(collector: CollectorProcess) ->
         import_table(table.slice(2, 1), address=collector.address, **options)
 
 
+@pytest.mark.parametrize("values", [[True, False, None], ["TRUE", "False", None]])
+def test_a_boolean_is_a_policy_in_either_spelling(values: list[Any], tmp_path: Path) -> None:
+    """Parquet has `true` where the policy's id is `True`; a default counts too."""
+    for name in ("False", "True"):
+        declared = PolicyDeclaration(
+            policy_id=name, observation=Box((1,)), action=Discrete(2), seal_seconds=0.1
+        )
+        save_declaration(tmp_path, declared)
+    table = pa.table({"p": values, "x": [0.0] * 3, "a": [0] * 3, "r": [1.0, 2.0, 3.0]})
+    with CollectorProcess(tmp_path) as running:
+        report = import_table(
+            table,
+            address=running.address,
+            observation=["x"],
+            action="a",
+            reward="r",
+            policy="p",
+            default={"p": "True"},
+        )
+        assert report.bad_counts == {}
+        assert running.stop() == 0
+    found = sorted((row["rewards"], row["policy_id"]) for row in shard_rows(tmp_path))
+    assert found == [(1, "True"), (2, "False"), (3, "True")]
+
+
 def test_options_of_agents_that_make_no_sense_are_refused() -> None:
     plain = {"source": "x", "observation": ["x"], "action": "a", "reward": "r"}
     for more, text in (
