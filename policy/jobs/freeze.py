@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from policy.jobs.schemas import OTHER_SCHEMA, in_other_schemas
+from policy.jobs.schemas import OTHER_SCHEMA, in_other_schemas, never_stored
 from storage.declarations.declaration import check_policy_id
 from storage.declarations.policy_files import load_declarations
 from storage.errors import NothingYet
@@ -101,19 +101,20 @@ def freeze(
     since the epoch.
 
     Raises NothingYet if there is no shard of the policy's schema so far; NothingToFreeze if none
-    has a requested `schema_id`, or all are damaged; ReaderError if shards could not be read; and
-    ValueError if there are several schemas and the policy is not declared.
+    has a requested `schema_id` and none will, or all are damaged; ReaderError if shards could not
+    be read; and ValueError if there are several schemas and the policy is not declared.
     """
     root = Path(root)
     frozen = _at_rest(root, check_policy_id(policy_id), schema_id, retry_for)
     others = in_other_schemas(root, policy_id, frozen.schema_id)[OTHER_SCHEMA]
     frozen = replace(frozen, other_schemas=others)
     if not frozen.streams:
-        closed = frozen.skipped or (schema_id is not None and others)
+        never = never_stored(root, policy_id, schema_id)
+        closed = frozen.skipped or never or (schema_id is not None and others)
         raise (NothingToFreeze if closed else NothingYet)(
             f"policy {policy_id!r}: expected shards of schema {frozen.schema_id} under "
             f"{root / 'shards'}, found none that can be read ({len(frozen.skipped)} damaged; other "
-            f"schemas: {counted(frozen.other_schemas, 'row')})"
+            f"schemas: {counted(frozen.other_schemas, 'row')}){never}"
         )
     try:
         there = load_frozen(frozen.path)

@@ -21,7 +21,14 @@ from storage.shards.shard import rows_of_policy
 from storage.spaces.descriptors import Discrete, MultiDiscrete, Space, schema_id
 from storage.spaces.leaves import bounds_of, describe, leaves
 
-__all__ = ["HELD_OUT", "OTHER_SCHEMA", "in_other_schemas", "require_fit", "schema_to_read"]
+__all__ = [
+    "HELD_OUT",
+    "OTHER_SCHEMA",
+    "in_other_schemas",
+    "never_stored",
+    "require_fit",
+    "schema_to_read",
+]
 
 OTHER_SCHEMA: Reason = "other_schema"
 OTHER_POLICY: Reason = "other_policy"
@@ -33,6 +40,17 @@ def schema_to_read(root: Path | str, policy_id: str, asked: str | None = None) -
     """`asked` if it is given, else the declared schema; None if there is neither."""
     declared = load_declarations(root).get(policy_id)
     return asked if asked is not None or declared is None else declared.schema_id
+
+
+def never_stored(root: Path | str, policy_id: str, asked: str | None) -> str:
+    """Why no later episode will have the schema `asked`: "" if one may, or if none is asked for.
+
+    A policy that is not declared yet may get any schema.
+    """
+    declared = schema_to_read(root, policy_id)
+    if asked is None or declared in (None, asked):
+        return ""
+    return f". The policy is declared with schema {declared}, not {asked}"
 
 
 def in_other_schemas(root: Path | str, policy_id: str, read: str | None) -> Counter[Reason]:

@@ -31,7 +31,7 @@ from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import Frozen
 from policy.jobs.log_selection import LogSelection
 from policy.jobs.run_once import Document, once, require_all
-from policy.jobs.schemas import HELD_OUT, require_fit
+from policy.jobs.schemas import HELD_OUT, never_stored, require_fit
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
@@ -180,9 +180,7 @@ def train(
             metrics = learner.update(block, on_progress) or metrics
         selection.count_other_schemas(reader)
         if learner is None or not learner.counts.rows_trained:
-            told = _why_nothing(policy_id, learner, reader)
-            later = reserve.share < 1 and _may_come(selection, learner, reader)
-            raise (NothingYet if later else NothingToTrainOn)(told)
+            raise _nothing(selection, reserve, learner, reader)
         reserve.require_tag(not_reserved.tags)
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
@@ -317,16 +315,23 @@ def _keep(
     )
 
 
-def _may_come(selection: LogSelection, learner: Learner | None, reader: ShardReader) -> bool:
-    """Whether episodes that are stored later may be trained on with the same settings.
+def _nothing(
+    selection: LogSelection, reserve: Reserve, learner: Learner | None, reader: ShardReader
+) -> NothingYet | NothingToTrainOn:
+    """NothingYet if episodes that are stored later may be trained on with the same settings.
 
-    Not if stored rows could not be used, are all of other schemas than a requested one, or if the
-    data set is frozen.
+    Not if stored rows could not be used, if no episode has or will have a requested schema, or if
+    the data set is frozen or held out as a whole.
     """
+    never = never_stored(selection.root, selection.policy_id, selection.schema_id)
     refused = learner is not None and any(learner.counts.excluded.values())
     misnamed = selection.schema_id is not None and "other_schema" in reader.stats.excluded
     damaged = bool(reader.stats.excluded_shards)
-    return selection.manifest is None and not (refused or misnamed or damaged)
+    closed = selection.manifest is not None or reserve.share >= 1
+    told = _why_nothing(selection.policy_id, learner, reader) + never
+    if closed or never or refused or misnamed or damaged:
+        return NothingToTrainOn(told)
+    return NothingYet(told)
 
 
 def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -> str:

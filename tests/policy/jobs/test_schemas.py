@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from policy.algorithms.bandit import BanditConfig
+from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.evaluate import evaluate
 from policy.jobs.freeze import NothingToFreeze, freeze, load_frozen
@@ -16,6 +17,9 @@ from policy.jobs.gate import Gate, publish
 from policy.jobs.schemas import require_fit
 from policy.jobs.train import NothingToTrainOn, train, train_once
 from policy.jobs.train_live import follow
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.errors import NothingYet
 from storage.experience.interfaces import MixedSchemas
 from storage.spaces.descriptors import Discrete, parse_space
 from tests.policy.changed_spaces import log
@@ -82,6 +86,25 @@ def test_another_schema_is_read_where_it_fits(tmp_path: Path) -> None:
         train(tmp_path, algorithm=ONCE, schema_id="0123456789ab")
     with pytest.raises(NothingToFreeze, match="other schemas: 80 rows"):
         freeze(tmp_path, schema_id="0123456789ab")
+
+
+def test_a_schema_that_nothing_has_may_come_unless_another_is_declared(tmp_path: Path) -> None:
+    """A mistyped schema is not waited for; before a declaration, nobody can tell."""
+    (tmp_path / "shards").mkdir()
+    spec = PolicySpec(parse_space("box:2"), ACTION)
+    with pytest.raises(NothingYet):
+        freeze(tmp_path, schema_id="0123456789ab")
+    with pytest.raises(NothingYet):
+        train(tmp_path, algorithm=ONCE, schema_id="0123456789ab", spec=spec)
+    declared = PolicyDeclaration(observation=spec.observation, action=spec.action)
+    save_declaration(tmp_path, declared)
+    with pytest.raises(NothingYet):
+        freeze(tmp_path, schema_id=declared.schema_id)
+    told = f"declared with schema {declared.schema_id}, not 0123456789ab"
+    with pytest.raises(NothingToFreeze, match=told):
+        freeze(tmp_path, schema_id="0123456789ab")
+    with pytest.raises(NothingToTrainOn, match=told):
+        train(tmp_path, algorithm=ONCE, schema_id="0123456789ab")
 
 
 def test_a_schema_that_does_not_fit_is_refused(changed: tuple[Path, str, str]) -> None:
