@@ -336,15 +336,15 @@ def _weights(store: WeightStore, name: str) -> str | int | None:
 
 
 def _latest(store: WeightStore) -> str:
-    """The digest of the candidate that was added last."""
+    """The digest of the candidate that was added last. Raises NothingYet."""
     from storage.errors import NothingYet
 
-    found = store.candidates()
-    if not found:
+    found = store.latest()
+    if found is None:
         raise NothingYet(
             f"{store.directory}: no candidate yet; `headrace train` with this root makes one"
         )
-    return max(found, key=store.added)
+    return found
 
 
 def publish(

@@ -194,6 +194,7 @@ def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
         "damaged": {str(version): why for version, why in damaged.items()},
         "damaged_candidates": unreadable,
         "candidates": candidates,
+        "latest": store.latest(),
     }
 
 
@@ -214,4 +215,5 @@ def _versions_elsewhere(
         "restored": serving.restored,
         "versions": found.versions,
         "candidates": [],
+        "latest": None,
     }

@@ -375,7 +375,7 @@ def versions(document: Document) -> None:
     rows += [
         (
             None,
-            "candidate, latest" if one["digest"] == _latest(document) else "candidate",
+            "candidate, latest" if one["digest"] == document["latest"] else "candidate",
             one["digest"][:12],
             moment(one["added"]),
             None,
@@ -393,7 +393,8 @@ def versions(document: Document) -> None:
     for version, why in document.get("damaged", {}).items():
         print(f"Version {version} cannot be read: {why}")
     for digest, why in document.get("damaged_candidates", {}).items():
-        print(f"Candidate {digest[:12]} cannot be read: {why}")
+        latest = ", the latest," if digest == document["latest"] else ""
+        print(f"Candidate {digest[:12]}{latest} cannot be read: {why}")
     _serving(document)
 
 
@@ -406,18 +407,13 @@ def _states(document: Document, one: Document) -> list[str]:
     found += [f"served by {serving}"] if serving else []
     if live is not None and live.get("canary_version") == version:
         found.append(f"canary in {live['canary_share']:.3g} of the episodes")
-    found += ["latest"] if one["candidate"] == _latest(document) else []
+    found += ["latest"] if one["candidate"] == document["latest"] else []
     return [*found, "off the chain"] if one.get("off_chain") else found
 
 
 def _added(candidate: Document) -> int:
     added: int = candidate["added"]
     return added
-
-
-def _latest(document: Document) -> str | None:
-    """The digest of the candidate that `latest` names; None with --url, which lists none."""
-    return max(document["candidates"], key=_added, default={"digest": None})["digest"]
 
 
 def _serving(document: Document) -> None:

@@ -187,6 +187,14 @@ class WeightFolder:
         """When a candidate was stored, in microseconds since the epoch. Raises OSError."""
         return self._candidates.added(digest)
 
+    def latest(self) -> str | None:
+        """The digest of the candidate that was stored last, damaged or not; None without any."""
+        added: dict[str, int] = {}
+        for digest in self.candidates():
+            with contextlib.suppress(FileNotFoundError):  # a trainer has pruned it meanwhile
+                added[digest] = self.added(digest)
+        return max(added, key=lambda digest: added[digest], default=None)
+
     def candidate(self, digest: str) -> Candidate:
         """The description of one candidate, found by the first 6 or more digits of its digest.
 

@@ -25,12 +25,15 @@ def test_versions_shows_what_is_off_the_chain_and_what_is_damaged(
     manifest = store.directory / "versions" / "2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])
     waiting = add(store, 4.0)
+    os.utime(store.directory / "candidates" / waiting, (2**32, 2**32))
     (store.directory / "candidates" / waiting / "candidate.json").write_text("{}")
     versions(tmp_path)
     shown = capsys.readouterr().out
     assert "Version 1 is off the chain: its checkpoint is lost" in shown
     assert "Version 2 cannot be read: " in shown
-    assert f"Candidate {waiting[:12]} cannot be read: " in shown
+    assert f"Candidate {waiting[:12]}, the latest, cannot be read: " in shown
+    assert "latest" not in shown.partition(f"Candidate {waiting[:12]}")[0]
+    assert _latest(store) == waiting
     versions(tmp_path, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert [one["off_chain"] for one in document["versions"]] == ["its checkpoint is lost", None]
