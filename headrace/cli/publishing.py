@@ -102,16 +102,24 @@ def pause(
     policy_id: PolicyId = "default",
     as_json: Json = False,
 ) -> None:
-    """Pin the live version: trainers publish nothing until `headrace resume`."""
+    """Pin the live version: trainers publish nothing until `headrace resume`.
+
+    A policy that is pinned already keeps its pin and that pin's reason.
+    """
     require_root(root, policy_id)
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
 
-    pin = WeightStore(root, policy_id).pause(by=_person(), why=why)
-    audited("paused", policy=policy_id, by="command line", pinned_by=pin.by)
+    pin, new = WeightStore(root, policy_id).pause(by=_person(), why=why)
+    if new:
+        audited("paused", policy=policy_id, by="command line", pinned_by=pin.by, why=pin.why)
     if as_json:
-        return console.line({"policy_id": policy_id, "pinned": pin.to_json()})
-    return print(f"{policy_id} is pinned by {pin.by}: {pin.why}.")
+        document = {"policy_id": policy_id, "pinned": pin.to_json(), "unchanged": not new}
+        return console.line(document)
+    if new:
+        return print(f"{policy_id} is pinned by {pin.by}: {pin.why}.")
+    ignored = f" The reason {why!r} is not recorded." if why else ""
+    return print(f"{policy_id} stays pinned, as before, by {pin.by}: {pin.why}.{ignored}")
 
 
 def resume(

@@ -623,17 +623,20 @@ class WeightFolder:
                 f"`headrace pause --policy-id {self.policy_id}` first"
             )
 
-    def pause(self, *, by: str = "a program", why: str = "") -> Pin:
+    def pause(self, *, by: str = "a program", why: str = "") -> tuple[Pin, bool]:
         """Pin the live version, so that trainers continue but publish nothing until `resume`.
 
-        Returns the pin, also an earlier one. Raises WeightsNotFound if no version is live.
+        Returns (the pin, whether it is new): an earlier pin stays, with its reason. Raises
+        WeightsNotFound if no version is live.
         """
         pin = Pin(by=by, when=int(self._clock() * 1e6), why=why or "paused")
         if self.mended_live() is not None:
             with locked(self.directory):
                 if (live := self.live()) is not None:
-                    self._pointer.write(replace(live, pinned=live.pinned or pin))
-                    return live.pinned or pin
+                    if live.pinned is not None:
+                        return live.pinned, False
+                    self._pointer.write(replace(live, pinned=pin))
+                    return pin, True
         raise WeightsNotFound(f"{self.policy_id}: expected a live version to pause, got none")
 
     def resume(self) -> Pin | None:

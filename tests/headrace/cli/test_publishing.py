@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.learning import _latest
-from headrace.cli.publishing import versions
+from headrace.cli.publishing import pause, versions
 from storage.weights.off_chain import mark_off_chain
 from tests.storage.weights.any_weights import add, store_in
 
@@ -77,3 +77,23 @@ def test_versions_says_when_candidates_were_made_and_which_is_the_latest(
     document = json.loads(capsys.readouterr().out)
     added = {one["digest"]: one["added"] for one in document["candidates"]}
     assert [added[digest] for digest in found] == [200_000_000, 300_000_000, 100_000_000]
+
+
+def test_a_pause_keeps_an_earlier_pin_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output and the audit tell what is in `live.json`: the reason of the first pin."""
+    store = store_in(tmp_path)
+    store.publish(add(store, 1.0))
+    pause("a slow release", tmp_path)
+    first = capsys.readouterr()
+    assert first.out.endswith(": a slow release.\n")
+    assert '"a slow release"' in first.err
+    pause("a bad reward", tmp_path)
+    again = capsys.readouterr()
+    assert again.out.startswith("default stays pinned, as before, by ")
+    assert again.out.endswith(": a slow release. The reason 'a bad reward' is not recorded.\n")
+    assert "paused" not in again.err
+    pause("", tmp_path, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["pinned"]["why"], document["unchanged"]) == ("a slow release", True)

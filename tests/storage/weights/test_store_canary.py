@@ -72,8 +72,9 @@ def test_a_follower_is_paused_before_a_canary(store: WeightFolder, tmp_path: Pat
         with pytest.raises(LeaseHeld, match="headrace pause"):
             now.start_canary(second, 0.1)
         assert now.versions() == [1]
-        pin = now.pause(by="a person", why="a canary")
-        assert now.pause() == pin
+        pin, new = now.pause(by="a person", why="a canary")
+        assert (new, pin.why) == (True, "a canary")
+        assert now.pause(why="another") == (pin, False)
         live = now.start_canary(second, 0.1)
         assert (live.canary_version, live.pinned) == (2, pin)
         assert now.promote_canary().pinned == pin, "it is paused until somebody resumes it"
