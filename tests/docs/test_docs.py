@@ -85,19 +85,29 @@ def run_shell(code: str, home: Path, collector: CollectorProcess) -> list[str]:
     return done.stdout.replace("}{", "}\n{").splitlines()
 
 
-def test_the_quickstart_of_the_readme_runs(home: Path, collector: CollectorProcess) -> None:
-    """README's Python reads back every step that it logged, with its true propensities."""
+@pytest.fixture(scope="module")
+def quickstart(home: Path, collector: CollectorProcess) -> str:
+    """What the README's Python prints; it logs to the collector."""
     (code,) = blocks("README.md", "python")
     assert len(code.splitlines()) <= 25
-    printed = run_python(Path(sys.executable), code, home, collector)
-    assert printed.startswith("200 steps read")
-    assert "0.3" in printed
-    assert "0.7" in printed
+    return run_python(Path(sys.executable), code, home, collector)
 
 
-def test_the_curl_page_runs(home: Path, collector: CollectorProcess) -> None:
+@pytest.fixture(scope="module")
+def answers(home: Path, collector: CollectorProcess) -> list[str]:
+    """The collector's answers to the curl page's shell blocks, in order."""
+    return run_shell("\n".join(blocks("docs/curl.md", "sh")), home, collector)
+
+
+def test_the_quickstart_of_the_readme_runs(quickstart: str) -> None:
+    """README's Python reads back every step that it logged, with its true propensities."""
+    assert quickstart.startswith("200 steps read")
+    assert "0.3" in quickstart
+    assert "0.7" in quickstart
+
+
+def test_the_curl_page_runs(answers: list[str]) -> None:
     """Every shell block runs in order; the page quotes the refusal exactly."""
-    answers = run_shell("\n".join(blocks("docs/curl.md", "sh")), home, collector)
     (refusal,) = blocks("docs/curl.md", "json")
     assert refusal.strip() in answers
     state = next(line for line in answers if '"state"' in line)
@@ -106,6 +116,7 @@ def test_the_curl_page_runs(home: Path, collector: CollectorProcess) -> None:
     assert sum('"duplicates":3' in line for line in answers) == 1
 
 
+@pytest.mark.usefixtures("quickstart", "answers")
 def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess, loaded: Path) -> None:
     """The Python of the curl page and of the cookbook runs on the shards that the pages made."""
     assert collector.stop() == 0
