@@ -382,6 +382,14 @@ def test_a_declared_uniform_policy_is_the_propensity(
     assert seen["low"] == pytest.approx(prob) == pytest.approx(seen["high"])
 
 
+@pytest.mark.parametrize("option", ["action_prob", "action_logp"])
+@pytest.mark.parametrize("column", [[True, False], ["True", "false"]])
+def test_a_boolean_is_no_propensity(option: str, column: list[Any]) -> None:
+    """True would be 1, or a logarithm of False 0: a mistaken column is a fault in every row."""
+    report = checked({"p": column}, **{option: "p"})
+    assert report.bad_counts == {"column p: expected a number": 2}
+
+
 def test_nothing_is_uniform_on_a_box_without_bounds() -> None:
     with pytest.raises(ImportFailed, match="uniform: expected a discrete action space"):
         checked({"a": [0.5, 1.5]}, uniform=True)
