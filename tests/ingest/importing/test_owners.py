@@ -456,6 +456,11 @@ def test_a_named_import_has_its_policies_from_a_column_or_an_option(
     again = import_table(table, **both, **given)
     assert (again.steps, again.rows_known, again.bad_counts) == (1, 2, {})
     assert import_table(table, **both, **given).rows_known == 3
+    given["name"] = "one name, two logs"
+    for policy_id, action in (("hopper", 0), ("flyer", "left")):
+        log = pa.table({"x": [0.1], "a": [action], "r": [1.0]})
+        alone = import_table(log, action="a", policy_id=policy_id, **given)
+        assert (alone.steps, alone.bad_counts) == (1, {}), "a name is a policy's own"
 
 
 def test_names_are_those_of_final_observations_too(tmp_path: Path) -> None:
