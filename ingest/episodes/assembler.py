@@ -92,6 +92,7 @@ class EpisodeAssembler:
         self.on_closed: Callable[[str, int], None] | None = None  # (policy, version) per step
         self.steps = 0
         self.open_bytes = 0  # the approximate memory of open episodes
+        self.steps_awaiting_rewards = 0  # of ended episodes; earlier parts do not count
         self.running = 0.0  # the latest running time of any event
         self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
         self.staged: dict[int, Staged] = {}  # key of a long imported episode -> its pieces
@@ -362,6 +363,7 @@ class EpisodeAssembler:
         if not 0 < closed < episode.steps:
             return
         before = {*episode.rows}
+        self.steps_awaiting_rewards -= closed if episode.ended is not None else 0
         part, needed = episode.cut(closed)
         self._count_bytes(episode)
         # The cut's own row is needed too: without it a replay would not make this part again.
@@ -413,6 +415,7 @@ class EpisodeAssembler:
         """Keep an ended episode until its steps' reward windows are over."""
         episode.ended = event
         self.closing[episode.started.name] = episode
+        self.steps_awaiting_rewards += episode.steps
         due = episode.opened[-1] + episode.rules.declaration.reward_window
         heappush(self._due, (due, event.key))
         self.remember_finished(Finished.of(episode, event))
@@ -421,11 +424,12 @@ class EpisodeAssembler:
     def _seal_last(self, episode: OpenEpisode, event: Ended) -> None:
         """Seal the remaining steps of an episode."""
         started = episode.started
+        if self.closing.pop(started.name, None) is not None:
+            self.steps_awaiting_rewards -= episode.steps
         finished = Finished.of(episode, event)
         part = episode.finish(event)
         self.sealed.append(Sealed(started.key, part, tuple(episode.rows), finished=finished))
         del self._by_key[started.key]
-        self.closing.pop(started.name, None)
         self.remember_finished(finished)
 
     def _need(self, row: int) -> None:
@@ -449,9 +453,6 @@ class EpisodeAssembler:
 
     def remember_finished(self, finished: Finished) -> None:
         """Keep what answers to late events need; above the limit, drop the oldest."""
-        before = self.finished.get(finished.name)
-        if before is not None:  # its id was forgotten and then reused
-            self.instances.unknow(before.instance, before.start)
         self.finished[finished.name] = finished
         self.instances.knows(finished.instance, finished.start, finished.name)
         if finished.agent_id is not None:
@@ -483,11 +484,6 @@ class EpisodeAssembler:
     def forget_instances(self) -> list[str]:
         """Drop the instances that have been idle longest, above the limits; return their ids."""
         return self.instances.forget(self.limits.instances, self.limits.imports)
-
-    @property
-    def steps_awaiting_rewards(self) -> int:
-        """The steps of ended episodes that wait for late rewards; earlier parts do not count."""
-        return sum(episode.steps for episode in self.closing.values())
 
     @property
     def waits(self) -> bool:

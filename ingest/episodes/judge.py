@@ -235,6 +235,9 @@ class Judge:
             raise already_started(episode_id, event.agent_id)
         if name in known.finished:
             raise known.finished[name].refusal()
+        waiting = known.closing.get(name)  # it may be forgotten before its reward window closes
+        if waiting is not None and waiting.ended is not None:
+            raise Finished.of(waiting, waiting.ended).refusal()
         if event.agent_id is None:  # an id has either one agent or several
             if whole is not None:
                 raise already_started(episode_id) if whole.open else completed(episode_id)

@@ -114,9 +114,12 @@ class Shell:
             self._apply(cut, row, encoded)
 
     def _check_bytes(self) -> None:
-        """The memory of open episodes is counted correctly after every event and every start."""
+        """The memory of open episodes, and the steps that await rewards, are counted correctly
+        after every event and every start."""
         known = [*self.assembler.episodes.values(), *self.assembler.closing.values()]
         assert self.assembler.open_bytes == sum(episode.held for episode in known)
+        waiting = sum(episode.steps for episode in self.assembler.closing.values())
+        assert self.assembler.steps_awaiting_rewards == waiting
 
     def _append(self, row: int, encoded: list[bytes]) -> None:
         if encoded:
@@ -653,31 +656,25 @@ def test_a_start_that_named_no_policy_is_a_retry_whatever_there_is_by_now(today:
     assert shell.send(msgspec.structs.replace(start, policy_id=today[-1])) == ["conflict"]
 
 
-def test_the_number_of_an_episode_that_another_one_replaced_is_forgotten() -> None:
-    """An id that was forgotten at the limit is started again by another instance: the first
-    instance's start number is forgotten."""
+def test_an_episode_in_its_reward_window_keeps_its_id() -> None:
+    """Also if more episodes have ended since than are remembered: its late rewards arrive. Once it
+    is stored and forgotten, the id is free."""
     policies = {"default": replace(STEPS, reward_window=60.0)}
     shell = Shell(policies, Limits(finished=1))
-    first, second = shell.instance, shell.register()
-
-    def episode(name: str, start: int) -> list[wire.Event]:
-        action = msgspec.structs.replace(_action(1), episode_id=name)
-        return [
-            wire.Start(episode_id=name, start=start),
-            action,
-            wire.End(episode_id=name, seq=2),
-        ]
-
-    shell.send(*episode(NAME, 0))
-    shell.tick(1.0)
-    shell.send(*episode("other", 1))
-    again = episode(NAME, 0)
-    shell.send(*again[:2], instance=second)
+    second = shell.register()
+    start = wire.Start(episode_id=NAME, start=0)
+    shell.send(start, _action(1), wire.End(episode_id=NAME, seq=2))
+    shell.send(wire.Start(episode_id="other", start=1), wire.End(episode_id="other", seq=1))
+    assert NAME not in shell.assembler.finished
+    assert shell.send(start, instance=second) == ["completed"]
+    late = wire.LogReturns(episode_id=NAME, reward=2.0, step=0)
+    assert shell.send(late) == ["accepted"]
     shell.tick(60.5)
-    shell.send(*again[2:], instance=second)
-    shell.tick(130.0)
-    known = [shell.assembler.instances.get(instance) for instance in (first, second)]
-    assert [one and one.names for one in known] == [{}, {0: NAME}]
+    shell.send(wire.Start(episode_id="more", start=2), wire.End(episode_id="more", seq=1))
+    assert shell.send(start, instance=second) == ["accepted"]
+    known = shell.assembler.instances.get(shell.instance)
+    assert known is not None
+    assert known.names == {2: "more"}
 
 
 @pytest.mark.parametrize("how", ["open", "ended", "restarted", "in its window"])
