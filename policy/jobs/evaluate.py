@@ -125,12 +125,9 @@ def evaluate(
     loaded, live = _load_both(store or WeightFolder(root, policy_id), weights)
     share = loaded.reserve.share if evaluation_share is None else evaluation_share
     reserve = Reserve(share, loaded.reserve.cluster if cluster is None else cluster)
+    unit = _unit(reserve, split)
     rules = Rules(
-        confidence=confidence,
-        gamma=gamma,
-        reward_range=limits,
-        min_ess=min_ess,
-        unit=_unit(reserve, split),
+        confidence=confidence, gamma=gamma, reward_range=limits, min_ess=min_ess, unit=unit
     )
     log = JudgedLog(
         loaded.policy.spec,
@@ -142,15 +139,16 @@ def evaluate(
     asked["label"] = label or f"{policy_id} {str(loaded.name)[:12]}"
     with Scratch() as scratch:
         gathered = _Gathered(log, loaded, live, rules, scratch)
-        asked |= {"since": since, "until": until}
+        asked |= {"since": since, "until": until, "gamma": gamma, "reward_range": limits}
         read: dict[str, Any] = {"manifest": manifest, "retry_for": retry_for}
         read |= {"since": since, "until": until, "schema_id": schema_id}
         gathered.read(log.blocks(LogSelection(root=root, policy_id=policy_id, **read), on_progress))
-        before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes)
-        rules = _with_earlier(rules, before, alpha_budget, in_order=len(log.rows) < 2)
-        judged = _judged(log, live, rules, gathered.judged(rules, _other_unit(log, live, earlier)))
+        before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes, asked)
+        rules = _with_earlier(rules, before, alpha_budget, streams=len(log.rows))
+        found = gathered.judged(rules, _other_unit(log, live, earlier))
+        judged = _judged(log, live, rules, before, found)
     told = informing.found(loaded.policy, gathered.sample, log, estimators)
-    return EvaluationResult(**asked, **before._asdict(), **judged, **told)
+    return EvaluationResult(**asked, **judged, **told)
 
 
 def _unit(reserve: Reserve, split: Split) -> str:
@@ -160,7 +158,7 @@ def _unit(reserve: Reserve, split: Split) -> str:
 
 
 def _judged(
-    log: JudgedLog, live: _Loaded | None, rules: Rules, judgement: Judgement
+    log: JudgedLog, live: _Loaded | None, rules: Rules, before: Earlier, judgement: Judgement
 ) -> dict[str, Any]:
     """The fields of a result with the judgement, its rules and its data."""
     if live is None and any("canary" in one for one in judgement.reasons):
@@ -169,9 +167,9 @@ def _judged(
         )
         judgement = replace(judgement, reasons=(*judgement.reasons, first))
     return {
-        "gamma": rules.gamma,
         "confidence": rules.confidence,
-        "reward_range": rules.reward_range,
+        "looks": before.looks,
+        "others": before.others,
         "live": None if live is None else live.version,
         "judgement": judgement,
         "episodes": log.episodes,
@@ -188,8 +186,11 @@ def _declared_range(root: Path | str, policy_id: str) -> tuple[float, float] | N
     return None if declaration is None else declaration.reward_range
 
 
-def _with_earlier(rules: Rules, before: Earlier, budget: float | None, *, in_order: bool) -> Rules:
+def _with_earlier(rules: Rules, before: Earlier, budget: float | None, *, streams: int) -> Rules:
+    """The rules after earlier looks. Further episodes are appended to those of one stream only, and
+    only under the same settings."""
     confidence = rules.confidence if budget is None else _spent(budget, before.others + 1)
+    in_order = streams < 2 and before.alike
     return replace(rules, looks=before.looks, confidence=confidence, in_order=in_order)
 
 

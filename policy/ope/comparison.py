@@ -46,8 +46,7 @@ WORSE: Verdict = "worse"
 CANNOT_TELL: Verdict = "cannot tell"
 
 FIRST_LOOK = 0.8
-"""The share of the error that the first look at a candidate uses. Later looks at more episodes use
-the rest, by one confidence sequence, so that the total error holds."""
+"""The share of the error that the first look at a candidate uses; later looks share the rest."""
 MOST_MISSING = 10**9
 """Episodes: with more than these, more data is no way to a verdict, and no number is reported."""
 
@@ -166,10 +165,16 @@ def compare(
 
 
 def _spent(error: float, looks: int, continued: bool) -> float:
-    """The error that a look spends after `looks` others."""
+    """The error that a look spends after `looks` others.
+
+    The n-th later look gets 2^-n of what the first one left; a confidence sequence takes the place
+    of the first such part, however many looks it serves. So all looks together keep the error, also
+    if some are of one kind and some of the other: a sequence ends with the first look that does not
+    continue it.
+    """
     if not looks:
         return error * FIRST_LOOK
-    return error * (1 - FIRST_LOOK) * (1.0 if continued else 0.5**looks)
+    return error * (1 - FIRST_LOOK) * 0.5 ** (1 if continued else looks)
 
 
 def skewed_t_interval(values: Numbers, error: float) -> tuple[float, float]:

@@ -33,6 +33,9 @@ Rows: TypeAlias = Mapping[str, Sequence[int]]
 
 FOLDER = "decisions"
 FORMAT_VERSION = 1
+SETTINGS = ("reward_range", "gamma", "split", "evaluation_share", "cluster", "since")
+"""What a judgement asks besides the candidate: with other values the same episodes are looked at
+again. A higher `until` only adds episodes."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ class Decisions:
 class Earlier(NamedTuple):
     """How often the same episodes have been used before."""
 
-    looks: int  # for the same candidate, with other numbers of episodes
+    looks: int  # for the same candidate, with other numbers of episodes or other settings
     others: int  # for other candidates (the number of candidates)
+    alike: bool = True  # whether all of these looks had the settings of the new judgement
 
 
 def record(
@@ -85,18 +89,30 @@ def load_decisions(root: Path | str, policy_id: str) -> Decisions:
     return Decisions(tuple(known), damaged)
 
 
-def earlier_of(known: Sequence[Document], candidate: str, rows: Rows, episodes: int) -> Earlier:
+def earlier_of(
+    known: Sequence[Document], candidate: str, rows: Rows, episodes: int, settings: Document
+) -> Earlier:
     """Count the earlier looks and candidates in decisions on overlapping rows.
 
-    `rows` and `episodes` are those of the new judgement. A repetition with the same number of
-    episodes is not another look, because its result is the same. Nor is a judgement without a
-    comparison: no interval was computed that could have decided.
+    `rows`, `episodes` and `settings` are those of the new judgement. A repetition with the same
+    number of episodes and settings is no further look, because its result is the same. Nor is a
+    judgement without a comparison: no interval was computed that could have decided.
     """
     looks = [one for one in known if one.get("comparisons") != []]
     overlapping = [one for one in looks if _overlap(one.get("rows") or {}, rows)]
-    own = {one["episodes"] for one in overlapping if one["candidate"] == candidate} - {episodes}
     others = {one["candidate"] for one in overlapping} - {candidate}
-    return Earlier(len(own), len(others))
+    wanted = _settings(settings)
+    own = [
+        (one["episodes"], _settings(one)) for one in overlapping if one["candidate"] == candidate
+    ]
+    before = list(dict.fromkeys([*own, (episodes, wanted)]))
+    before = before[: before.index((episodes, wanted))]
+    return Earlier(len(before), len(others), all(one == wanted for _, one in before))
+
+
+def _settings(one: Document) -> tuple[Any, ...]:
+    values = (one.get(name) for name in SETTINGS)
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def _overlap(one: Rows, other: Rows) -> bool:

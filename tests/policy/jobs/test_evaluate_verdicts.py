@@ -438,14 +438,31 @@ def test_looks_and_candidates_are_counted(tmp_path: Path) -> None:
     (bound,) = later["comparisons"]
     assert bound["bound"] == "sequence"
     spent = publish(tmp_path, "default", digest, Gate(reward_range=(0.0, 1.0), alpha_budget=0.05))
-    # The second candidate gets 6 / (2 pi)^2 of the budget; a later look a fifth of that.
+    # The second candidate gets 6 / (2 pi)^2 of the budget; a later look a tenth of that.
     assert spent["gate"]["comparisons"][0]["error"] == pytest.approx(
-        0.2 * 0.05 * 6 / (4 * np.pi**2)
+        0.1 * 0.05 * 6 / (4 * np.pi**2)
     )
     kept = load_decisions(tmp_path, "default").known
     assert [one["verdict"] for one in kept] == ["cannot tell"] * 5
     assert kept[0]["candidate"] == digest
     assert all(one["diagnostics"] for one in kept)
+
+
+def test_the_same_episodes_by_other_settings_are_a_further_look(tmp_path: Path) -> None:
+    """After a refusal with a range, judging without one is a second try, and has a second look's
+    error, split, not sequential. Each repetition gives what it gave before."""
+    uniform_log(tmp_path, [0.52, 0.5, 0.5, 0.5], n=1000)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    ranged, free = Gate(reward_range=(0.0, 1.0)), Gate(reward_range=None)
+    gates = [publish(tmp_path, "default", digest, gate)["gate"] for gate in (ranged, free) * 2]
+    assert [gate["looks"] for gate in gates] == [0, 1, 0, 1]
+    assert gates[:2] == gates[2:]
+    (first,), (second,) = (gate["comparisons"] for gate in gates[:2])
+    assert (first["bound"], second["bound"]) == ("betting", "student")
+    assert (first["error"], second["error"]) == pytest.approx((0.8 * 0.025, 0.1 * 0.025))
+    uniform_log(tmp_path, [0.52, 0.5, 0.5, 0.5], n=1000, seed=9, first=1000)
+    (third,) = publish(tmp_path, "default", digest, ranged)["gate"]["comparisons"]
+    assert (third["bound"], third["error"]) == ("betting", pytest.approx(0.05 * 0.025))
 
 
 def test_a_reward_outside_its_range_is_named(tmp_path: Path) -> None:

@@ -26,13 +26,16 @@ def test_the_verdict_is_the_side_of_zero():
 
 
 def test_all_looks_together_keep_the_error():
-    """The first spends four fifths, one sequence for all later ones the rest."""
+    """The first spends four fifths. One sequence for all later ones spends half of the rest, so
+    that looks of another kind, which end it, have the other half."""
     values = np.random.default_rng(1).uniform(-1, 1, 200)
     first, second, third = (
         compare(made(values, 1.0), bar="it", error=0.025, looks=looks) for looks in range(3)
     )
-    assert first.error + second.error == pytest.approx(0.025)
+    assert (first.error, second.error) == pytest.approx((0.8 * 0.025, 0.1 * 0.025))
     assert third.error == second.error
+    others = sum(compare(made(values), bar="it", error=0.025, looks=n).error for n in range(2, 30))
+    assert first.error + second.error + others == pytest.approx(0.025)
     assert (first.bound, second.bound) == ("betting", "sequence")
     spent = sum(compare(made(values), bar="it", error=0.025, looks=n).error for n in range(30))
     assert spent == pytest.approx(0.025)

@@ -7,9 +7,12 @@ import pytest
 from storage.declarations.declaration import DeclarationError
 from storage.weights.decisions import Earlier, earlier_of, load_decisions, record
 
+SETTINGS = {"reward_range": [0, 1], "gamma": 1.0}
+
 
 def decision(candidate="a" * 64, episodes=10, rows=(0, 9), policy_id="default"):
     return {
+        **SETTINGS,
         "policy_id": policy_id,
         "candidate": candidate,
         "episodes": episodes,
@@ -45,8 +48,8 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 
 def test_looks_and_others_are_those_on_overlapping_rows():
-    """Decisions with the same number of episodes are one look; decisions on rows that do not
-    overlap belong to another log."""
+    """Decisions with the same number of episodes and settings are one look, the one before the
+    next; decisions on rows that do not overlap belong to another log."""
     known = [
         decision("a" * 64, 10, (0, 9)),
         decision("a" * 64, 10, (0, 9)),
@@ -58,7 +61,15 @@ def test_looks_and_others_are_those_on_overlapping_rows():
         {**decision("a" * 64, 11, (0, 10)), "comparisons": []},  # it computed no interval
         {**decision("f" * 64, 11, (0, 10)), "comparisons": []},
     ]
-    assert earlier_of(known, "a" * 64, {"s": [0, 20]}, 20) == Earlier(2, 1)
-    assert earlier_of(known, "a" * 64, {"s": [0, 14]}, 15) == Earlier(1, 1)
-    assert earlier_of(known, "e" * 64, {"s": [9, 60]}, 15) == Earlier(0, 3)
-    assert earlier_of(known, "e" * 64, {"t": [0, 9]}, 15) == Earlier(0, 0)
+
+    def earlier(candidate, rows, episodes, **other):
+        return earlier_of(known, candidate * 64, rows, episodes, {**SETTINGS, **other})
+
+    assert earlier("a", {"s": [0, 20]}, 20) == Earlier(2, 1)
+    assert earlier("a", {"s": [0, 14]}, 15) == Earlier(1, 1)
+    assert earlier("e", {"s": [9, 60]}, 15) == Earlier(0, 3)
+    assert earlier("e", {"t": [0, 9]}, 15) == Earlier(0, 0)
+    for other in ({"reward_range": None}, {"since": 5}, {"cluster": "tag:user"}):
+        assert earlier("a", {"s": [0, 14]}, 15, **other) == Earlier(2, 1, alike=False)
+    same = {"reward_range": (0.0, 1.0)}
+    assert earlier("a", {"s": [0, 14]}, 15, **same) == Earlier(1, 1)
