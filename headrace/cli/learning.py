@@ -81,6 +81,9 @@ Acts = Annotated[
     ),
 ]
 MinEss = Annotated[float, typer.Option(help="Least effective sample size.")]
+CandidateDigest = Annotated[
+    str, typer.Argument(help="Digest of a candidate (6 or more characters), or latest.")
+]
 
 CANNOT_TELL_EXIT = 4
 """The exit status of an undecided judgement; see docs/exit_statuses.md."""
@@ -255,7 +258,10 @@ def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool)
 
 def evaluate(
     weights: Annotated[
-        str, typer.Argument(help="Digest of a candidate, number of a version, latest or live.")
+        str,
+        typer.Argument(
+            help="Digest of a candidate (6 or more characters), version number, latest or live."
+        ),
     ] = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
@@ -348,7 +354,7 @@ def _latest(store: WeightStore) -> str:
 
 
 def publish(
-    digest: Annotated[str, typer.Argument(help="Digest of a candidate, or latest.")] = "latest",
+    digest: CandidateDigest = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Judge it first.")] = True,

@@ -91,7 +91,12 @@ class Candidates:
     def _known(self, digest: str) -> str:
         if digest in (found := self.digests()):
             return digest
-        matches = [name for name in found if len(digest) >= 6 and name.startswith(digest)]
+        if len(digest) < 6:
+            raise WeightsNotFound(
+                f"{self._policy_id}: expected the first 6 or more characters of a candidate's "
+                f"digest, got {digest!r}"
+            )
+        matches = [name for name in found if name.startswith(digest)]
         if len(matches) != 1:
             raise WeightsNotFound(
                 f"{self._policy_id}: expected the digest of one of "

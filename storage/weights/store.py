@@ -253,9 +253,10 @@ class WeightFolder:
         """Raise WeightsNotFound, with the versions there are, unless one is here; for what use."""
         there = self.versions()
         if version not in there:
-            known = (
-                f"one of the versions {', '.join(map(str, there[-10:]))}" if there else "a version"
-            )
+            latest = ", ".join(map(str, there[-10:]))
+            known = f"one of the versions {latest}" if there else "a version"
+            if len(there) > 10:
+                known = f"one of {len(there):,} versions, the latest of which are {latest},"
             raise WeightsNotFound(
                 f"{self.policy_id}: expected {known} to {use}, got {version}"
                 f"{'' if there else ', and there is none yet'}"

@@ -123,6 +123,8 @@ def test_promotion_gives_rising_numbers_and_does_not_publish(store: WeightFolder
     assert store.manifest(3).parent == 2
     with pytest.raises(WeightsNotFound, match="matches 0"):
         store.promote("ffffffff0000")
+    with pytest.raises(WeightsNotFound, match=r"6 or more characters .* got 'fffff'"):
+        store.promote("fffff")
 
 
 def test_a_number_is_not_given_again_after_its_directory_went(store: WeightFolder) -> None:
@@ -178,6 +180,14 @@ def test_a_rollback_is_a_new_version_with_old_content(store: WeightFolder) -> No
         store.require_version(9, "judge")
     with pytest.raises(WeightsNotFound, match=r"versions 1, .* 6 to go back to, got 9"):
         store.rollback(to=9)
+
+
+def test_a_list_of_the_latest_versions_says_that_there_are_more(store: WeightFolder) -> None:
+    for value in range(11):
+        store.publish(add(store, float(value)))
+    listed = "one of 11 versions, the latest of which are 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, to judge"
+    with pytest.raises(WeightsNotFound, match=f"expected {listed}, got 99"):
+        store.require_version(99, "judge")
 
 
 @pytest.mark.parametrize(
