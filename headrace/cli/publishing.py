@@ -40,7 +40,9 @@ def audited(event: str, **fields: Any) -> None:
 def rollback(
     to: Annotated[
         int | None,
-        typer.Option(help="Version to return to; default: the previous one that was served."),
+        typer.Option(
+            help="Version to return to, not live; default: the previous one that was served."
+        ),
     ] = None,
     why: Annotated[str, typer.Option(help="Reason, shown while the policy is pinned.")] = "",
     root: Root = ROOT,

@@ -496,12 +496,12 @@ class WeightFolder:
           collector served and none refused. If no collector recorded this, it is the previous live
           version.
         - With `to`: the target is that version if its weights are usable, even if a collector
-          refused it.
+          refused it. The live version is a target only after a restore from a backup (`restored`).
 
         `by` and `why` are stored with the pin; until `resume` only another rollback changes the
-        live version. Raises WeightsNotFound if there is no target, and GenerationConflict if the
-        live generation is not `expected_generation`. Without it, a version that a trainer publishes
-        meanwhile is rolled back as well.
+        live version. Raises WeightsNotFound if there is no target, ValueError for the live version,
+        and GenerationConflict if the live generation is not `expected_generation`. Without it, a
+        version that a trainer publishes meanwhile is rolled back as well.
         """
         live = self.mended_live()
         if live is None:
@@ -512,6 +512,11 @@ class WeightFolder:
             raise GenerationConflict(
                 f"{self.policy_id}: expected generation {expected_generation} to be live, got "
                 f"{live.generation}"
+            )
+        if to == live.version and self.restored is None:
+            raise ValueError(
+                f"{self.policy_id}: expected another version than the live one to go back to, got "
+                f"{to}; {_instead_of_rollback(live)}"
             )
         now = int(self._clock() * 1_000_000)
         if to is None and live.canary_version is not None:
@@ -793,6 +798,16 @@ class WeightFolder:
             with contextlib.suppress(FileExistsError):  # taken meanwhile: use the next number
                 self._versions.add(manifest, files)
                 return version
+
+
+def _instead_of_rollback(live: Live) -> str:
+    """What pins the live version, as part of a sentence."""
+    if live.canary_version is None:
+        return "`headrace pause` pins the live version"
+    return (
+        f"`headrace rollback` without --to ends the canary, version {live.canary_version}, and "
+        "pins the live version"
+    )
 
 
 def candidate_of(manifest: Manifest) -> Candidate:

@@ -52,9 +52,11 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         refusal = process("promote", *at_root)
         assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
         assert "cannot tell" in refusal.stderr
+        assert refused(headrace("rollback", "--to", "1", *at_root), "without --to ends the canary")
         ended = answer(headrace("rollback", "--why", "fewer clicks", *at_root))
         assert (ended["version"], ended["served"]["state"]) == (1, "served")
         answer(headrace("resume", *at_root))
+        assert refused(headrace("rollback", "--to", "1", *at_root), "`headrace pause` pins")
         judged = headrace("publish", digest, "--canary", "0.5", "--min-ess", "5", *at_root)
         assert refused(judged, "nor an option of the gate", "reward_range")
         answer(headrace("publish", digest, "--canary", "0.5", *at_root))

@@ -226,6 +226,9 @@ def test_a_rollback_happens_once(house: House) -> None:
     status, answer = house.post("/rollback", {"generation": house.generation, "to": 10_000})
     assert (status, answer["error"]["code"]) == (404, "not_found")
     assert str(house.process.root) not in answer["error"]["message"]
+    status, answer = house.post("/rollback", {"generation": house.generation, "to": now["version"]})
+    assert (status, answer["error"]["code"]) == (422, "invalid")
+    assert "`headrace pause`" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("version", ["9" * 300, "-1", "0", "1/../2", "%00", "10000"])

@@ -153,3 +153,38 @@ def test_a_rollback_that_cannot_be_recorded_stands(
     (tmp_path / "decisions").write_text("not a folder")
     assert value_of(store, store.rollback().version) == 1.0
     assert "this is not recorded" in caplog.text
+
+
+def test_a_rollback_to_the_live_version_changes_nothing(tmp_path: Path) -> None:
+    """It is refused with the command that pins the live version, or ends its canary."""
+    store = store_of(tmp_path, 1.0, 2.0)
+    before = store.live()
+    with pytest.raises(ValueError, match=r"than the live one .* got 2; `headrace pause` pins"):
+        store.rollback(2)
+    assert (store.live(), store.versions()) == (before, [1, 2])
+    before = store.start_canary(add(store, 3.0), 0.1)
+    ends = r"got 2; `headrace rollback` without --to ends the canary, version 3"
+    with pytest.raises(ValueError, match=ends):
+        store.rollback(2)
+    assert store.live() == before
+    assert value_of(store, store.rollback(3).version) == 3.0, "the canary is not live"
+
+
+def test_a_repeated_rollback_to_a_version_is_made_again(tmp_path: Path) -> None:
+    """The live version is then a copy of it, under another number. A repetition that names the
+    generation is a conflict, even if it names the version that is live now."""
+    store = store_of(tmp_path, 1.0, 2.0)
+    made = store.rollback(1, expected_generation=2)
+    with pytest.raises(GenerationConflict):
+        store.rollback(made.version, expected_generation=2)
+    assert [value_of(store, store.rollback(1).version) for _ in range(2)] == [1.0, 1.0]
+
+
+def test_after_a_restore_a_rollback_to_the_live_version_gives_it_a_new_number(
+    tmp_path: Path,
+) -> None:
+    """Clients that have seen later numbers refuse the restored version under its old one."""
+    store = store_of(tmp_path, 1.0, 2.0)
+    store.note_seen(9, 7)
+    live = store.rollback(2)
+    assert (live.version, live.generation, value_of(store, live.version)) == (10, 8, 2.0)
