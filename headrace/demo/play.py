@@ -46,7 +46,8 @@ class Seat:
         self.acted += 1
         if not (terminated or truncated):
             return None
-        ended = {"return": self._return, "steps": self._length}
+        version = self._client.acting_version(episode_id=self._episode)
+        ended = {"return": self._return, "steps": self._length, "version": version}
         self.leave(truncated=not terminated)
         self._observation, _ = self._env.reset()
         self._begin()
@@ -68,8 +69,7 @@ def play(client: PolicyClient, env: str, seats: int, seed: int, stop: threading.
                     raise
                 continue
             if ended is not None:
-                version = client.acting_version()
-                print(json.dumps({**ended, "version": version}), flush=True)
+                print(json.dumps(ended), flush=True)
     for seat in taken:
         seat.leave(truncated=True)
     return sum(seat.acted for seat in taken)

@@ -89,6 +89,11 @@ class LocalPolicy:
         policy = self.current
         return -1 if policy is None else policy.version
 
+    def version_in(self, episode: ClientEpisode) -> int:
+        """The version that acts in an episode, and assigns its arm; -1 without weights."""
+        live = self.current
+        return -1 if live is None else self._assigned(live, episode).version
+
     @property
     def asks(self) -> bool:
         """Whether the next action would wait for an answer of the collector."""
@@ -128,8 +133,8 @@ class LocalPolicy:
     def _assigned(self, live: NumpyPolicy, episode: ClientEpisode) -> NumpyPolicy:
         """The policy that acts in an episode: the live version or the canary.
 
-        The first action assigns the arm, as the start does at the collector. When the canary has
-        ended, the live version acts.
+        The first action, or `version_in` before it, assigns the arm, as the start does at the
+        collector. When the canary has ended, the live version acts.
         """
         canary = self._canary
         if episode.arm is None:

@@ -593,9 +593,24 @@ class PolicyClient:
         name = self.policy_id if policy_id is None else policy_id
         return spec.live_versions[spec.policy(name).policy_id or ""]
 
-    def acting_version(self, policy_id: str | None = None) -> int:
-        """The version that local mode acts with now; -1 without one, and in remote mode."""
-        return self._actor.policy(self._policies.find_declared(policy_id).policy_id or "").version
+    def acting_version(self, policy_id: str | None = None, *, episode_id: str | None = None) -> int:
+        """The live version that local mode has now; -1 without one, and in remote mode.
+
+        With the id of an open episode of one agent: the version that acts in this episode now,
+        which may be a canary. The version that chose a step is its `policy_version` in the shards.
+        """
+        if episode_id is None:
+            name = self._policies.find_declared(policy_id).policy_id
+            return self._actor.policy(name or "").version
+        if policy_id is not None:
+            raise ValueError(f"policy_id: expected none with an episode_id, got {policy_id!r:.80}")
+        if self._have_several_agents([episode_id]):
+            raise ValueError(f"Episode {episode_id}: expected an episode of one agent, got several")
+        episode = self._book.find(episode_id, answered=False)
+        if not self._acts_here(episode_id):
+            return -1
+        self._policies.require_declared(episode.policy)
+        return self._actor.policy(episode.policy.policy_id or "").version_in(episode)
 
     # --- delivery ----------------------------------------------------------------------------
 

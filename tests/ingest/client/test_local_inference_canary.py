@@ -82,6 +82,50 @@ def test_a_share_of_the_episodes_is_acted_by_the_canary(tmp_path: Path, mode: st
     assert arms[after] is None
 
 
+def test_the_version_that_acts_in_an_episode_may_be_the_canary(tmp_path: Path) -> None:
+    """`acting_version` gives the stored version of an episode's next step; without an episode it
+    gives the live version."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    store = WeightStore(tmp_path, "default")
+    said = {}
+    with CollectorProcess(tmp_path) as process:
+        with PolicyClient(process.address, update_interval=0.0) as client:
+            early = client.start_episode()
+            assert client.acting_version(episode_id=early) == -1, "no weights yet"
+            client.get_action(early, OBS)
+            store.start_canary(candidate(store, 2), SHARE)
+            wait_served(process, store)
+            client.update_policy_weights()
+            for number in range(10):
+                name = client.start_episode(f"canary-{number}")
+                said[name] = client.acting_version(episode_id=name)
+                client.get_action(name, OBS)
+                assert client.acting_version(episode_id=name) == said[name]
+            assert set(said.values()) == {1, 2}
+            assert client.acting_version() == 1
+            assert client.acting_version(episode_id=early) == 1
+            client.end_episode(early)
+            with pytest.raises(ValueError, match="has already completed"):
+                client.acting_version(episode_id=early)
+            with pytest.raises(ValueError, match="policy_id: expected none"):
+                client.acting_version("default", episode_id=name)
+            both = client.start_episode(policy_id={"left": "default", "right": "default"})
+            with pytest.raises(ValueError, match="expected an episode of one agent, got several"):
+                client.acting_version(episode_id=both)
+            store.rollback()
+            wait_served(process, store)
+            client.update_policy_weights()
+            assert {client.acting_version(episode_id=one) for one in said} == {1}
+            for one in said:
+                client.end_episode(one)
+        with PolicyClient(process.address, "remote") as client:
+            assert client.acting_version(episode_id=client.start_episode()) == -1
+        assert process.stop() == 0
+    stored = {row["eps_id"]: row["policy_version"] for row in shard_rows(tmp_path)}
+    assert {name: stored[name] for name in said} == said
+
+
 def test_a_canary_that_cannot_act_stops_nobody(tmp_path: Path) -> None:
     """A canary is damaged before a collector starts: the live version is served, and the canary's
     state gives the reason.
