@@ -589,7 +589,8 @@ class WeightFolder:
         if live is None:
             raise WeightsNotFound(
                 f"{self.policy_id}: expected a live version to compare a canary with, got none: "
-                "`headrace publish --no-gate` makes a first version live, unjudged"
+                "`headrace publish` makes a first version live if it is better than the logging "
+                "policy, and `headrace publish --no-gate` if the gate cannot judge it"
             )
         if self._candidate_in(live.version) == candidate.digest:
             raise ValueError(f"canary: {digest[:12]} is live already, as version {live.version}")

@@ -94,5 +94,7 @@ def test_a_canary_is_compared_with_something_else(store: WeightFolder, tmp_path:
     with pytest.raises(ValueError, match="is live already, as version 1"):
         store.start_canary(add(store, 1.0), 0.1)
     empty = WeightFolder(tmp_path, "other", check=any_weights)
-    with pytest.raises(WeightsNotFound, match="expected a live version"):
+    with pytest.raises(
+        WeightsNotFound, match=r"`headrace publish` makes .* --no-gate` if the gate"
+    ):
         empty.start_canary(add(empty, 1.0), 0.1)
