@@ -29,6 +29,13 @@ Categories = Annotated[
     Path | None,
     typer.Option(help="For spaces without names: file of codes, one for all of the policy's logs."),
 ]
+Missing = Annotated[
+    str, typer.Option(help="For an empty cell: error, drop (the row), or value (0).")
+]
+BadShown = Annotated[
+    int,
+    typer.Option(min=0, help="Most rows with errors to list, a third of them for one reason."),
+]
 
 
 def import_source(
@@ -75,9 +82,7 @@ def import_source(
     ] = None,
     tag: Annotated[Texts, typer.Option(help="NAME=COLUMN. May be repeated.")] = None,
     info: Annotated[Texts, typer.Option(help="NAME=COLUMN of the info. May be repeated.")] = None,
-    missing: Annotated[
-        str, typer.Option(help="For an empty cell: error, drop (the row), or value (0).")
-    ] = "error",
+    missing: Missing = "error",
     default: Annotated[
         Texts,
         typer.Option(help="COLUMN=VALUE for the column's empty cells. May be repeated."),
@@ -93,6 +98,7 @@ def import_source(
     check: Annotated[
         bool, typer.Option("--check", help="Send nothing: show what would be imported.")
     ] = False,
+    bad_shown: BadShown = 10,
     declare: Declare = None,
     redeclare: Redeclare = False,
     as_json: Json = False,

@@ -99,7 +99,7 @@ def imported(document: Document, given: str | None = None) -> None:
         print(f"{bad['source']} row {bad['row']}: {bad['reason']}")
     faulty = sum(document["bad_counts"].values())
     if faulty > len(document["bad"]):
-        print(f"... and {counted(faulty - len(document['bad']), 'more row')} with errors:")
+        print(f"... and {counted(faulty - len(document['bad']), 'more row')} with errors; in all:")
         for reason, rows in document["bad_counts"].items():
             print(f"{counted(rows, 'time')}: {reason}")
     print(f"{counted(document['episodes'], 'episode')} in {document['seconds']:.1f} s")

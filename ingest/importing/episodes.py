@@ -273,13 +273,13 @@ class Layout:
             named.append((unit, number, reason, None))
         for fault in found:
             account.count(fault.reason, len(fault.rows))
-            for row in fault.rows[: account.room].tolist():
+            for row in fault.rows[: account.room(fault.reason)].tolist():
                 episode = None
                 if self._options.episode is not None and table[EPISODE][row].is_valid:
                     episode = ids[row].as_py()
                 where = units[row].as_py(), numbers[row].as_py()
                 named.append((*where, fault.text(row), episode))
-        for unit, number, reason, episode in sorted(named, key=itemgetter(0, 1))[: account.room]:
+        for unit, number, reason, episode in sorted(named, key=itemgetter(0, 1)):
             account.name(BadRow(self._labels[unit], number, reason, episode))
 
 

@@ -99,7 +99,8 @@ class ImportOptions:
         token: the collector's token.
         ca: PEM certificates to trust for https.
         timeout: seconds without an answer after which the import gives up.
-        bad_shown: the most faulty rows that the report lists; all are counted.
+        bad_shown: the most faulty rows that the report lists, of which a third may have the same
+            reason; all are counted.
     """
 
     source: Any
@@ -133,7 +134,7 @@ class ImportOptions:
     token: str | None = field(default=None, repr=False)
     ca: Path | str | None = None
     timeout: float = 60.0
-    bad_shown: int = 100
+    bad_shown: int = 10
 
     def __post_init__(self) -> None:
         self._check_columns()

@@ -59,9 +59,9 @@ class ImportReport:
     """The result for each row: rows == steps + rows_known + rows_left_out + rows_dropped.
 
     `steps` steps of `episodes` episodes were acknowledged to this run; the collector already had
-    `skipped_known` episodes. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds the
-    first faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as they
-    were read: spaces, lengths of episodes, rewards and returns, propensities, times in
+    `skipped_known` episodes. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds
+    examples of faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as
+    they were read: spaces, lengths of episodes, rewards and returns, propensities, times in
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
     would send. `address` is the collector's, empty if none answered; `policies` are those that the
     rows may have. Without a collector `name` assumes the policy and the spaces that `--declare`
@@ -98,29 +98,38 @@ class ImportReport:
         return {**asdict(self), "bad": [row._asdict() for row in self.bad]}
 
 
+def _kind(reason: str) -> str:
+    """A reason without the row's own value."""
+    return reason.partition(", got")[0]
+
+
 class Account:
     """A report in progress."""
 
     def __init__(self, bad_shown: int) -> None:
         self.report = ImportReport()
         self._bad_shown = bad_shown
-        self._counts = Counter[str]()
+        self._counts, self._described = Counter[str](), Counter[str]()
         self._seen = {
             name: Seen() for name in ("steps", "rewards", "returns", "propensities", "times")
         }
 
-    @property
-    def room(self) -> int:
-        """The number of faulty rows that can still be described."""
-        return max(0, self._bad_shown - len(self.report.bad))
+    def room(self, reason: str) -> int:
+        """The number of rows with this reason that can still be described.
+
+        A reason takes a third of the places at most, so that one fault does not hide the others.
+        """
+        left = max(1, self._bad_shown // 3) - self._described[_kind(reason)]
+        return max(0, min(left, self._bad_shown - len(self.report.bad)))
 
     def name(self, bad: BadRow) -> None:
         """Describe a faulty row, if there is room; `count` counts it."""
-        if self.room:
+        if self.room(bad.reason):
             self.report.bad.append(bad)
+            self._described[_kind(bad.reason)] += 1
 
     def count(self, reason: str, rows: int) -> None:
-        self._counts[reason.partition(", got")[0]] += rows
+        self._counts[_kind(reason)] += rows
 
     def see(self, columns: Mapping[str, Array]) -> None:
         """Add the values of episodes to the statistics: name -> numbers."""

@@ -135,6 +135,26 @@ def test_a_check_shows_times_as_dates_and_asks_for_no_rows(file: Path) -> None:
     assert "1970-01-01 00:29:53" in headrace(*words).stdout
 
 
+def test_a_fault_of_all_rows_does_not_hide_the_others(file: Path) -> None:
+    """A wrong format of times is every row's error: three rows show it, others show theirs, and
+    the table stays on the screen."""
+    lines = file.read_text().splitlines()
+    rows = [f"{line},1.11.2026" for line in lines[1:]]
+    rows[20] = "u1,1.0,1,none,0.5,2026-11-01"
+    file.write_text("\n".join([f"{lines[0]},at", *rows]) + "\n")
+    words = ("import", file, *WORDS, "--time", "at", "--check", "--address", "http://127.0.0.1:9")
+
+    def rows_named(text: str) -> list[int]:
+        return [int(row) for row in re.findall(r"^log\.csv row (\d+): ", text, re.MULTILINE)]
+
+    shown = headrace(*words)
+    assert (shown.returncode, rows_named(shown.stdout)) == (2, [1, 2, 3, 21]), shown.stderr
+    assert "... and 36 more rows with errors; in all:\n39 times: column at: " in shown.stdout
+    assert "\n1 time: column paid: expected a number\n" in shown.stdout
+    for most, listed in ((0, []), (30, [*range(1, 11), 21]), (120, [*range(1, 41)])):
+        assert rows_named(headrace(*words, "--bad-shown", most).stdout) == listed
+
+
 def test_an_interrupt_is_said(file: Path) -> None:
     """Ctrl-C ends a command with one line and 130."""
     words = [sys.executable, "-m", "headrace", "import", str(file), *WORDS]
