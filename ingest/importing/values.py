@@ -24,7 +24,7 @@ from storage.spaces.descriptors import (
     Text,
     Tuple,
 )
-from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
+from storage.spaces.leaves import Leaf, bounds_of, describe, leaves, one_of_names
 from storage.wording import counted
 
 Read: TypeAlias = Callable[[Cells], dict[str, Any]]
@@ -145,16 +145,33 @@ def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
 
     def read(cells: Cells) -> dict[str, Any]:
         texts = spelled_as(space.names, cells.texts(name))
-        cells.missing(name, texts, "a known category", has_value=False)
+        cells.missing(name, texts, one_of_names(space.names), has_value=False)
         found = texts.dictionary_encode()
         known = np.append(space.codes(found.dictionary.to_pylist()), -1)
         made = known[np.asarray(found.indices.fill_null(-1).to_numpy(zero_copy_only=False))]
-        unknown = (made < 0) & ~nulls(texts)
-        cells.faults.add(unknown, f"column {name}: expected a known category", texts)
+        _refuse_unknown(cells, name, space.names, texts, (made < 0) & ~nulls(texts))
         codes = np.maximum(made, 0)
         return {prefix: pa.array(space.names).take(codes) if space.has_numbers else pa.array(codes)}
 
     return read
+
+
+def _refuse_unknown(
+    cells: Cells, name: str, names: Sequence[str], texts: Any, unknown: Array
+) -> None:
+    """Mark rows whose text is no name; say so if it looks like a name's code.
+
+    A number is never read as a code: CSV has no types, and names may be numbers.
+    """
+    if not unknown.any():
+        return
+    expected = f"column {name}: expected {one_of_names(names)}"
+    if not any(map(str.isdecimal, names)):
+        numbers = pa.array([str(code) for code in range(len(names))])
+        are_codes = pc.is_in(texts, numbers).to_numpy(zero_copy_only=False)
+        told = f"{expected} (not their codes: map these to names first)"
+        cells.faults.add(unknown & are_codes, told, texts)
+    cells.faults.add(unknown, expected, texts)
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -164,10 +181,9 @@ def codes(cells: Cells, name: str, listed: Sequence[Value]) -> Array:
     """The codes of a column's categories, int64 (rows,)."""
     names = [category(value) for value in listed]
     texts = spelled_as(names, cells.texts(name))
-    cells.missing(name, texts, "a known category", has_value=False)
+    cells.missing(name, texts, one_of_names(names), has_value=False)
     places = pc.index_in(texts, pa.array(names, pa.string()))
-    unknown = nulls(places) & ~nulls(texts)
-    cells.faults.add(unknown, f"column {name}: expected a known category", texts)
+    _refuse_unknown(cells, name, names, texts, nulls(places) & ~nulls(texts))
     return np.asarray(places.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
 
 

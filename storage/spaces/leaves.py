@@ -99,10 +99,15 @@ def _one(bound: Array) -> Array:
     return bound.flat[:1].reshape(()) if bound.size and (bound == bound.flat[0]).all() else bound
 
 
+def one_of_names(names: Sequence[str]) -> str:
+    """A choice of these names, for messages: the first of them, and how many there are."""
+    shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+    return f"{'the name' if len(names) == 1 else f'one of the {len(names)} names'} {shown:.200}"
+
+
 def describe(space: Any) -> str:
     if isinstance(space, Discrete) and space.names:
-        shown = ", ".join(map(repr, space.names[:8])) + (", ..." if space.n > 8 else "")
-        return f"one of the {space.n} names {shown:.200}"
+        return one_of_names(space.names)
     if isinstance(space, Discrete):
         return f"an integer of {space.start}..{space.start + space.n - 1}"
     if isinstance(space, MultiDiscrete):

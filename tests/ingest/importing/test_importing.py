@@ -590,7 +590,7 @@ def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
         assert json.loads(kept.read_text()) == {"c": ["b", "k", "z"], "a": ["down", "up"]}
         report = run_import(dataclasses.replace(options, source=second))
         assert [(bad.row, bad.reason) for bad in report.bad] == [
-            (2, "column c: expected a known category, got 'new'")
+            (2, "column c: expected one of the 3 names 'b', 'k', 'z', got 'new'")
         ]
         found = sorted((row["rewards"], *row["obs"], row["actions"]) for row in stored(collector))
     assert found == [(1, 0, 9, 0), (1, 1, 9, 1), (1, 2, 9, 1), (2, 1, 9, 1), (2, 2, 9, 1)]
@@ -620,7 +620,7 @@ def test_each_log_does_not_get_codes_of_its_own(tmp_path: Path) -> None:
         first = import_table(days["monday"], **kept_as)
         second = import_table(days["tuesday"], **kept_as)
         assert (first.steps, first.understood["codes"]) == (1, codes)
-        assert second.bad_counts == {"column back: expected a known category": 1}
+        assert second.bad_counts == {"column back: expected the name 'yes'": 1}
         assert [row["obs"] for row in stored(collector)] == [0]
 
 
@@ -680,11 +680,32 @@ def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
         options = {"observation": ["x"], "reward": "r", "address": collector.address}
         table = {"x": [0.0, 0.0, 0.0], "item": [7, 42, 1], "r": [1.0, 2.0, 3.0]}
         report = import_table(pa.table(table), action="item:categories", **options)
-        assert report.bad_counts == {"column item: expected a known category": 1}
+        assert report.bad_counts == {"column item: expected one of the 2 names '42', '7'": 1}
         again = import_table(pa.table(table), action="item", **options)
         assert (again.name, again.rows_known) == (report.name, 2), "a name in either form"
         found = sorted((row["rewards"], row["actions"]) for row in stored(collector))
     assert found == [(1, 1), (2, 0)]
+
+
+def test_codes_are_not_names(tmp_path: Path) -> None:
+    """A log with the codes of a policy's names is not understood, and the error says what to do."""
+    fruit = Discrete.of(["apples", "pears", "plums"])
+    save_declaration(tmp_path / "root", PolicyDeclaration(observation=Box((1,)), action=fruit))
+    declare(tmp_path / "coded", "discrete:3", "discrete:2")
+    kept = tmp_path / "codes.json"
+    kept.write_text('{"code": ["apples", "pears", "plums"]}')
+    names = "column code: expected one of the 3 names 'apples', 'pears', 'plums'"
+    codes = f"{names} (not their codes: map these to names first)"
+    table = {"x": [0.0] * 5, "code": [0, 2, 3, 1, -1], "r": [1.0] * 5}
+    for root, given in (
+        ("root", {"observation": ["x"], "action": "code"}),
+        ("coded", {"observation": ["code:categories"], "action": "x", "categories": kept}),
+    ):
+        with CollectorProcess(tmp_path / root) as collector:
+            known: dict[str, Any] = {**given, "reward": "r", "address": collector.address}
+            report = import_table(pa.table(table), check=True, **known)
+        assert report.bad_counts == {codes: 3, names: 2}
+        assert report.bad[0].reason == f"{codes}, got '0'"
 
 
 @pytest.mark.parametrize("name", [None, "shop"])

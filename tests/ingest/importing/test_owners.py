@@ -362,7 +362,7 @@ def test_a_tuple_takes_a_column_for_each_part(collector: CollectorProcess) -> No
     table = {"x": [1.0, 2.0], "to": ["right", "?"], "a": [0, 1], "r": [1.0, 2.0]}
     given = {"action": "a", "reward": "r", "policy_id": "pair", "address": collector.address}
     report = import_table(pa.table(table), observation=["x", "to:categories"], **given)
-    assert report.bad_counts == {"column to: expected a known category": 1}
+    assert report.bad_counts == {"column to: expected one of the 2 names 'left', 'right'": 1}
     (row,) = rows_of(collector, report)
     assert (row["obs.1"], np.frombuffer(row["obs.0"], np.float32).tolist()) == (1, [1.0])
     with pytest.raises(ImportFailed, match=r"policy expects 2 columns, got \['x'\]"):
