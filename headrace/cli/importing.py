@@ -126,6 +126,14 @@ def _show(report: ImportReport, options: ImportOptions, *, as_json: bool) -> Non
     if as_json:
         return console.line(document)
     results.imported(document, options.name)
+    if not options.has_propensities:
+        again = "adds" if options.name is None else "needs another --name, and adds"
+        print(
+            "Propensities are unknown: give --action-prob, --action-logp or --uniform. Without "
+            "one, `train` (except --algorithm cql), `evaluate` and `publish` leave these episodes "
+            f"out.\nA second import with one of these options {again} all rows again. Look first "
+            "with --check, which sends nothing."
+        )
     if report.steps and not report.checked and options.name is None and options.query is None:
         print(
             "A longer file is another import, which stores these rows again: give --name NAME for "

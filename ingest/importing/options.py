@@ -235,6 +235,11 @@ class ImportOptions:
         return bool(self.policies) or self.policy is not None
 
     @property
+    def has_propensities(self) -> bool:
+        """Whether an option gives the propensities; otherwise they are unknown."""
+        return self.uniform or self.action_prob is not None or self.action_logp is not None
+
+    @property
     def categorical(self) -> list[str]:
         """The columns of categories, each once."""
         every = [*self.observations, *self.actions]

@@ -135,6 +135,26 @@ def test_a_check_shows_times_as_dates_and_asks_for_no_rows(file: Path) -> None:
     assert "1970-01-01 00:29:53" in headrace(*words).stdout
 
 
+def test_forgotten_propensities_are_said(file: Path, tmp_path: Path) -> None:
+    """Rows without one are stored, but neither `dr` nor the gate uses them: the output says so."""
+    words = ["import", file, *COLUMNS, "--reward", "paid"]
+    assert headrace(*words, "--declare", tmp_path / "run").returncode == 0
+    note = "Propensities are unknown: give --action-prob, --action-logp or --uniform."
+    with CollectorProcess(tmp_path / "run") as collector:
+        words += ["--address", collector.address]
+        for given in ("--check", "--missing=error"):
+            shown = headrace(*words, given)
+            assert shown.returncode == 0, shown.stderr
+            assert note in shown.stdout
+            assert "these options adds all rows again" in shown.stdout
+            assert note not in headrace(*words, given, "--uniform", "--check").stdout
+        named = headrace(*words, "--name", "shop").stdout
+        assert "needs another --name, and adds all rows again" in named
+        assert refused(headrace(*words, "--name", "shop", "--uniform"), "another name imports")
+        again = answer(headrace(*words, "--action-prob", "prob", "--json"))
+        assert again["steps"] == 40, "as the note says"
+
+
 def test_a_fault_of_all_rows_does_not_hide_the_others(file: Path) -> None:
     """A wrong format of times is every row's error: three rows show it, others show theirs, and
     the table stays on the screen."""
