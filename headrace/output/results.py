@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from headrace.output.console import moment, printable, table
-from storage.wording import counted
+from storage.wording import counted, duration
 
 __all__ = [
     "Table",
@@ -103,6 +103,13 @@ def imported(document: Document, given: str | None = None) -> None:
         for reason, rows in document["bad_counts"].items():
             print(f"{counted(rows, 'time')}: {reason}")
     print(f"{counted(document['episodes'], 'episode')} in {document['seconds']:.1f} s")
+    used = document["episodes"] or document["skipped_known"]
+    for policy, window in document["reward_windows"].items() if used else ():
+        whose = f" of {policy}" if len(document["policies"]) > 1 else ""
+        print(
+            f"Imported episodes{whose} accept late rewards for {duration(window)} of the "
+            f"collector's running time. They can be trained on after that."
+        )
 
 
 def _understood(found: Document) -> None:

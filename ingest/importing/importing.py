@@ -110,6 +110,7 @@ def run_import(
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(name) for name in spaces]
+            account.report.reward_windows = _reward_windows(spec, account.report.policies)
         with _naming(account.report):
             _require_codes(unnamed, options)
             if unnamed:
@@ -213,6 +214,12 @@ def _spaces(
     if options.schema_id not in (None, schema):
         raise ImportFailed(f"expected spaces of schema {options.schema_id}, got {schema}")
     return found, told[options.policy_id]
+
+
+def _reward_windows(spec: CollectorSpec, policies: Sequence[str]) -> dict[str, float]:
+    """The seconds for which an ended episode awaits late rewards, of the policies that have any."""
+    found = {name: spec.document["policies"][name].get("reward_window", 0) for name in policies}
+    return {name: seconds for name, seconds in found.items() if seconds}
 
 
 def _require_codes(columns: Sequence[str], options: ImportOptions) -> None:

@@ -64,13 +64,15 @@ class ImportReport:
     they were read: spaces, lengths of episodes, rewards and returns, propensities, times in
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
     would send. `address` is the collector's, empty if none answered; `policies` are those that the
-    rows may have. Without a collector `name` assumes the policy and the spaces that `--declare`
-    would declare.
+    rows may have. Their `reward_windows`, in seconds by policy, say how long episodes await late
+    rewards; only then can they be trained on. Without a collector `name` assumes the policy and the
+    spaces that `--declare` would declare.
     """
 
     name: str = ""
     address: str = ""
     policies: list[str] = field(default_factory=list)
+    reward_windows: dict[str, float] = field(default_factory=dict)
     checked: bool = False
     rows: int = 0
     episodes: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -153,6 +154,25 @@ def test_forgotten_propensities_are_said(file: Path, tmp_path: Path) -> None:
         assert refused(headrace(*words, "--name", "shop", "--uniform"), "another name imports")
         again = answer(headrace(*words, "--action-prob", "prob", "--json"))
         assert again["steps"] == 40, "as the note says"
+
+
+def test_a_reward_window_is_said(file: Path, tmp_path: Path) -> None:
+    """Imported rows await late rewards, unseen by `train`: the output says how long."""
+    root, words = tmp_path / "run", ("import", file, *WORDS, "--policy-id", "default")
+    assert headrace(*words, "--declare", root).returncode == 0
+    declared = load_declarations(root)["default"]
+    save_declaration(root, dataclasses.replace(declared, reward_window=5_400))
+    save_declaration(root, dataclasses.replace(declared, policy_id="now"))
+    told = "Imported episodes accept late rewards for 1 hour 30 minutes of the collector's running"
+    with CollectorProcess(root) as collector:
+        words += ("--address", collector.address)
+        for more in (("--check",), (), ()):
+            assert told in headrace(*words, *more).stdout
+        assert headrace("ls", "--root", root).stdout.startswith("No shards yet")
+        assert answer(headrace(*words, "--json"))["reward_windows"] == {"default": 5_400}
+        assert "late rewards" not in headrace(*words[:-3], "now", *words[-2:]).stdout
+        file.write_text("user,x,arm,paid,prob\nu0,1.0,1,none,0.5\n")
+        assert "late rewards" not in headrace(*words).stdout, "no row of it was usable"
 
 
 def test_a_fault_of_all_rows_does_not_hide_the_others(file: Path) -> None:
