@@ -58,7 +58,9 @@ def value_reader(
     (leaf,) = leaves(space)
     size = math.prod(leaf.shape)
     if len(columns) > max(size, 1):
-        raise ImportFailed(f"{what}: the policy expects {size} numbers, got the columns {names}")
+        raise ImportFailed(
+            f"{what}: the policy expects {counted(size, 'number')}, got the columns {names}"
+        )
     _require_room(what, space, columns, found)
 
     def read(cells: Cells) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def _side_by_side(
     total = np.zeros(cells.rows, np.int64)
     for counts, _ in parts:
         total += counts
-    reason = f"{what}: expected {size} numbers"
+    reason = f"{what}: expected {counted(size, 'number')}"
     absent = cells.faults.bad | cells.faults.dropped
     fine = total == size
     cells.faults.add(~fine, reason, pa.array(total))
