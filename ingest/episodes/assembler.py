@@ -424,8 +424,10 @@ class EpisodeAssembler:
     def _seal_last(self, episode: OpenEpisode, event: Ended) -> None:
         """Seal the remaining steps of an episode."""
         started = episode.started
-        if self.closing.pop(started.name, None) is not None:
+        if episode.ended is not None:
             self.steps_awaiting_rewards -= episode.steps
+        if self.closing.get(started.name) is episode:
+            del self.closing[started.name]
         finished = Finished.of(episode, event)
         part = episode.finish(event)
         self.sealed.append(Sealed(started.key, part, tuple(episode.rows), finished=finished))

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.importing.cells import texts_of
@@ -62,13 +61,14 @@ def category(value: Value) -> str:
 def spelled_as(names: Sequence[str], texts: Any) -> Any:
     """Texts of categories, with true and false as `names` spell them.
 
-    CSV may have "True" and Parquet a boolean for the same value. A text that is a name stays.
+    CSV may have "True" and Parquet a boolean for the same value. A text that is a name stays, and
+    so does one that could be two names.
     """
-    for name in names:
-        if name.lower() in BOOLEANS:
-            same = pc.equal(pc.utf8_lower(texts), name.lower())
-            known = pc.is_in(texts, pa.array(names, texts.type))
-            texts = pc.if_else(pc.and_(same, pc.invert(known)), name, texts)
+    for boolean in BOOLEANS:
+        spelled = [name for name in names if name.lower() == boolean]
+        if len(spelled) == 1:
+            same = pc.equal(pc.utf8_lower(texts), boolean)
+            texts = pc.if_else(same, spelled[0], texts)
     return texts
 
 

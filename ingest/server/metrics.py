@@ -128,7 +128,9 @@ def _episodes(collector: Collector) -> Iterator[Metric]:
     )
     waiting, steps = len(assembler.closing), assembler.steps_awaiting_rewards
     yield _gauge(
-        "headrace_episodes_awaiting_rewards", "Ended episodes that wait for late rewards.", waiting
+        "headrace_episodes_awaiting_rewards",
+        "Ended episodes that wait for late rewards; with several agents, each agent counts.",
+        waiting,
     )
     yield _gauge("headrace_steps_awaiting_rewards", "The steps that wait with them.", steps)
     held = assembler.open_bytes

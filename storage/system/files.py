@@ -128,7 +128,7 @@ class FileLock:
 
 def _require_posix(path: Path) -> None:
     if fcntl is None:
-        text = "expected Linux or macOS to keep a root on: this system has no flock"
+        text = "expected Linux or macOS: this system has no file locks"
         raise OSError(errno.ENOTSUP, text, str(path))
 
 

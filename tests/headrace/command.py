@@ -29,6 +29,8 @@ STOP_SECONDS = 60
 Result: TypeAlias = subprocess.CompletedProcess[str]
 OWN_PROCESS = ("up", "demo")
 """Commands that serve or change their process, and so need one of their own."""
+FREE_PORT = {"HEADRACE_COLLECT_PORT": "0", "HEADRACE_UP_PORT": "0"}
+"""The usual port may be taken on this machine."""
 
 
 def headrace(*words: object, env: Mapping[str, str] | None = None) -> Result:
@@ -37,9 +39,9 @@ def headrace(*words: object, env: Mapping[str, str] | None = None) -> Result:
     Each command also runs as a process somewhere: by `process`, or on a page of the documentation.
     A collector is forked from a process that has its modules loaded.
     """
-    texts = list(map(str, words))
+    texts, env = list(map(str, words)), {**FREE_PORT, **(env or {})}
     if words[0] == "collect":
-        return Forked(texts, env or {}).result()
+        return Forked(texts, env).result()
     if words[0] in OWN_PROCESS:
         return process(*words, env=env)
     out, err, logger = io.StringIO(), io.StringIO(), logging.getLogger()
@@ -47,7 +49,7 @@ def headrace(*words: object, env: Mapping[str, str] | None = None) -> Result:
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(sys, "argv", ["headrace", *texts])
-        for name, value in (env or {}).items():
+        for name, value in env.items():
             patch.setenv(name, value)
         stack.enter_context(chdir(ROOT))
         stack.enter_context(redirect_stdout(out))
