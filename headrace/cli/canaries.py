@@ -152,7 +152,8 @@ def promote(
     audited("promoted", policy=policy_id, version=document["version"], by="command line")
     where = Where(root, policy_id, None, None, None)
     judged = f"{document['verdict']}, by {counted(document['episodes'], 'episode')}"
-    note = f" ({judged if gate else 'without a gate: not judged'})"
+    without = f"without a gate; its verdict was: {document['verdict']}"
+    note = f" ({judged if gate else without})"
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 

@@ -153,8 +153,8 @@ def resume(
         return
     if pin is None:
         print(f"{policy_id} was not pinned.")
-        return
-    print(f"{policy_id} is not pinned any more. {pin['by']} had pinned it: {pin['why']}.")
+    else:
+        print(f"{policy_id} is not pinned any more. {pin['by']} had pinned it: {pin['why']}.")
     if url is None and (live := WeightStore(root, policy_id).live()) and live.hold is not None:
         print(f"Its canary goes on: {live.hold.why}; `headrace promote` or `rollback` ends that.")
 

@@ -200,8 +200,11 @@ def refused(gate: Document) -> None:
     for reason in gate["reasons"]:
         print(f"{gate['verdict']}: {in_words(reason)}", file=sys.stderr)
     if gate["comparisons"]:
-        look, wider = gate["looks"] + 1, "with more episodes the next look has a wider interval"
-        print(f"note: this was look {look} at the candidate; {wider}", file=sys.stderr)
+        look, less = (
+            gate["looks"] + 1,
+            "a further one may err less often, so it needs more evidence",
+        )
+        print(f"note: this was look {look} at the candidate; {less}", file=sys.stderr)
 
 
 def in_words(reason: str) -> str:
@@ -257,7 +260,8 @@ def arms(document: Document) -> None:
         f"{document['waiting']:,} waiting for later ones."
     )
     if "journal" in document:
-        print(f"Episodes of the policy that are open: {_in_journal(document['journal'])}.")
+        held = _in_journal(document["journal"])
+        print(f"Open episodes of the policy, and those that await late rewards: {held}.")
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
     print(f"{document['verdict']}{approximate}")
     for reason in document["reasons"]:
@@ -301,16 +305,21 @@ def decisions(document: Document) -> None:
 def decided(one: Document) -> tuple[str, str, list[str]]:
     """A decision's command, its outcome, and the reasons."""
     command = COMMANDS.get(one.get("kind", ""), "publish")
-    outcome = [one["verdict"] or ""]
+    verdict, reasons = one["verdict"], one["reasons"]
+    if verdict and reasons[:1] == ["without a gate"]:  # of a canary: it did not decide
+        verdict, reasons = reasons[0], [f"its verdict was: {verdict}", *reasons[1:]]
+    outcome = [verdict or ""]
     if one["published"]:
         outcome.append(f"live as version {one['version']}")
     elif one["verdict"]:
         outcome.append("not promoted" if command == "promote" else "not published")
     if one["episodes"]:
         outcome.append(f"{counted(one['episodes'], 'episode')}")
-    names = {"looks": "earlier looks", "others": "other candidates"}
-    outcome += [f"{name}: {one[key]:,}" for key, name in names.items() if one.get(key)]
-    reasons = [*map(in_words, one["reasons"]), *([f"by {one['by']}"] if one.get("by") else [])]
+    if looks := one.get("looks"):
+        outcome.append(counted(looks, "earlier look"))
+    if others := one.get("others"):
+        outcome.append(f"{counted(others, 'other candidate')} judged by some of them")
+    reasons = [*map(in_words, reasons), *([f"by {one['by']}"] if one.get("by") else [])]
     ended = {"publish --canary": "started", "rollback": "the canary ended"}
     return command, ", ".join(filter(None, outcome)) or ended.get(command, "not judged"), reasons
 

@@ -278,14 +278,14 @@ class LivePolicies:
         """The wanted version, and the reason if it is not served."""
         return self._live[policy_id].standing
 
-    def pinned(self, policy_id: str) -> Pin | None:
-        """The pin of a rollback, during which nothing can be published; None without one."""
+    def hold(self, policy_id: str) -> Pin | None:
+        """The pin or canary during which nothing can be published; None without one."""
         wanted = self._live[policy_id].standing.wanted
         return None if wanted is None else wanted.hold
 
     def followed_version(self, policy_id: str) -> int | None:
-        """The live version; None if there is none, or if a pin prevents newer ones."""
-        return None if self.pinned(policy_id) is not None else self.version(policy_id)
+        """The live version; None if there is none, or if something holds it back."""
+        return None if self.hold(policy_id) is not None else self.version(policy_id)
 
     def etag(self, policy_id: str) -> str | None:
         """The live generation's etag; None if nothing is served."""

@@ -201,8 +201,9 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
         name: one.wanted.generation if one.wanted else -1 for name, one in standing.items()
     }
     yield _gauges("headrace_wanted_generation", "Its generation.", "policy", generations)
-    pinned = {name: int(live.pinned(name) is not None) for name in names}
-    yield _gauges("headrace_policy_pinned", "1 while a rollback pins the policy.", "policy", pinned)
+    pinned = {name: int(live.hold(name) is not None) for name in names}
+    says = "1 while a rollback, a pause or a canary prevents trainers and jobs from publishing."
+    yield _gauges("headrace_policy_pinned", says, "policy", pinned)
     family = CounterMetricFamily(
         "headrace_weights_refused", "Published weights not served.", labels=["policy", "why"]
     )

@@ -277,7 +277,8 @@ class Routes:
     def _weights_of(self, policy_id: str) -> dict[str, Any]:
         """The wanted and the served versions of a policy."""
         standing, version = self.live.standing(policy_id), self.live.version(policy_id)
-        wanted, pin = standing.wanted, self.live.pinned(policy_id)
+        wanted = standing.wanted
+        pin = wanted and wanted.pinned
         return {
             "wanted": wanted and {"version": wanted.version, "generation": wanted.generation},
             "served": None

@@ -717,10 +717,11 @@ class WeightFolder:
 
     def _require_no_hold(self, live: Live | None) -> None:
         if live is not None and (pin := live.hold) is not None:
-            ends = "`headrace resume`" if pin is live.pinned else "`headrace promote` or `rollback`"
+            is_pin = pin is live.pinned
+            ends = "`headrace resume`" if is_pin else "`headrace promote` or `rollback`"
             raise PolicyPinned(
-                f"{self.policy_id}: version {live.version} is pinned by {pin.by} ({pin.why}); "
-                f"{ends} with this root and policy id ends that"
+                f"{self.policy_id}: version {live.version} is {'pinned' if is_pin else 'held'} by "
+                f"{pin.by} ({pin.why}); {ends} with this root and policy id ends that"
             )
 
     def _needed(self) -> set[int]:

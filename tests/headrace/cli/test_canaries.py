@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from headrace.cli.canaries import share_of, size_of
 from policy.inference.weight_store import WeightStore
@@ -34,21 +35,27 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert "acts in 0.1 of the episodes, as before" in again.stdout
         assert "canary_started" not in again.stderr
         answer(headrace("resume", *at_root))
-        assert refused(headrace("publish", digest, "--no-gate", *at_root), "a canary", status=1)
+        held = "version 1 is held by a canary (version 2 gets 0.1 of the episodes)"
+        assert refused(headrace("publish", digest, "--no-gate", *at_root), held, status=1)
+        not_pinned = headrace("resume", "--root", tmp_path).stdout
+        assert "default was not pinned.\nIts canary goes on: version 2" in not_pinned
+        page = urllib3.request("GET", collector.address).data.decode()
+        assert "canary: version 2 in 0.1" in page
+        assert "pinned" not in page
         asked = process("canary", *at_root)
         assert (asked.returncode, answer(asked)["verdict"]) == (4, "cannot tell")
         shown = headrace("canary", "--root", tmp_path).stdout
         assert "Version 2 in 0.1" in shown
         assert "Compared: 0 episodes of the canary and 0 of the live version.\n" in shown
         assert "Not compared yet: 0 too recent, 0 waiting" in shown
-        assert "Episodes of the policy that are open: 0.\n" in shown
+        assert "Open episodes of the policy, and those that await late rewards: 0.\n" in shown
         events = [
             {"type": "start", "episode_id": "new"},
             {"type": "log_action", "episode_id": "new", "obs": [0.5] * 4, "action": 1},
         ]
         assert collector.request("POST", "/v1/events", {"events": events})[0] == 200
         shown = headrace("canary", "--root", tmp_path).stdout
-        assert "Episodes of the policy that are open: 1.\n" in shown
+        assert "Open episodes of the policy, and those that await late rewards: 1.\n" in shown
         refusal = process("promote", *at_root)
         assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
         assert "cannot tell" in refusal.stderr
@@ -75,8 +82,12 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         1,
         1,
     ]
-    assert sum(f"  {digest[:12]}  promote: " in line for line in lines) == 2
-    assert lines.count("  without a gate") == 1
+    decided = [line.partition(f"  {digest[:12]}  promote: ")[2] for line in lines]
+    assert [one for one in decided if one] == [
+        "cannot tell, not promoted",
+        "without a gate, live as version 2",
+    ]
+    assert lines.count("  its verdict was: cannot tell") == 1
     ended_at = lines.index("  rolled back the canary, version 2")
     assert lines[ended_at - 1].endswith(f"  {digest[:12]}  rollback: the canary ended")
     assert lines[ended_at + 1] == "  fewer clicks", "the reason outlives the pin"

@@ -266,5 +266,5 @@ def test_decisions_say_what_their_counts_are(capsys: pytest.CaptureFixture[str])
     one |= {"episodes": 5, "looks": 1, "others": 2, "reasons": ["-0.1"]}
     results.decisions({"policy_id": "default", "decisions": [one], "damaged": {}})
     shown = capsys.readouterr().out
-    assert "worse, not published, 5 episodes, earlier looks: 1, other candidates: 2" in shown
+    assert "worse, not published, 5 episodes, 1 earlier look, 2 other candidates" in shown
     assert "\n  -0.1\n" in shown, "a reason has a line of its own"
