@@ -252,13 +252,13 @@ def episodes_needed(
 
     `deviation`: standard deviation of a return; `width`: the range of returns, None if unknown.
     With a width the returns are assumed to be rare events, whose early bets cost most, and the
-    effect to be a gain or a loss, of the canary or of an arm with the other share, whichever needs
-    most episodes. So the number is the same for `share` and 1 - `share`. In 60 simulated logs per
-    case (shares .05 to .95) the power was then .8 to 1. Rounded up to two digits.
+    effect to be a gain, of the canary or of an arm with the other share, whichever needs more
+    episodes; a loss, in which fewer events differ, needs fewer. So the number is the same for
+    `share` and 1 - `share`. In 60 simulated logs per case (shares .05 to .95) the power was then
+    .8 to 1. Rounded up to two digits.
     """
     if width is not None:
-        shares = (share, 1 - share)
-        needs = [_bets(deviation, x * effect, s, error, width) for s in shares for x in (1, -1)]
+        needs = [_bets(deviation, effect, one, error, width) for one in (share, 1 - share)]
         return rounded_up(min(max(needs), MOST_NEEDED))
     apart = deviation / math.sqrt(share * (1 - share))
 
@@ -270,17 +270,17 @@ def episodes_needed(
     return rounded_up(min(first_time(enough), MOST_NEEDED))
 
 
-def _bets(deviation: float, change: float, share: float, error: float, width: float) -> float:
-    """How many episodes bets on rare events of one size need to show this change of their mean.
+def _bets(deviation: float, gain: float, share: float, error: float, width: float) -> float:
+    """How many episodes bets on rare events of one size need to show this gain in their mean.
 
-    An event counts as size / share in the canary. Its rate there differs by change / size, and the
+    An event counts as size / share in the canary. Its rate there is higher by gain / size, and the
     size is chosen so that the rate at most doubles.
     """
-    size = min(width, deviation**2 / abs(change))
-    rate, sign = (deviation / size) ** 2, math.copysign(1.0, change)
+    size = min(width, deviation**2 / gain)
+    rate = (deviation / size) ** 2
     return numbers_needed(
-        (sign * size / share, -sign * size / (1 - share)),
-        (share * (rate + change / size), (1 - share) * rate),
+        (size / share, -size / (1 - share)),
+        (share * (rate + gain / size), (1 - share) * rate),
         least=-width / min(share, 1 - share),
         error=error,
         sequence=True,
