@@ -246,13 +246,14 @@ def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
         assert not [one for one in found.reasons if "propensity" in one], found.reasons
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
 @pytest.mark.parametrize("shortest", [12, 5])
 @pytest.mark.parametrize("range_", [(-1.3, 0.3), (1.0, 2.0)])
 def test_no_interval_is_wider_than_the_reward_range_allows(
-    shortest: int, range_: tuple[float, float]
+    shortest: int, range_: tuple[float, float], gamma: float
 ) -> None:
-    """Twelve steps with weights of up to 20 each: no policy earns more than 12 times the highest
-    reward, or less than 12 times the lowest. The canary is the way out."""
+    """Twelve steps with weights of up to 20 each: no policy earns more than the highest reward at
+    each, or less than the lowest. The canary is the way out."""
     rng, n = np.random.default_rng(12), 200
     lengths = rng.integers(shortest, 12, size=n, endpoint=True)
     lengths[0] = 12
@@ -268,11 +269,40 @@ def test_no_interval_is_wider_than_the_reward_range_allows(
     probs = np.broadcast_to([0.5, 0.5], (steps, 2))
     candidate = TargetPolicy(np.full(steps, np.log(0.5)), probs)
     live = TargetPolicy(np.full(steps, np.log(0.3)), np.broadcast_to([0.3, 0.7], (steps, 2)))
-    found = judge(data, candidate, [Bar("live", live)], Rules(reward_range=range_, min_ess=1.0))
+    rules = Rules(reward_range=range_, min_ess=1.0, gamma=gamma)
+    found = judge(data, candidate, [Bar("live", live)], rules)
     (one,) = found.comparisons
     low, high = range_ if shortest == 12 else (min(range_[0], 0.0), max(range_[1], 0.0))
-    assert one.interval == pytest.approx((-12 * (high - low), 12 * (high - low)))
+    furthest = (high - low) * sum(gamma**t for t in range(12))
+    assert one.interval == pytest.approx((-furthest, furthest))
     assert (one.verdict, one.missing) == ("cannot tell", None)
+
+
+@pytest.mark.parametrize("pass_prob", [1.0, 0.5])
+@pytest.mark.parametrize("method", ["dr", "ips"])
+def test_the_range_limits_the_interval_of_one_step(method: str, pass_prob: float) -> None:
+    """Two policies differ by at most the width of the range, with a reward model or without. If
+    episodes are logged with different probabilities, the limit is larger by the largest 1 / p over
+    the mean, which the log only estimates."""
+    n = 20
+    number = np.arange(n)
+    taken = (number % 10 > 0).astype(np.int64)
+    logged = np.where(number % 2 == 0, pass_prob, 1.0)
+    data = Judged(
+        rewards=np.where(number % 3 == 0, 0.5, -1.0),
+        lengths=np.ones(n, np.int64),
+        behaviour_logp=np.log(np.where(taken == 0, 0.02, 0.98)),
+        flat=np.zeros((n, 1)),
+        taken=taken,
+        pass_prob=logged,
+    )
+    probs = np.broadcast_to([0.5, 0.5], (n, 2)) if method == "dr" else None
+    candidate = TargetPolicy(np.full(n, np.log(0.5)), probs)
+    rules = Rules(reward_range=(-1.0, 0.5), min_ess=1.0)
+    (one,) = judge(data, candidate, [Bar("the logging policy")], rules).comparisons
+    furthest = 1.5 / pass_prob / (1 / logged).mean()
+    assert one.method == method
+    assert one.interval == pytest.approx((-furthest, furthest))
 
 
 def test_an_action_without_rows_is_named_in_the_reasons() -> None:
