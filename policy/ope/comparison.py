@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
 from policy.ope.betting import POWER, betting_interval, first_time, numbers_needed
-from policy.ope.columns import Numbers, column_of, combined, moments
+from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of, moments
 from policy.ope.differences import Differences
 from storage.wording import rounded_up
 
@@ -68,24 +68,13 @@ class Comparison:
     limits: tuple[float, float] | None  # of one episode's difference, if known
     # approximate number of further episodes with which the next look would show this difference
     missing: int | None
+    unknown: str  # why `missing` is unknown; "" if it is known, not needed, or beyond MOST_MISSING
+    limited: bool  # whether the limits, rather than the spread, make the interval wide
 
     @property
     def approximate(self) -> bool:
         """Whether the interval relies on a normal limit."""
         return self.bound == "student"
-
-    @property
-    def limited(self) -> bool:
-        """Whether the limits of one difference, rather than the spread, make the interval wide.
-
-        That is the case if it is more than twice as wide as the sqrt(2 log(1 / error)) deviations
-        that the spread alone requires.
-        """
-        if self.limits is None:
-            return False
-        low, high = self.interval
-        reach = self.difference - low if self.difference > 0 else high - self.difference
-        return reach > 2 * math.sqrt(2 * math.log(1 / self.error)) * self.stderr
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for strict JSON; a number that is not finite becomes None."""
@@ -122,12 +111,14 @@ def compare(
     """
     values = column_of(differences.values)
     n, (mean, variance, _) = values.size, moments(values)
-    limited = math.isfinite(differences.least) or math.isfinite(differences.most)
-    continued = limited and differences.in_order  # whether later looks share one sequence
+    bounded = math.isfinite(differences.least) or math.isfinite(differences.most)
+    continued = bounded and differences.in_order  # whether later looks share one sequence
     sequence = continued and looks > 0
-    bound: Bound = ("sequence" if sequence else "betting") if limited else "student"
+    bound: Bound = ("sequence" if sequence else "betting") if bounded else "student"
     spent, later = (_spent(error, look, continued) for look in (looks, looks + 1))
-    if limited:
+    stderr = math.sqrt(variance / (n - 1)) if n > 1 else math.inf
+    limited = False
+    if bounded:
         low = betting_interval(
             differences.lower,
             limits=(differences.least, math.inf),
@@ -140,10 +131,12 @@ def compare(
             error=spent,
             sequence=sequence,
         )[1]
+        # more than twice the sqrt(2 log(1 / error)) deviations that the spread alone requires
+        reach = mean - low if mean > 0 else high - mean
+        limited = reach > 2 * math.sqrt(2 * math.log(1 / spent)) * stderr
         low, high = max(low, -differences.furthest), min(high, differences.furthest)
     else:
         low, high = skewed_t_interval(values, spent)
-    stderr = math.sqrt(variance / (n - 1)) if n > 1 else math.inf
     found = Comparison(
         bar=bar,
         verdict=BETTER if low > 0 else WORSE if high < 0 else CANNOT_TELL,
@@ -155,13 +148,17 @@ def compare(
         method=differences.method,
         n=n,
         unit=unit,
-        limits=(differences.least, differences.most) if limited else None,
+        limits=(differences.least, differences.most) if bounded else None,
         missing=None,
+        unknown="",
+        limited=limited,
     )
     if found.verdict != CANNOT_TELL:
         return found
-    missing = _missing(found, differences, spent=later, sequence=continued)
-    return replace(found, missing=missing)
+    unknown = _why_unknown(found, differences)
+    if unknown:
+        return replace(found, unknown=unknown)
+    return replace(found, missing=_missing(found, differences, spent=later, sequence=continued))
 
 
 def _spent(error: float, looks: int, continued: bool) -> float:
@@ -205,18 +202,40 @@ def _inverse_hall(x: float, a: float) -> float:
     return 3 / a * (float(np.cbrt(1 + a * (x - a / 6))) - 1)
 
 
+def _why_unknown(found: Comparison, differences: Differences) -> str:
+    """Why these numbers do not say how many further episodes are needed; "" if they do."""
+    if found.n < 2:
+        return "one number shows no spread"
+    if found.difference == 0:
+        return "no difference is to be seen"
+    if abs(found.difference) > differences.furthest:
+        return "the reward range excludes this value"
+    low, high = found.interval
+    if not low <= found.difference <= high:
+        return "the interval excludes this value"
+    if not mean_of(_deciding(found, differences)[0]) > 0:
+        return "the adjusted rewards that the bound uses do not show it yet"
+    return ""
+
+
+def _deciding(found: Comparison, differences: Differences) -> tuple[NumberColumn, float]:
+    """(the numbers whose mean the next look has to show to be above 0, their lower limit)."""
+    if found.difference < 0:
+        return combined(np.negative, column_of(differences.upper)), -differences.most
+    return column_of(differences.lower), differences.least
+
+
 def _missing(
     found: Comparison, differences: Differences, *, spent: float, sequence: bool
 ) -> int | None:
     """About how many further episodes show a difference of this size, with the probability POWER.
 
     `spent` is the error of the look at them, `sequence` its kind of bound. None if there is no
-    difference yet, no bound on its side, or MOST_MISSING would not be enough.
+    bound on its side, or MOST_MISSING would not be enough.
     """
-    size, n = abs(found.difference), found.n
-    if not size > 0 or not math.isfinite(found.stderr):
-        return None
+    n = found.n
     if found.limits is None:
+        size = abs(found.difference)
 
         def enough(times: FloatArray) -> BoolArray:
             deviations = stdtrit(times, 1 - spent) + float(ndtri(POWER))
@@ -225,27 +244,23 @@ def _missing(
 
         episodes = first_time(enough)
     else:
-        values, least = differences.lower, differences.least
-        if found.difference < 0:
-            values, least = combined(np.negative, column_of(differences.upper)), -differences.most
-        sizes, rates = _two_sizes(size, values, least)
+        values, least = _deciding(found, differences)
+        sizes, rates = _two_sizes(values)
         episodes = numbers_needed(sizes, rates, least=least, error=spent, sequence=sequence)
     return rounded_up(max(1.0, episodes - n)) if episodes < MOST_MISSING else None
 
 
-def _two_sizes(
-    mean: float, values: Numbers, least: float
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two sizes and their probabilities, with this mean, and the values' variance and skewness.
+def _two_sizes(values: NumberColumn) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two sizes and their probabilities, with the values' mean, variance and skewness.
 
-    Neither is below `least`.
+    They are the nodes and weights of a Gauss quadrature, so no size is outside the values' range.
     """
-    _, variance, third = moments(column_of(values))
+    mean, variance, third = moments(values)
     deviation = math.sqrt(variance)
     half = third / variance / deviation / 2 if variance > 0 else 0.0
     root = math.hypot(1.0, half)
     low, high = (mean + deviation * (half + x * root) for x in (-1, 1))
-    return (max(low, least), high), ((1 + half / root) / 2, (1 - half / root) / 2)
+    return (low, high), ((1 + half / root) / 2, (1 - half / root) / 2)
 
 
 def _plain(number: float) -> float | None:

@@ -387,12 +387,12 @@ def _needed(
 
 def _told(one: Comparison) -> str:
     low, high = one.interval
-    text = f"the difference to {one.bar} is {one.difference:+.4g}, within {low:.4g} .. {high:.4g}"
+    where = "within" if low <= one.difference <= high else "outside its interval"
+    text = f"the difference to {one.bar} is {one.difference:+.4g}, {where} {low:.4g} .. {high:.4g}"
     if one.verdict == WORSE:
         return text
-    if one.n < 2 or one.difference == 0:
-        why = "one number shows no spread" if one.n < 2 else "no difference is to be seen"
-        return f"{text}: how many more {one.unit} it needs is not known, because {why}"
+    if one.unknown:
+        return f"{text}: how many more {one.unit} it needs is not known, because {one.unknown}"
     if one.missing is None:
         return f"{text}: more {one.unit} will hardly tell; use a canary"
     return f"{text}: about {one.missing:,} more {one.unit} would show whether it is real"

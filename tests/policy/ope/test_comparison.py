@@ -2,12 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from policy.ope.betting import numbers_needed
+from policy.ope.columns import column_of
 from policy.ope.comparison import compare, skewed_t_interval
-from policy.ope.differences import Differences
+from policy.ope.differences import Differences, bounded_per_decision, per_decision_terms
 
 
 def made(values, limit=math.inf):
@@ -86,6 +89,83 @@ def test_what_is_missing_allows_for_rare_events(sign, cost):
             found = compare(made(log, 4.0), bar="it", error=0.025, looks=1)
             told.append(found.verdict == ("better" if sign > 0 else "worse"))
     assert np.mean(told) >= 0.66
+
+
+@pytest.mark.parametrize(("range_", "effect"), [((-1.0, 0.0), 0.3), ((0.0, 1.0), -0.3)])
+def test_what_is_missing_allows_for_several_steps(range_, effect):
+    """Ten steps: the bound uses adjusted rewards, whose mean has the same expectation as that of
+    the measured ones, but is another number with another spread."""
+    steps, rng, told = 10, np.random.default_rng(4), []
+    expected = 0.2 * effect * steps
+
+    def drawn(n):
+        """The candidate takes the first of two actions with 0.7; it earns `effect` more."""
+        taken = rng.random(n * steps) < 0.5
+        high = rng.random(n * steps) < np.where(taken, 0.5 + effect, 0.5)
+        weights = np.where(taken, 1.4, 0.6).reshape(n, steps).cumprod(axis=1).ravel()
+        rewards = np.where(high, range_[1], range_[0])
+        return np.stack(per_decision_terms(rewards, weights, None, np.full(n, steps), 1.0))
+
+    def looked(terms, looks):
+        found = bounded_per_decision(
+            *map(column_of, terms),
+            (steps, steps),
+            gamma=1.0,
+            reward_range=range_,
+            largest_weight=2.0,
+            against_log=True,
+        )
+        return compare(found, bar="it", error=0.025, looks=looks)
+
+    while len(told) < 100:
+        terms = drawn(500)
+        few = looked(terms, 0)
+        if few.missing is not None and abs(few.difference / expected - 1) < 0.15:
+            log = np.concatenate([terms, drawn(few.missing)], axis=1)
+            told.append(looked(log, 1).verdict == ("better" if effect > 0 else "worse"))
+    assert np.mean(told) >= 0.66
+
+
+@pytest.mark.parametrize("sizes", [(-0.5, 4.0), (-4.0, 0.5), (-1.0, 1.0)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_missing_follows_the_numbers_that_decide(sizes, sign):
+    """A gain is decided by `lower`, a loss by `upper`. Numbers of two sizes, rare ones or not, need
+    what the bets on these sizes need; mean, variance and skewness show them."""
+    rate = round(200 * (0.1 - sizes[0]) / (sizes[1] - sizes[0])) / 200
+    deciding = np.repeat(sizes, (round(200 * (1 - rate)), round(200 * rate)))
+    other = np.tile([-3.0, 3.02], 100)
+    lower, upper = (deciding, other) if sign > 0 else (other, -deciding)
+    log = Differences("pdis", sign * other, lower, -5.0, upper, 5.0)
+    found = compare(log, bar="it", error=0.025)
+    needed = numbers_needed(sizes, (1 - rate, rate), least=-5.0, error=0.025 * 0.1, sequence=True)
+    assert (found.verdict, found.unknown) == ("cannot tell", "")
+    assert found.missing == pytest.approx(needed - 200, rel=0.06)  # rounded up to two digits
+
+
+def test_a_value_that_the_range_excludes_has_no_number():
+    """The mean of few numbers may be further out than any difference of two policies."""
+    values = np.array([10.0, -1.0, -1.0, 4.0])
+    found = compare(replace(made(values, 20.0), furthest=1.0), bar="it", error=0.025)
+    assert (found.verdict, found.difference, found.interval) == ("cannot tell", 3.0, (-1, 1))
+    assert (found.missing, found.unknown) == (None, "the reward range excludes this value")
+
+
+def test_the_limits_make_an_interval_wide_also_if_the_range_cuts_it():
+    """Whether they do is a property of the numbers and their limits."""
+    values = np.tile([-1.0, 1.2], 10)
+    for furthest in (math.inf, 1.0):
+        for limit, wide in ((50.0, True), (1.2, False)):
+            log = replace(made(values, limit), furthest=furthest)
+            assert compare(log, bar="it", error=0.025).limited == wide
+
+
+def test_a_difference_that_only_the_measured_rewards_show_has_no_number():
+    """The numbers that decide have another mean, by chance on the other side of zero."""
+    values = np.tile([-1.0, 1.1], 50)
+    log = Differences("pdis", values, values - 0.1, -2.0, values, 2.0)
+    found = compare(log, bar="it", error=0.025)
+    assert (found.verdict, found.missing) == ("cannot tell", None)
+    assert found.unknown == "the adjusted rewards that the bound uses do not show it yet"
 
 
 def test_equal_differences_need_what_their_limit_alone_asks():

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policy.ope.columns import combined
-from policy.ope.judgement import Bar, Judged, Judgement, Rules, TargetPolicy, judge
+from policy.ope.columns import combined as combined_columns
+from policy.ope.comparison import compare
+from policy.ope.differences import Differences
+from policy.ope.judgement import Bar, Judged, Judgement, Rules, TargetPolicy, combined, judge
 from tests.judge.cases import equal_or_worse, power, users
 from tests.judge.tally import Tally, tallied, too_often_refused
 
@@ -64,7 +66,7 @@ def test_a_bound_that_looks_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     """Bets that know the current number are detected by their false calls."""
 
     def peeking(values, least, error, sequence):
-        return combined(lambda block: np.where(block > 0, 0.05, 0.0), values)
+        return combined_columns(lambda block: np.where(block > 0, 0.05, 0.0), values)
 
     monkeypatch.setattr("policy.ope.betting._bets", peeking)
     (tally,) = tallied(CASES["binary .5 equal, 1,000, log"], 50, seed=7, only=["betting"])
@@ -303,6 +305,21 @@ def test_the_range_limits_the_interval_of_one_step(method: str, pass_prob: float
     furthest = 1.5 / pass_prob / (1 / logged).mean()
     assert one.method == method
     assert one.interval == pytest.approx((-furthest, furthest))
+
+
+def test_a_difference_outside_its_interval_says_so() -> None:
+    """A number of episodes would suggest that the measured value can be real."""
+    values = np.tile([10.0, -1.0, -1.0, 4.0], 5)
+    log = Differences("dr", values, values, -50.0, values, 50.0, furthest=1.0)
+    few = compare(log, bar="the logging policy", error=0.025)
+    found = combined([few], [], "the interval is wide")
+    assert found.missing is None
+    apart, why = found.reasons
+    assert apart == (
+        "the difference to the logging policy is +3, outside its interval -1 .. 1: how many more "
+        "episodes it needs is not known, because the reward range excludes this value"
+    )
+    assert why == "the interval is wide"
 
 
 def test_an_action_without_rows_is_named_in_the_reasons() -> None:
