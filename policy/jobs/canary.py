@@ -85,17 +85,17 @@ def read_arms(
     """Read the episodes that started in the generation of `live`.
 
     They are compared at `age` seconds after their first step. An episode counts once a step that
-    arrived `counts_after(declaration, age)` seconds after its first one is in a shard: then all
-    that it earned by its age is there, too. Episodes that are older by the clock (`now`, seconds
-    since the epoch) and still wait for such a step are `waiting`.
+    arrived `shown_after(declaration, age)` seconds after its first one is in a shard: then all that
+    it earned by its age is there, too. Such a step is in a shard a reward window later. Episodes
+    that are older by the clock (`now`, seconds since the epoch) and still wait are `waiting`.
     """
     found = [
         _episodes(root, declaration, f"{live.generation}:{version}")
         for version in (live.canary_version, live.version)
     ]
     newest = max((int(one.received.max()) for one in found if one.received.size), default=0)
-    sealed_by = counts_after(declaration, age)
-    arms = [_aged(one, declaration, newest, age, sealed_by, now) for one in found]
+    shown_by = shown_after(declaration, age)
+    arms = [_aged(one, declaration, newest, age, shown_by, now) for one in found]
     starts = np.concatenate([one["starts"] for one in arms])
     order = np.argsort(starts, kind="stable")
 
@@ -117,8 +117,11 @@ def read_arms(
     )
 
 
-def counts_after(declaration: PolicyDeclaration, age: float) -> float:
-    """Seconds after its first step in which all that an episode earned by `age` reaches a shard."""
+def shown_after(declaration: PolicyDeclaration, age: float) -> float:
+    """Seconds after its first step in which all that an episode earned by `age` reaches a shard.
+
+    A step that arrived later, and is in a shard, shows that it did.
+    """
     rules = declaration
     return age + rules.reward_window + rules.part_seconds + rules.seal_seconds
 
@@ -209,7 +212,7 @@ def _aged(
     declaration: PolicyDeclaration,
     newest: int,
     age: float,
-    sealed_by: float,
+    shown_by: float,
     now: float,
 ) -> dict[str, Any]:
     """The fields of `Arms` for the episodes of one arm, and the number of those too young."""
@@ -221,7 +224,7 @@ def _aged(
     of_episode = np.searchsorted(tracks, begins)  # the first track of each
     starts = np.minimum.reduceat(rows.received, begins)
     whole = np.logical_and.reduceat(rows.t[tracks] == 0, of_episode)
-    old = starts + sealed_by * 1e6 <= newest
+    old = starts + shown_by * 1e6 <= newest
     limits = starts + age * 1e6
     counts = rows.received <= np.repeat(limits, np.diff(np.append(begins, len(rows.t))))
     returns = np.add.reduceat(np.where(counts, rows.rewards, 0.0), begins)
@@ -237,6 +240,7 @@ def _aged(
     acted = rows.versions[tracks]
     lowest, highest = (which.reduceat(acted, of_episode) for which in (np.minimum, np.maximum))
     kept, young = whole & old, whole & ~old
+    counts_after = shown_by + declaration.reward_window
     return {
         "starts": starts[kept],
         "returns": returns[kept],
@@ -245,7 +249,7 @@ def _aged(
         "versions": np.where(lowest == highest, lowest, _SEVERAL)[kept],
         "open": ~(over | failed)[kept],
         "young": int(young.sum()),
-        "waiting": int((young & (starts + sealed_by * 1e6 <= now * 1e6)).sum()),
+        "waiting": int((young & (starts + counts_after * 1e6 <= now * 1e6)).sum()),
         "incomplete": int((~whole).sum()),
     }
 
@@ -290,7 +294,7 @@ def judge_canary(
         error=ERROR,
     )
     if found.verdict == CANNOT_TELL:
-        left = _left_out(arms, age, counts_after(declaration, age - window))
+        left = _left_out(arms, age, shown_after(declaration, age - window), window)
         found = replace(found, reasons=(*found.reasons, *left))
     return {
         "policy_id": policy_id,
@@ -307,19 +311,19 @@ def judge_canary(
     }
 
 
-def _left_out(arms: Arms, age: float, sealed_by: float) -> Iterator[str]:
+def _left_out(arms: Arms, age: float, shown_by: float, window: float) -> Iterator[str]:
     """Why episodes do not count yet."""
     recent = arms.young - arms.waiting
     if recent:
         yield (
-            f"{counted(recent, 'episode is', 'episodes are')} too recent: one counts "
-            f"{sealed_by:g} s after its start, the "
-            f"age of {age:g} s and the time in which its steps reach a shard"
+            f"{counted(recent, 'episode is', 'episodes are')} too recent: one counts about "
+            f"{shown_by + window:g} s after its start, the age of {age:g} s and the time in which "
+            "a later step reaches a shard"
         )
     if arms.waiting:
         yield (
             f"{counted(arms.waiting, 'episode is', 'episodes are')} old enough, but counted once a "
-            f"step that arrived {sealed_by:g} s after the start is in a shard"
+            f"step that arrived {shown_by:g} s after the start is in a shard"
         )
 
 

@@ -147,11 +147,11 @@ def test_what_is_missing_is_said(traffic: Traffic) -> None:
     (none,) = judge_canary(traffic.root, "default")["reasons"]
     assert "0 episodes and the live version 0: more of both" in none
     traffic.log(200, {True: 1.0, False: 1.0})
-    wall = 699.0  # the last one started; each may count 165 s after its start
+    wall = 699.0  # the last one started; each counts 165 s after its start, or later
     found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
     alike, young = found["reasons"]
     assert "no difference in returns is to be seen yet: more episodes" in alike
-    assert "165 episodes are too recent: one counts 165 s after its start" in young
+    assert "165 episodes are too recent: one counts about 165 s after its start" in young
     assert (found["young"], found["waiting"]) == (165, 0)
     wall = 800.0  # no episode since
     found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
@@ -159,6 +159,21 @@ def test_what_is_missing_is_said(traffic: Traffic) -> None:
     assert "64 episodes are too recent" in young
     assert "101 episodes are old enough, but counted once" in waiting
     assert (found["young"], found["waiting"]) == (165, 101)
+
+
+def test_an_episode_counts_a_reward_window_later_than_its_age_is_over(tmp_path: Path) -> None:
+    """The later step that shows what it earned is in a shard after a reward window of its own."""
+    traffic = Traffic(tmp_path, reward_window=60.0)
+    start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
+    traffic.log(200, EQUAL)
+    wall = 199.0 + 60.0  # the last one started; its window has closed
+    found = judge_canary(tmp_path, "default", age=70.0, clock=lambda: wall)
+    assert found["episodes"] == 65, "the first 65 started 195 s ago, or earlier"
+    assert "135 episodes are too recent: one counts about 195 s after" in found["reasons"][-1]
+    assert (found["young"], found["waiting"]) == (135, 0)
+    found = judge_canary(tmp_path, "default", age=70.0, clock=lambda: wall + 1)
+    assert "counted once a step that arrived 135 s after the start" in found["reasons"][-1]
+    assert (found["young"], found["waiting"]) == (135, 1)
 
 
 def test_a_better_canary_is_promoted_and_the_decision_kept(traffic: Traffic) -> None:
