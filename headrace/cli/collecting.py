@@ -41,6 +41,16 @@ if TYPE_CHECKING:
     from storage.declarations.declaration import PolicyDeclaration
 
 
+DeclaredRange = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        metavar="<low high>",
+        help="Least and most that a step can earn, such as 0 1; judging then has bounds that hold "
+        "at every sample size.",
+    ),
+]
+
+
 def demo(
     root: Annotated[
         Path, typer.Option(help="Folder for its data; existing data is moved aside.")
@@ -82,6 +92,7 @@ def collect(
     reward_window: Annotated[
         float | None, typer.Option(help="Seconds in which a step accepts late rewards.")
     ] = None,
+    reward_range: DeclaredRange = None,
     compression: Annotated[str, typer.Option(help="Compression of shards: zstd or lz4.")] = "zstd",
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM certificate chain: serve HTTPS.")
@@ -109,8 +120,8 @@ def collect(
     """Run the collector. SIGTERM or Ctrl-C drains and stops it.
 
     Declare a policy's spaces with --observation and --action, --env or --policy. They are stored
-    under the root, with the --reward-window, so later starts need none of these options. A start
-    with other spaces than the root's is refused without --redeclare.
+    under the root, with --reward-window and --reward-range, so later starts need none of these
+    options. A start with other spaces than the root's is refused without --redeclare.
     """
     use_one_blas_thread()
     with loading():
@@ -124,9 +135,10 @@ def collect(
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
     declared = declaration_of(observation=observation, action=action, env=env, file=policy)
     first = None
-    if declared is not None or reward_window is not None:
-        settings = {"spaces_only": policy is None, "reward_window": reward_window}
-        first = partial(_declare_first, root, declared, redeclare=redeclare, **settings)
+    rewards = {"reward_window": reward_window, "reward_range": reward_range}
+    if declared is not None or any(one is not None for one in rewards.values()):
+        settings = {"spaces_only": policy is None, "redeclare": redeclare, **rewards}
+        first = partial(_declare_first, root, declared, **settings)
     configure(log_format, log_level)  # type: ignore[arg-type]  # configure checks the values
     running: list[Collector] = []
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _WITHOUT_GATE = (
     "neither --url nor --manifest, nor an option of the gate: `canary` judges its own episodes, by "
-    "the reward_range of the policy's file"
+    "the range that `collect --reward-range LOW HIGH` declares"
 )
 RewardRange = Annotated[
     tuple[float, float] | None,

@@ -88,8 +88,8 @@ def only_declaration(root: Path) -> PolicyDeclaration:
     found = load_declarations(root)
     if len(found) != 1:
         raise DeclarationError(
-            f"--reward-window: expected one policy under {root / 'policies'}, or --policy FILE, "
-            f"got {', '.join(found) or 'none'}"
+            f"--reward-window, --reward-range: expected one policy under {root / 'policies'}, or "
+            f"--policy FILE, got {', '.join(found) or 'none'}"
         )
     return next(iter(found.values()))
 
@@ -100,13 +100,14 @@ def declare(
     *,
     spaces_only: bool = False,
     reward_window: float | None = None,
+    reward_range: tuple[float, float] | None = None,
     redeclare: bool = False,
 ) -> tuple[str, ...]:
     """Write the declaration under `root`; return the changes as texts for people.
 
-    `spaces_only` keeps all other settings that are declared already; `reward_window` overrides
-    both. Raises DeclarationError, also for spaces other than the root's unless `redeclare`, because
-    later rows then belong to another stream.
+    `spaces_only` keeps all other settings that are declared already; `reward_window` and
+    `reward_range` override both. Raises DeclarationError, also for spaces other than the root's
+    unless `redeclare`, because later rows then belong to another stream.
     """
     before = load_declarations(root).get(declared.policy_id)
     if before is not None and before.schema_id != declared.schema_id and not redeclare:
@@ -119,13 +120,16 @@ def declare(
         declared = keeping_settings(before, declared)
     if reward_window is not None:
         declared = replace(declared, reward_window=reward_window)
+    if reward_range is not None:
+        declared = replace(declared, reward_range=reward_range)
     new = declared.to_json()
     old = new if before is None else before.to_json()
     if before is None or new != old:
         save_declaration(root, declared)
+    kept = "; episodes that are open keep the old"
     return tuple(
         f"policy {declared.policy_id}: {name} was {json.dumps(old.get(name))}, is now "
-        f"{json.dumps(new.get(name))}; episodes that are open keep the old"
+        f"{json.dumps(new.get(name))}{'' if name == 'reward_range' else kept}"
         for name in sorted({*new, *old})
         if new.get(name) != old.get(name)
     )

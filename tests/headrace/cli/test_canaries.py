@@ -65,7 +65,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         answer(headrace("resume", *at_root))
         assert refused(headrace("rollback", "--to", "1", *at_root), "`headrace pause` pins")
         judged = headrace("publish", digest, "--canary", "0.5", "--min-ess", "5", *at_root)
-        assert refused(judged, "nor an option of the gate", "reward_range")
+        assert refused(judged, "nor an option of the gate", "`collect --reward-range LOW HIGH`")
         answer(headrace("publish", digest, "--canary", "0.5", *at_root))
         answer(headrace("pause", *at_root))
         assert "not pinned any more" in headrace("resume", "--root", tmp_path).stdout

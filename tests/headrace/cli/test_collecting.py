@@ -142,6 +142,21 @@ def test_a_reward_window_is_declared_with_the_spaces_or_later(tmp_path: Path) ->
     assert refused(wrong, "reward_window: expected a finite number >= 0, got -1.0")
 
 
+def test_a_reward_range_is_declared_with_the_spaces_or_later(tmp_path: Path) -> None:
+    """A start without --reward-range keeps the old one; the option needs a declared policy."""
+    refusal = headrace("collect", "--root", tmp_path, "--reward-range", "0", "1")
+    assert refused(refusal, "--reward-range: expected one policy", "got none")
+    for words, limits in (((*SPACES, "--reward-range", "0", "1"), (0.0, 1.0)), (SPACES, (0.0, 1.0)),
+                          (("--reward-range", "-1", "2.5"), (-1.0, 2.5))):  # fmt: skip
+        with Collect(tmp_path, *words) as collect:
+            _, err, status = collect.stop()
+        assert status == 0
+        assert load_declarations(tmp_path)["default"].reward_range == limits
+    assert err == "policy default: reward_range was [0.0, 1.0], is now [-1.0, 2.5]\n"
+    wrong = headrace("collect", "--root", tmp_path, "--reward-range", "1", "0")
+    assert refused(wrong, "reward_range: expected [low, high]", "low < high", "got (1.0, 0.0)")
+
+
 def test_an_environment_gives_its_spaces(tmp_path: Path) -> None:
     """`--env` takes the spaces of a gymnasium environment."""
     with Collect(tmp_path, "--env", "CartPole-v1") as collect:
