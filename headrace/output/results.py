@@ -146,6 +146,11 @@ def trained(document: Document) -> None:
     kind, *setting = document["action_rule"].items()
     print(f"Action rule: {', '.join([str(kind[1]), *(f'{k} {v:g}' for k, v in setting)])}")
     print(f"Candidate {document['candidate']}")
+    if document["unchanged"]:
+        print(
+            "It was there already: trained on the same rows, with the same settings. `headrace ls` "
+            "counts the steps that are not in shards yet."
+        )
 
 
 def evaluated(logs: Sequence[Document]) -> None:

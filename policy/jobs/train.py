@@ -102,6 +102,7 @@ class TrainResult:
     lineage: Mapping[str, list[list[int]]] = field(default_factory=dict)  # stream -> ordinals
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the last update
     skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> reason
+    unchanged: bool = False  # the candidate existed already: the same rows and settings
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain types for strict JSON."""
@@ -185,7 +186,7 @@ def train(
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
         result = _result(learner, reader, metrics, policy_id, seed, reserve)
-        return replace(result, candidate=_keep(learner, result, root, checkpoint))
+        return _keep(learner, result, root, checkpoint)
 
 
 def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> AlgorithmConfig:
@@ -294,10 +295,11 @@ def _result(
 
 def _keep(
     learner: Learner, result: TrainResult, root: Path | str, checkpoint: Path | str | None
-) -> str:
+) -> TrainResult:
     """Store the candidate. Its metrics have the reserved share, which evaluation needs."""
-    policy = learner.policy
-    return WeightStore(root, result.policy_id).add_candidate(
+    policy, store = learner.policy, WeightStore(root, result.policy_id)
+    before = store.candidates()
+    digest = store.add_candidate(
         policy.get_weights(),
         spec=policy.spec.to_json(),
         metrics={
@@ -313,6 +315,7 @@ def _keep(
         filter_state=policy.filter.to_json(),
         checkpoint=None if checkpoint is None else Path(checkpoint).name,
     )
+    return replace(result, candidate=digest, unchanged=digest in before)
 
 
 def _nothing(

@@ -74,7 +74,7 @@ def test_train_counts_every_step_once(log: Path, trained: dict[str, Any]) -> Non
 
 
 def test_train_tells_people_the_same(log: Path, trained: dict[str, Any], tmp_path: Path) -> None:
-    """A table of counts and the candidate."""
+    """A table of counts and the candidate, and whether that was there already."""
     root = tmp_path / "root"
     shutil.copytree(log, root)
     result = headrace("train", "--root", root, "--algorithm", "snips", "--epochs", "1")
@@ -83,6 +83,9 @@ def test_train_tells_people_the_same(log: Path, trained: dict[str, Any], tmp_pat
     assert "\nAction rule: sample, temperature 1\n" in result.stdout
     (candidate,) = {*WeightStore(root, "default").candidates()} - {trained["candidate"]}
     assert result.stdout.endswith(f"Candidate {candidate}\n")
+    again = headrace("train", "--root", root, "--algorithm", "snips", "--epochs", "1").stdout
+    assert f"Candidate {candidate}\nIt was there already: trained on the same rows" in again
+    assert trained["unchanged"] is False
 
 
 def test_evaluate_judges_by_several_logs(
