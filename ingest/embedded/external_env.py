@@ -23,7 +23,7 @@ import math
 import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -132,7 +132,7 @@ class ExternalEnv:
         """Create the client for the address of a collector."""
         return PolicyClient(address)
 
-    def _client(self, client: Any) -> EpisodeCalls:
+    def _client(self, client: object) -> EpisodeCalls:
         """Check a given client. Raises TypeError for any other object, ValueError."""
         if not callable(getattr(client, "start_episode", None)):
             raise TypeError(f"collector: expected an address or a PolicyClient, got {client!r:.80}")
@@ -143,7 +143,7 @@ class ExternalEnv:
                 f"collector: {type(self).__name__} got a PolicyClient with {has} "
                 f"policy_mapping_fn, expected {needs}"
             )
-        return client  # type: ignore[no-any-return]  # its calls are those of the protocol
+        return cast("EpisodeCalls", client)
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "running" if self.is_alive() else "not running"
