@@ -677,6 +677,21 @@ def test_an_episode_in_its_reward_window_keeps_its_id() -> None:
     assert known.names == {2: "more"}
 
 
+def test_a_cut_of_an_ended_episode_leaves_the_steps_that_await_rewards() -> None:
+    """The window of the first step has closed, that of the second has not."""
+    shell = Shell({"default": replace(STEPS, reward_window=60.0)})
+    shell.send(wire.Start(episode_id=NAME, start=0), _action(1))
+    shell.tick(50.0)
+    shell.send(_action(2), wire.End(episode_id=NAME, seq=3))
+    assert shell.assembler.steps_awaiting_rewards == 2
+    cut = shell.assembler.closing[NAME].cut_due(61.0)
+    assert cut is not None
+    shell._commit([cut])
+    assert shell.assembler.steps_awaiting_rewards == 1
+    shell.tick(110.0)
+    assert shell.assembler.steps_awaiting_rewards == 0
+
+
 @pytest.mark.parametrize("how", ["open", "ended", "restarted", "in its window"])
 def test_a_start_number_is_one_episode_s(how: str) -> None:
     """No other episode is acknowledged under it, for as long as the first is known."""
