@@ -43,9 +43,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from ingest.client.batches import cut_at
 from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
-from ingest.client.event_queue import Outbox, cut_at
+from ingest.client.event_queue import Outbox
 from ingest.client.events import is_late
 from ingest.client.spool import Spool
 from ingest.client.spool_writer import RETRY_SECONDS

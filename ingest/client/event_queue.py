@@ -27,19 +27,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
-from ingest.client.batch_size import BATCH_BYTES, BatchSize
+from ingest.client.batches import BATCH_BYTES, BatchSize, fitting, whole_runs
 from ingest.client.declarations import Draft
-from ingest.client.events import is_late, too_large, unsampled_names
-from ingest.client.spool import LONGEST_RUN, Spool, SpoolSegment
+from ingest.client.events import (
+    EVENT_BYTES,
+    broken_end,
+    is_late,
+    merge_infos,
+    too_large,
+    unsampled_names,
+    weight,
+)
+from ingest.client.spool import Spool, SpoolSegment
 from ingest.client.spool_writer import RETRY_SECONDS, SpoolWriter
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull, ClientError
-from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
+from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.wording import counted
 
-EVENT_BYTES = 256  # of an event without its observation, action and info
 OPEN_SHARE = 0.25
 """With `drop`: the share of the queue that is reserved for episodes that are already open."""
 
@@ -52,26 +57,6 @@ LOOK_SECONDS = 1.0
 _DRAFTS_AT_ONCE = 64  # encoded before the lock is released, so that callers get their turn
 
 OnFull = Literal["raise", "drop", "block", "spool"]
-
-
-def weight(event: Any) -> int:
-    """The bytes that an event counts as."""
-    kind = type(event)
-    if kind is Start:
-        return EVENT_BYTES
-    if kind is LogAction or kind is Decision:
-        total = EVENT_BYTES + len(event.obs) + len(event.action)
-    elif kind is End:
-        return EVENT_BYTES if event.obs is None else EVENT_BYTES + len(event.obs)
-    else:
-        total = EVENT_BYTES
-    return total if event.info is None else total + memoryview(event.info).nbytes
-
-
-def merge_infos(first: Any, second: Any) -> Any:
-    """Merge two encoded infos of one step; later keys win, as in the collector."""
-    merged = msgspec.msgpack.decode(first) | msgspec.msgpack.decode(second)
-    return msgspec.Raw(msgspec.msgpack.encode(merged))
 
 
 @dataclass(frozen=True)
@@ -1161,58 +1146,3 @@ def _drafts_of(event: Event) -> dict[str, Draft]:
         return {}
     values = {"obs": event.obs, "action": action}
     return {field: value for field, value in values.items() if type(value) is Draft}
-
-
-def broken_end(event: Any, cause: Cause) -> End:
-    """The `broken` end in place of an event, which ends its episode at its last valid step."""
-    return End(
-        episode_id=event.episode_id,
-        agent_id=event.agent_id,
-        seq=event.seq,
-        ts=event.ts,
-        decided=event.decided,
-        broken=cause,
-    )
-
-
-def whole_runs(queue: Sequence[Event | None], size: int) -> int:
-    """A batch size of at most `size` that does not split short episodes, or steps of long ones.
-
-    A batch is one journal row. If a one-step episode is in one batch, a client that dies between
-    two batches does not leave half of it behind.
-    """
-    if not 0 < size < len(queue):
-        return size
-    after = queue[size]
-    if after is None or isinstance(after, Start):
-        return size
-    is_reward = isinstance(after, LogReturns) and after.seq is not None
-    best = size
-    for cut in range(size - 1, max(0, size - LONGEST_RUN), -1):
-        event = queue[cut]
-        if event is None or event.episode_id != after.episode_id:
-            break
-        if isinstance(event, Start):
-            return cut
-        if is_reward and isinstance(event, (LogAction, Decision)):
-            best, is_reward = cut, False
-    return best
-
-
-def fitting(events: Sequence[Event | None], most: int) -> int:
-    """The number of events with at most `most` bytes in total, but at least one."""
-    total = 0
-    for count, event in enumerate(events):
-        total += 0 if event is None else weight(event)
-        if total > most and count:
-            return count
-    return len(events)
-
-
-def cut_at(events: Sequence[Event], most: int) -> Iterator[list[Event]]:
-    """Yield the events in order, in lists of at most `most` bytes."""
-    left = list(events)
-    while left:
-        count = fitting(left, most)
-        yield left[:count]
-        left = left[count:]

@@ -1,4 +1,4 @@
-"""Checks of a caller's values, their encodings for the wire, and events made of them.
+"""Checks of a caller's values, their encodings for the wire, events made of them and their sizes.
 
 Every error is a ValueError that names the episode, what was expected and what came.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED
-from ingest.protocol.messages import Event, LogReturns, Start
+from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
 from storage.experience.episode import LOGP_TOLERANCE, EpisodeError, encode_tags
 
 ID_BYTES = 12
@@ -30,6 +30,10 @@ ids are equal with a probability of 6e-6; then the second start is refused."""
 
 ID_CHARACTERS = 256
 """The maximum length of an id."""
+
+
+EVENT_BYTES = 256
+"""What an event counts as without its observation, action and info."""
 
 
 def is_late(event: Event) -> bool:
@@ -120,6 +124,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"got {type(value).__name__}")
 
 
+def merge_infos(first: Any, second: Any) -> Any:
+    """Merge two encoded infos of one step; later keys win, as in the collector."""
+    merged = msgspec.msgpack.decode(first) | msgspec.msgpack.decode(second)
+    return msgspec.Raw(msgspec.msgpack.encode(merged))
+
+
 def check_id(name: str, value: Any) -> None:
     """Raise ValueError unless `value` can name an episode or a reward."""
     fits = isinstance(value, str) and 1 <= len(value) <= ID_CHARACTERS and _is_unicode(value)
@@ -171,6 +181,20 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def weight(event: Any) -> int:
+    """The bytes that an event counts as."""
+    kind = type(event)
+    if kind is Start:
+        return EVENT_BYTES
+    if kind is LogAction or kind is Decision:
+        total = EVENT_BYTES + len(event.obs) + len(event.action)
+    elif kind is End:
+        return EVENT_BYTES if event.obs is None else EVENT_BYTES + len(event.obs)
+    else:
+        total = EVENT_BYTES
+    return total if event.info is None else total + memoryview(event.info).nbytes
 
 
 def size_of(value: Any) -> int:
@@ -243,4 +267,16 @@ def late_reward(
         step=t,
         reward_id=uuid.uuid4().hex if reward_id is None else reward_id,
         ts=now_or(ts),
+    )
+
+
+def broken_end(event: Any, cause: Cause) -> End:
+    """The `broken` end in place of an event, which ends its episode at its last valid step."""
+    return End(
+        episode_id=event.episode_id,
+        agent_id=event.agent_id,
+        seq=event.seq,
+        ts=event.ts,
+        decided=event.decided,
+        broken=cause,
     )

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.declarations import ClientPolicy
-from ingest.client.event_queue import Outbox, Reward, weight
+from ingest.client.event_queue import Outbox, Reward
 from ingest.client.events import (
     check_id,
     encode_info,
@@ -29,6 +29,7 @@ from ingest.client.events import (
     propensity,
     size_of,
     version,
+    weight,
 )
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook, no_action

@@ -35,8 +35,9 @@ from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.client_stats import ClientStats
 from ingest.client.declarations import CollectorSpec, Declarations, Draft
 from ingest.client.delivery import Sender
-from ingest.client.event_queue import EVENT_BYTES, OnFull, Outbox
+from ingest.client.event_queue import OnFull, Outbox
 from ingest.client.events import (
+    EVENT_BYTES,
     ID_CHARACTERS,
     check_id,
     check_pass_prob,

@@ -36,6 +36,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ingest.client.batches import LONGEST_RUN
 from ingest.client.declarations import ClientPolicy, Draft
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.experience.range_set import RangeSet
@@ -46,7 +47,6 @@ from storage.wording import counted
 log = logging.getLogger("headrace.client")
 
 PIECE_BYTES = 8_000_000
-LONGEST_RUN = 8  # longest episode, in events, that is kept in one batch
 _READ_BYTES = 262_144
 _RESERVE = "reserve"
 _RESERVE_BYTES = 65_536

@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from ingest.client.event_queue import Outbox, weight, whole_runs
+from ingest.client.event_queue import Outbox
+from ingest.client.events import weight
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import End, Event, LogAction, LogReturns, Start
 
@@ -170,32 +171,6 @@ def test_a_short_episode_is_not_torn_between_two_batches() -> None:
         sizes.append(len(taken[0]))
         box.judged(taken[0])
     assert sizes == [6, 6, 6]
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 60))
-def test_whole_runs_cuts_before_a_start_or_where_it_must(lengths: list[int], size: int) -> None:
-    """The cut is at most `size` and never empty. It splits no episode of up to 8 events unless that
-    episode's start is the first event of the batch."""
-    queue: list[Event | None] = []
-    for number, length in enumerate(lengths):
-        queue.append(Start(episode_id=str(number)))
-        queue += [step(str(number), seq) for seq in range(1, length)]
-    cut = whole_runs(queue, min(size, len(queue)))
-    assert 1 <= cut <= size
-    if cut < len(queue):
-        after = queue[cut]
-        assert after is not None
-        begin = next(i for i, e in enumerate(queue) if e and e.episode_id == after.episode_id)
-        torn = begin < cut
-        assert not torn or begin == 0 or lengths[int(after.episode_id)] > 8
-
-
-def test_whole_runs_keeps_the_rewards_of_a_step_with_it() -> None:
-    """A step that is sealed before its reward arrives would never get it."""
-    queue: list[Event | None] = [Start(episode_id="e")]
-    for seq in range(1, 40, 2):
-        queue += [step("e", seq), LogReturns(episode_id="e", seq=seq + 1, reward=1.0)]
-    assert [whole_runs(queue, size) for size in (20, 21, 22, 23)] == [19, 21, 21, 23]
 
 
 def test_a_reward_joins_only_a_step_whose_content_is_not_fixed() -> None:

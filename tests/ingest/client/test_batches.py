@@ -1,4 +1,4 @@
-"""The request size is learned once, not again for every batch."""
+"""The request size is learned once, and a cut of the queue splits no short episode."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ingest.client.batch_size import BATCH_BYTES, LEAST_BYTES, PATIENCE, BatchSize
+from ingest.client.batches import BATCH_BYTES, LEAST_BYTES, PATIENCE, BatchSize, whole_runs
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import Refusal
+from ingest.protocol.messages import Event, LogAction, LogReturns, Start
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.raw_http import HOST, exchange
 from tests.ingest.scripted_collector import Gate, ScriptedCollector
 
 OBS = [0.5, -1.0]
+
+
+def step(name: str, seq: int) -> LogAction:
+    return LogAction(episode_id=name, seq=seq, obs=b"o", action=b"a")
 
 
 def test_a_refusal_halves_and_success_grows() -> None:
@@ -86,3 +93,29 @@ def test_random_pixels_pass_at_the_default_settings(tmp_path: Path) -> None:
         collector.settle(150)
     assert (stats.acknowledged, stats.refused) == (152, {})
     assert stats.batches >= 150 * frames[0].nbytes // BATCH_BYTES
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 60))
+def test_whole_runs_cuts_before_a_start_or_where_it_must(lengths: list[int], size: int) -> None:
+    """The cut is at most `size` and never empty. It splits no episode of up to 8 events unless that
+    episode's start is the first event of the batch."""
+    queue: list[Event | None] = []
+    for number, length in enumerate(lengths):
+        queue.append(Start(episode_id=str(number)))
+        queue += [step(str(number), seq) for seq in range(1, length)]
+    cut = whole_runs(queue, min(size, len(queue)))
+    assert 1 <= cut <= size
+    if cut < len(queue):
+        after = queue[cut]
+        assert after is not None
+        begin = next(i for i, e in enumerate(queue) if e and e.episode_id == after.episode_id)
+        torn = begin < cut
+        assert not torn or begin == 0 or lengths[int(after.episode_id)] > 8
+
+
+def test_whole_runs_keeps_the_rewards_of_a_step_with_it() -> None:
+    """A step that is sealed before its reward arrives would never get it."""
+    queue: list[Event | None] = [Start(episode_id="e")]
+    for seq in range(1, 40, 2):
+        queue += [step("e", seq), LogReturns(episode_id="e", seq=seq + 1, reward=1.0)]
+    assert [whole_runs(queue, size) for size in (20, 21, 22, 23)] == [19, 21, 21, 23]
