@@ -48,8 +48,7 @@ from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.event_queue import Outbox
 from ingest.client.events import is_late
-from ingest.client.spool import Spool
-from ingest.client.spool_writer import RETRY_SECONDS
+from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
 from ingest.client.transport import (
     UNAVAILABLE,
     Delivery,
@@ -179,9 +178,10 @@ class Sender:
     def stats(self) -> ClientStats:
         with self._state:
             counts, refused = dict(self._counts), dict(self._refused)
-        if self.outbox.spool is not None and self.outbox.spool.unreadable:
-            refused["unreadable"] = self.outbox.spool.unreadable
-        spooled, nbytes, unwritten = self.outbox.spooled()
+        spool = self.outbox.spool
+        spooled, nbytes, unwritten = (0, 0, 0) if spool is None else spool.counts
+        if spool is not None and spool.files.unreadable:
+            refused["unreadable"] = spool.files.unreadable
         return ClientStats(
             waiting=self.pending,
             spooled=spooled,
@@ -212,7 +212,8 @@ class Sender:
                 raise ClientError("the client is closed")
             if self._thread is None or not self._thread.is_alive():
                 self.outbox.asked = True
-                self.outbox.taking_up = self.outbox.spool is not None
+                if self.outbox.spool is not None:
+                    self.outbox.spool.taking_up = True
                 thread = threading.Thread(target=self._run, name="headrace-sender", daemon=True)
                 self._is_over = False
                 self.outbox.own_threads.add(threading.get_ident())  # a call in between waits for us
@@ -235,8 +236,8 @@ class Sender:
                 continue
         finally:
             self.running = False
-            if self.outbox.closed:
-                self.outbox.close_spool()
+            if self.outbox.closed and self.outbox.spool is not None:
+                self.outbox.spool.close()
             self.outbox.own_threads.discard(threading.get_ident())
             self._is_over = True
             self.outbox.wake()
@@ -263,7 +264,7 @@ class Sender:
 
     def _turn(self) -> bool:
         """Send a batch, or a request that must precede it; return False at the end."""
-        if self.outbox.taking_up and self.outbox.spool is not None:
+        if self.outbox.spool is not None and self.outbox.spool.taking_up:
             self._take_up(self.outbox.spool)
         taken = self.outbox.take()
         if taken is None:
@@ -282,17 +283,15 @@ class Sender:
     def _put_back(self) -> None:
         self._unsure += self.outbox.return_rest()
 
-    def _take_up(self, spool: Spool) -> None:
+    def _take_up(self, spool: SharedSpool) -> None:
         """Deliver the segments of earlier processes too.
 
         A segment without an instance was never sent; its new instance is written to it first.
         """
-        self.outbox.take_up(spool.find())
-        for segment in list(spool.taken_up):
-            if segment.instance is None:
-                found = self._patiently(self._registration(), wire.Registered, _as_is)
-                self._note(partial(self.outbox.note_instance, found.instance, segment))
-        self.outbox.taking_up = False
+        for segment in spool.take_up():
+            found = self._patiently(self._registration(), wire.Registered, _as_is)
+            self._note(partial(spool.note_instance, found.instance, segment))
+        spool.taking_up = False
         self.outbox.wake()
 
     # --- declarations ------------------------------------------------------------------------
@@ -774,12 +773,13 @@ class Sender:
             raise _summary(refused)
         if episode_id is not None:
             return
-        spool = self.outbox.spool
-        lost = 0 if spool is None else spool.unreadable_own - self._told_unreadable
-        if spool is not None and lost:
+        if self.outbox.spool is None:
+            return
+        files = self.outbox.spool.files
+        if lost := files.unreadable_own - self._told_unreadable:
             self._told_unreadable += lost
             raise ClientError(
-                f"{spool.directory}: {counted(lost, 'event')} cannot be read; the files are kept"
+                f"{files.directory}: {counted(lost, 'event')} cannot be read; the files are kept"
             )
 
     def _take_unreported(self, wanted: Callable[[Refusal], bool]) -> list[Refusal]:
@@ -832,12 +832,13 @@ class Sender:
         except TimeoutError as error:
             if spool is None:
                 raise
-            log.warning("%s: the next process sends the events in %s", error, spool.directory)
+            log.warning("%s: the next process sends the events in %s", error, spool.files.directory)
         finally:
             self.retire()
             self.transport.close()
             self.outbox.wait_until(lambda: self._is_over, 1.0)
-            self.outbox.close_spool()
+            if spool is not None:
+                spool.close()
         return None
 
     def retire(self) -> None:
@@ -858,7 +859,7 @@ class Sender:
             spool = self.outbox.spool
             left = f"{counted(self.pending, 'event was', 'events were')} not delivered"
             if spool is not None:
-                left += f", of which {self.outbox.spooled()[0]} are in {spool.directory}"
+                left += f", of which {spool.counts[0]} are in {spool.files.directory}"
             log.error("at exit: %s (%s)", error, left)
         self._is_late, self.running = True, False
 

@@ -38,8 +38,8 @@ from ingest.client.events import (
     unsampled_names,
     weight,
 )
-from ingest.client.spool import Spool, SpoolSegment
-from ingest.client.spool_writer import RETRY_SECONDS, SpoolWriter
+from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
+from ingest.client.spool import Spool
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
@@ -47,9 +47,6 @@ from storage.wording import counted
 
 OPEN_SHARE = 0.25
 """With `drop`: the share of the queue that is reserved for episodes that are already open."""
-
-CLOSE_SECONDS = 1.0
-"""Seconds that `close_spool` waits for the disk."""
 
 LOOK_SECONDS = 1.0
 """Seconds between checks during a wait, because an inner call may have consumed the wake-up."""
@@ -111,7 +108,7 @@ class Outbox:
         named: bool = False,
         spool: Spool | None = None,
     ) -> None:
-        self.spool = spool
+        self._files = spool
         self.max_events = max_events
         self.max_bytes = max_bytes
         self.batch = batch
@@ -154,22 +151,20 @@ class Outbox:
         self.dropped_episodes = self.dropped_steps = self.dropped_rewards = 0
         self.unsampled_episodes = self.unsampled_rewards = 0
         self.has_cut = False  # an open episode was cut short
-        self._reads = False  # spooled events are being read into the queue
         self.owed = False  # dropped steps are to be reported, if need be without events
         self.pending = 0
         self._bytes = 0
-        self.taking_up = False  # segments of earlier processes are being searched
-        self._writer: SpoolWriter | None = None
-        if self.spool is not None:
-            self.spool.close(forked=True)
-            self._writer = SpoolWriter(
-                self.spool,
+        self.spool: SharedSpool | None = None
+        if self._files is not None:
+            self._files.close(forked=True)
+            self.spool = SharedSpool(
+                self._files,
                 self._changed,
                 self._lock,
                 bounds=(self.max_events, self.max_bytes),
                 max_wait=self.patience,
                 number=self._number_all,
-                is_left=self._stays_on_disk,
+                has_room=self._has_room,
                 enter=self._enter_spooled,
                 full=self.full,
                 own_threads=self.own_threads,
@@ -196,7 +191,7 @@ class Outbox:
                 self._count_dropped([event])
                 return -1
             if self.spool is not None:
-                return self._put_spooled([event], size)[0]
+                return self.spool.put([event], size)[0]
             if self.pending >= self.max_events or self._bytes + size > self.max_bytes:
                 if self.on_full != "drop":
                     self._wait_for_room(1, size)
@@ -239,7 +234,7 @@ class Outbox:
                 self._count_dropped([e for e in events if e.episode_id in self._dropped])
             size = sum(map(weight, kept))
             if self.spool is not None:
-                indices = self._put_spooled(kept, size) if kept else ()
+                indices = self.spool.put(kept, size) if kept else ()
                 if len(kept) == len(events):
                     return indices
                 spooled = dict(zip(map(id, kept), indices, strict=True))
@@ -286,15 +281,6 @@ class Outbox:
             self._filled.notify()
         return first
 
-    def _put_spooled(self, events: Sequence[Event], size: int) -> Sequence[int]:
-        """Have events written to disk, then queued if they fit; return their indices, or -1.
-
-        Raises as `SpoolWriter.put`. With the lock held.
-        """
-        if self._writer is None:
-            raise TypeError("expected a spool")
-        return self._writer.put(events, size)
-
     def _number_all(self, events: Sequence[Event]) -> Callable[[], None]:
         """Number the starts; return a function that undoes it. With the lock held."""
         before = self._next_start
@@ -309,11 +295,6 @@ class Outbox:
 
         return take_back
 
-    def _stays_on_disk(self, count: int, size: int) -> bool:
-        """Whether written events stay only on disk, to be read back. With the lock held."""
-        unread = 0 if self.spool is None else self.spool.own_unread
-        return bool(unread) or not self._has_room(count, size)
-
     def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
         """Queue events that are on disk, unless they stay only there. With the lock held."""
         if not left:
@@ -321,12 +302,6 @@ class Outbox:
             return range(first, first + len(events))
         self._filled.notify()
         return [-1] * len(events)
-
-    def _is_unwritten(self, ids: Collection[Name] | None = None) -> bool:
-        """Whether any events, or any of these episodes, are not on disk. With the lock held."""
-        if self._writer is None or not self._writer.count:
-            return False
-        return ids is None or any(name_of(event) in ids for event in self._writer.unwritten)
 
     def _note_draft(self) -> None:
         self._draft_end = self._taken + len(self._queue)
@@ -358,10 +333,10 @@ class Outbox:
             f"{self._bytes} bytes",
             f"{counted(self.max_events, 'event')} and {self.max_bytes} bytes",
         )
-        if self.spool is not None:
-            taken = 0 if self.spool.own is None else self.spool.own.nbytes
+        if self._files is not None:
+            taken = 0 if self._files.own is None else self._files.own.nbytes
             size = f"{taken} bytes on disk"
-            most = f"{self.spool.max_bytes} bytes on disk, in {self.spool.directory}"
+            most = f"{self._files.max_bytes} bytes on disk, in {self._files.directory}"
         error = BufferFull(
             f"{counted(self.waiting, 'event')} ({size}) waiting for the collector{why}; the "
             f"client holds at most {most}"
@@ -488,7 +463,7 @@ class Outbox:
                     rest.append(reward.event)
                     size += weight(reward.event)
             if self.spool is not None and rest:
-                self._put_spooled(rest, size)
+                self.spool.put(rest, size)
             else:
                 self._extend(rest, size, is_new=bool(rest))
             return folds
@@ -532,12 +507,12 @@ class Outbox:
                 if self.asked:
                     return [], None
                 idle = not self._queue
-                while not self._queue and not (self.spool and self.spool.unread):
+                while not self._queue and not (self.spool and self.spool.files.unread):
                     if self.asked:
                         return [], None
                     if self.owed:
                         return [], self.instance
-                    if self.closed and not self._is_unwritten():
+                    if self.closed and not (self.spool and self.spool.is_unwritten()):
                         return None
                     self._wake_at = 1
                     self._filled.wait(LOOK_SECONDS)
@@ -563,28 +538,22 @@ class Outbox:
 
         Returns False if the disk hangs.
         """
-        if self.spool is None or self._writer is None or not self.spool.unread or self.asked:
+        spool = self.spool
+        if spool is None or not spool.files.unread or self.asked or len(self._queue) >= self.batch:
             return True
-        if len(self._queue) >= self.batch:
-            return True
-        with self._writer.try_disk() as is_held:
-            if not is_held:
-                return False
-            self._reads = True  # events that are read but not queued yet are counted nowhere else
-            try:
-                found = self.spool.read(min(self.batch, self.max_events))
-                with self._lock:
-                    for event, owner in found:
-                        if owner is not None and not is_late(event):
-                            self._strays.setdefault(name_of(event), owner)
-                    events = [event for event, _ in found]
-                    self._requeues += bool(events)
-                    self._writer.count_waiting()
-                    self._extend(events, sum(map(weight, events)))
-            finally:
-                self._reads = False
-                self.wake()
-        return True
+        try:
+            return spool.read(min(self.batch, self.max_events), self._enter_read)
+        finally:
+            self.wake()
+
+    def _enter_read(self, found: Sequence[tuple[Event, str | None]]) -> None:
+        """Queue events that were read from disk, with their instances. With the lock held."""
+        for event, owner in found:
+            if owner is not None and not is_late(event):
+                self._strays.setdefault(name_of(event), owner)
+        events = [event for event, _ in found]
+        self._requeues += bool(events)
+        self._extend(events, sum(map(weight, events)))
 
     def _cut(self) -> list[Event]:
         queue = self._queue
@@ -643,8 +612,8 @@ class Outbox:
                     or self.trouble is not None
                     or (
                         not self.drafted
-                        and not self._has_unread(own=True)
-                        and not self._is_unwritten(ids)
+                        and not (self.spool and self.spool.has_unread(own=True))
+                        and not (self.spool and self.spool.is_unwritten(ids))
                         and not any(name_of(event) in ids for event in self._flight)
                         and self._fits_request(self._places(ids, since))
                     )
@@ -781,8 +750,8 @@ class Outbox:
             self._queue[index - self._taken] = other
             self._bytes += (0 if other is None else weight(other)) - weight(event)
             self.pending -= other is None
-            if self._writer is not None:
-                self._writer.note([event])
+            if self.spool is not None:
+                self.spool.note([event])
             self.has_cut = self.has_cut or other is not None
 
     # --- judged, or back again ---------------------------------------------------------------
@@ -790,8 +759,8 @@ class Outbox:
     def judged(self, events: Collection[Event], pull: int | None = None) -> None:
         """Note that the collector has judged these events of the flight or a pull."""
         with self._lock:
-            if self._writer is not None:
-                self._writer.note(events)
+            if self.spool is not None:
+                self.spool.note(events)
             for event in events:
                 self._bytes -= weight(event)
                 if self._strays and isinstance(event, End):
@@ -865,7 +834,7 @@ class Outbox:
         with self._lock:
             waiting = (*self._flight, *self._queue)
             queued = any(e is not None and name_of(e) == name for e in waiting)
-            return queued or self._is_unwritten({name})
+            return queued or (self.spool is not None and self.spool.is_unwritten({name}))
 
     def _return(self, events: Sequence[Event]) -> None:
         """Put events at the head of the queue; indices of later events do not change."""
@@ -881,7 +850,7 @@ class Outbox:
         numbers of the new instance. Episodes that were started before stay with the old instance: a
         start that may have been applied is never repeated under another one.
         """
-        with contextlib.nullcontext() if self._writer is None else self._writer.disk:
+        with contextlib.nullcontext() if self.spool is None else self.spool.disk:
             with self._lock:
                 was_solid, self._is_solid = self._is_solid, True
                 try:
@@ -891,7 +860,7 @@ class Outbox:
                 queued = [event for event in self._queue if event is not None]
                 mine = [e for e in (*again, *queued) if name_of(e) not in self._strays]
             if self.spool is not None and is_current:
-                self.spool.renew(mine)
+                self.spool.files.renew(mine)
 
     def _renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> bool:
         """`renew` with the lock held; return whether `dead` was the current instance."""
@@ -902,7 +871,7 @@ class Outbox:
             if not self.named:
                 self._next_start = 0  # before the next line: an inner call may add starts
             queued = [event for event in self._queue if event is not None]
-            unwritten = [] if self._writer is None else list(self._writer.unwritten)
+            unwritten = [] if self.spool is None else list(self.spool.unwritten)
             waiting = [event for event in queued if isinstance(event, Start)]
             begins = {name_of(e) for e in (*queued, *unwritten) if isinstance(e, Start)}
             for name in (*open_ids, *map(name_of, (*again, *queued, *unwritten))):
@@ -924,60 +893,18 @@ class Outbox:
     @property
     def waiting(self) -> int:
         """The number of events that are pending, not on disk yet, or only on disk."""
-        if self.spool is None or self._writer is None:
-            return self.pending
-        return self.pending + self.spool.unread + self._writer.count
+        return self.pending if self.spool is None else self.pending + self.spool.outside
 
-    def spooled(self) -> tuple[int, int, int]:
-        """(waiting events on disk, their bytes on disk, events not written yet)."""
-        if self.spool is None or self._writer is None:
-            return 0, 0, 0
+    def note_instance(self, instance: str) -> None:
+        """Use an instance from now on. Raises BufferFull if it cannot be written to disk."""
+        if self.spool is not None:
+            self.spool.note_instance(instance)
         with self._lock:
-            return self._writer.waiting, self.spool.nbytes, self._writer.count
-
-    def note_instance(self, instance: str, segment: SpoolSegment | None = None) -> None:
-        """Use an instance from now on, or only for the segment of an earlier process.
-
-        Raises BufferFull if that cannot be written to disk.
-        """
-        if self.spool is not None and self._writer is not None:
-            with self._writer.try_disk() as is_held:
-                if not is_held:
-                    raise BufferFull(f"{self.spool.directory}: the disk does not answer")
-                try:
-                    (segment or self.spool).note_instance(instance)
-                except OSError as error:
-                    raise BufferFull(f"{self.spool.directory}: {error}") from error
-        if segment is None:
-            with self._lock:
-                self.instance = instance
-
-    def take_up(self, segments: Sequence[SpoolSegment]) -> None:
-        """Deliver the segments of earlier processes too."""
-        if self.spool is not None and self._writer is not None:
-            with self._writer.disk:
-                self.spool.taken_up += segments
-                with self._lock:
-                    self._writer.count_waiting()
-
-    def close_spool(self) -> None:
-        """Release the segments to the next process; if the disk hangs, when this process ends."""
-        if self.spool is None or self._writer is None:
-            return
-        if self._writer.close(CLOSE_SECONDS) and self._writer.disk.acquire(timeout=CLOSE_SECONDS):
-            try:
-                self.spool.close()
-            finally:
-                self._writer.disk.release()
+            self.instance = instance
 
     def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
-        """Whether an instance is that of an earlier process; with `event`, whether it is an event
-        of one. This process's rewards for an earlier one's episode are sent under its instance."""
-        known = None if self.spool is None or event is None else self.spool.is_foreign(event)
-        if known is not None:
-            return known
-        taken_up = () if self.spool is None else self.spool.taken_up
-        return any(one.is_foreign and one.instance == instance for one in taken_up)
+        """As `SharedSpool.is_foreign`."""
+        return self.spool is not None and self.spool.is_foreign(instance, event)
 
     def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event], list[Event]]:
         """Continue episodes that the collector has closed in new ones, from their next action.
@@ -988,23 +915,23 @@ class Outbox:
         """
         starts: list[Event] = []
         theirs: list[Event] = []
-        spool = self.spool
-        if spool is None or self._writer is None:
+        if self.spool is None:
             return starts, theirs, []
-        spooled = [e for e in refused if e.agent_id is None and spool.is_spooled(e)]
+        files = self.spool.files
+        spooled = [e for e in refused if e.agent_id is None and files.is_spooled(e)]
         if not spooled:
             return starts, theirs, []
-        with self._writer.try_disk() as is_held:
+        with self.spool.try_disk() as is_held:
             if not is_held:
                 return starts, theirs, spooled
             for event in spooled:
                 before = event.episode_id
-                segment = spool.segment_of(event)
+                segment = files.segment_of(event)
                 segment.translate(event)
                 if event.episode_id == before:
                     if not isinstance(event, (LogAction, Decision)):
                         continue
-                    started = spool.go_on(event, self._next_start)
+                    started = files.go_on(event, self._next_start)
                     if started is None:
                         continue
                     start, owner = started
@@ -1050,7 +977,7 @@ class Outbox:
                 for index, at in list(self._marks):
                     if since == now or index <= low:
                         since = at
-            unwritten = None if self._writer is None else self._writer.oldest_since
+            unwritten = None if self.spool is None else self.spool.oldest_since
             return now - (since if unwritten is None else min(since, unwritten))
 
     def drained(
@@ -1071,10 +998,10 @@ class Outbox:
                 return False
             target = self._taken + len(self._queue) if before is None else before
             seen = self._requeues
-            has_unread = bool(self.spool and self.spool.own_unread)
+            has_unread = self._files is not None and bool(self._files.own_unread)
 
             def judged() -> bool:
-                if before is None and self._has_unread(own):
+                if before is None and self.spool is not None and self.spool.has_unread(own=own):
                     return False
                 return self._done >= target and all(low >= target for low in self._pulls.values())
 
@@ -1086,7 +1013,7 @@ class Outbox:
                     if has_unread or not own:
                         target = self._taken + len(self._queue)
                     seen = self._requeues
-                    has_unread = self._has_unread(own)
+                    has_unread = self.spool is not None and self.spool.has_unread(own=own)
                 return judged()
 
             self._await_urgent(done, deadline)
@@ -1094,18 +1021,11 @@ class Outbox:
 
     def _written(self, deadline: float, stop: Callable[[], bool]) -> bool:
         """Wait until the events logged so far are on disk; return whether. With the lock held."""
-        newest = None if self._writer is None else self._writer.newest
+        newest = None if self.spool is None else self.spool.newest
         if newest is None:
             return True
         self._await(lambda: newest.is_settled or stop(), _until(deadline))
         return newest.is_settled
-
-    def _has_unread(self, own: bool) -> bool:
-        """Whether events are only on disk; `own`: only those that this process has logged."""
-        if self.spool is None:
-            return False
-        is_left = self.spool.own_unread if own else self.taking_up or self.spool.unread
-        return bool(is_left or self._reads)
 
     @property
     def end(self) -> int:

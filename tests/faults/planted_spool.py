@@ -8,8 +8,8 @@ from typing import Any
 
 from ingest.client import spool
 from ingest.client.event_queue import Outbox
+from ingest.client.shared_spool import Entry, SharedSpool
 from ingest.client.spool import Spool, SpoolSegment
-from ingest.client.spool_writer import Entry, SpoolWriter
 from ingest.protocol.messages import Event
 from tests.faults.mutants import Patch, mutant
 
@@ -71,22 +71,22 @@ def flow_control_waits_for_everybody(patch: Patch) -> None:
 @mutant(spool_disk="held")
 def spool_waits_for_its_disk(patch: Patch) -> None:
     """A call waits for the disk without a limit."""
-    patch.replace(SpoolWriter, "_patience", lambda self: 60.0)
-    original = patch.original(SpoolWriter, "put")
+    patch.replace(SharedSpool, "_patience", lambda self: 60.0)
+    original = patch.original(SharedSpool, "put")
 
-    def put(self: SpoolWriter, *given: Any) -> Any:
+    def put(self: SharedSpool, *given: Any) -> Any:
         self.max_wait = 60.0
         return original(self, *given)
 
-    patch.replace(SpoolWriter, "put", put)
+    patch.replace(SharedSpool, "put", put)
 
 
 @mutant(spool_disk="lost")
 def spool_late_events_forgotten(patch: Patch) -> None:
     """Events whose call did not wait are never written."""
-    write = patch.original(SpoolWriter, "_write")
+    write = patch.original(SharedSpool, "_write")
 
-    def forget(self: SpoolWriter, entries: Sequence[Entry]) -> bool:
+    def forget(self: SharedSpool, entries: Sequence[Entry]) -> bool:
         with self._lock:
             for entry in [entry for entry in entries if entry.is_late]:
                 entry.indices = [-1] * len(entry.events)
@@ -95,7 +95,7 @@ def spool_late_events_forgotten(patch: Patch) -> None:
         written: bool = not rest or write(self, rest)
         return written
 
-    patch.replace(SpoolWriter, "_write", forget)
+    patch.replace(SharedSpool, "_write", forget)
 
 
 @mutant(spool_disk=("not_raised", "lost"))

@@ -47,8 +47,8 @@ def spooling(address: str, directory: Path, **options: Any) -> PolicyClient:
     """A client whose calls wait for 20 s for a slow disk, unless `max_wait` is given. A forked
     child makes its own writer, with the queue's `patience`."""
     client = PolicyClient(address, on_full="spool", spool_dir=directory, **options)
-    assert client._outbox._writer is not None
-    client._outbox.patience = client._outbox._writer.max_wait = options.get("max_wait", 20.0)
+    assert client._outbox.spool is not None
+    client._outbox.patience = client._outbox.spool.max_wait = options.get("max_wait", 20.0)
     return client
 
 
@@ -79,7 +79,8 @@ def dead(client: PolicyClient) -> None:
     client._outbox.wake()
     if client._sender._thread is not None:
         client._sender._thread.join(60)
-    client._outbox.close_spool()
+    assert client._outbox.spool is not None
+    client._outbox.spool.close()
     client._outbox.reset()
 
 
@@ -407,8 +408,8 @@ def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
         options: dict[str, Any] = {"policy_id": "other", "linger": 0.0, "spool_bytes": 8_000}
         client = spooling(running.address, tmp_path / "spool", **options)
         name = client.start_episode(tags={"tenant": "acme"}, training_enabled=False)
-        on_disk = client._outbox.spool
-        assert on_disk is not None
+        assert client._outbox.spool is not None
+        on_disk = client._outbox.spool.files
         for t in range(9):
             if t == 3:
                 client.flush(60)
@@ -457,7 +458,7 @@ def test_remote_actions_follow_what_is_spooled(
     assert gate.reached.wait(60)
     for t in range(9):
         client.log_action(name, SHORT, t % 3)
-    assert client._outbox.spool.own_unread  # type: ignore[union-attr]  # it has a spool
+    assert client._outbox.spool.files.own_unread  # type: ignore[union-attr]  # it has a spool
     gate.opened.set()
     assert client.get_action(name, SHORT) == 10 % 3
     collector.faults.extend([cut_before] * 1000)
@@ -574,8 +575,8 @@ def test_what_cannot_be_read_is_counted_and_the_rest_goes_on(
     `flush` raises, later events are sent, and the next process delivers those of the file once it
     can be read."""
     client = spooling(collector.address, tmp_path, max_pending=4, batch=4)
-    kept = client._outbox.spool
-    assert kept is not None
+    assert client._outbox.spool is not None
+    kept = client._outbox.spool.files
     kept._piece_bytes = 400
     gate = Gate()
     collector.faults.append(gate)
@@ -609,7 +610,7 @@ def test_an_event_of_another_version_is_left_out(
     the other events are delivered."""
     client = spooling(NOBODY, tmp_path)
     client.log_step(SHORT, 1, 1.0)
-    own = client._outbox.spool.own  # type: ignore[union-attr]  # it has one
+    own = client._outbox.spool.files.own  # type: ignore[union-attr]  # it has one
     event = wire.LogReturns(episode_id="e", seq=1, reward=1.0)
     strange = spool._frame(spool._EVENT, msgspec.msgpack.encode({"type": "later", "x": 1}))
     own.append(strange, [event], left=True)  # type: ignore[union-attr]  # as above
@@ -763,7 +764,7 @@ def test_flow_control_waits_for_nothing_of_an_earlier_process(tmp_path: Path) ->
         spool=spool_in(tmp_path),
     )  # fmt: skip
     assert box.spool is not None
-    box.take_up(box.spool.find())
+    box.spool.take_up()
     box.note_instance("instance")
     for n in range(3):
         box.put_all(episode(f"own-{n}", 1))
@@ -777,12 +778,12 @@ def test_flow_control_waits_for_nothing_of_an_earlier_process(tmp_path: Path) ->
         assert taken is not None
         box.judged(taken[0])
         waiter.join(0.01)
-    assert box.spool.unread > 100
+    assert box.spool.files.unread > 100
     assert not any(box.carries(f"own-{n}") for n in range(3))
     assert not box.drained(0.0, lambda: False)
     waiter.join()
     assert found == [True]
-    box.close_spool()
+    box.spool.close()
 
 
 def test_a_flush_waits_for_what_is_being_read(tmp_path: Path) -> None:
@@ -790,7 +791,8 @@ def test_a_flush_waits_for_what_is_being_read(tmp_path: Path) -> None:
     earlier = spooling(NOBODY, tmp_path, max_wait=0.0)
     earlier._outbox.put_all([wire.Start(episode_id="e", start=0)])
     earlier._outbox.put(wire.LogAction(episode_id="e", seq=1, obs=draft(), action=b""), 300)
-    earlier._outbox.close_spool()
+    assert earlier._outbox.spool is not None
+    earlier._outbox.spool.close()
     answers: list[bool] = []
 
     def policy(_: str | None) -> ClientPolicy:
@@ -802,11 +804,11 @@ def test_a_flush_waits_for_what_is_being_read(tmp_path: Path) -> None:
         spool=Spool(tmp_path, 1_000_000, sync=False, address=NOBODY, policy=policy),
     )  # fmt: skip
     assert box.spool is not None
-    box.take_up(box.spool.find())
+    box.spool.take_up()
     assert box._read_spooled()
     assert answers == [False]
     assert box.waiting == 2
-    box.close_spool()
+    box.spool.close()
 
 
 def test_an_unexpected_error_in_a_read_loses_nothing(

@@ -1,4 +1,4 @@
-"""The thread that writes spooled events, so that calls wait for the disk for a bounded time.
+"""A spool as calls and the sending thread share it, with a thread that writes.
 
 A call passes its events on and waits until they are on disk, for at most `max_wait`. If the disk
 takes longer, the call returns and its events are *unwritten*: they are in memory, in order, within
@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ingest.client.spool import Spool, framed
+from ingest.client.spool import Spool, SpoolSegment, framed
+from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Event, Start
 from storage.wording import counted
@@ -29,6 +30,9 @@ from storage.wording import counted
 log = logging.getLogger("headrace.client")
 
 HANG_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
+"""Seconds that `close` waits for the disk, twice at most."""
+
 FEWEST = 1_000
 """The number of events that may be unwritten even if `max_pending` is smaller."""
 
@@ -57,30 +61,30 @@ class Entry:
         return bool(self.indices) or self.error is not None
 
 
-class SpoolWriter:
+class SharedSpool:
     """Writes events, and notes which of them were judged, in the order of the calls.
 
     The queue's functions, called with `lock` held: `number` numbers starts and returns a function
-    that undoes it; `is_left` says whether a number of events and bytes stays only on disk; `enter`
-    queues written events, or leaves them on disk, and returns their indices. `settled` is called
-    when a call's events are written or have failed.
+    that undoes it; `has_room` says whether a number of events and bytes fits into the queue;
+    `enter` queues written events, or leaves them on disk, and returns their indices. `settled` is
+    notified when a call's events are written or have failed.
     """
 
     def __init__(
         self,
-        spool: Spool,
+        files: Spool,
         settled: threading.Condition,
         lock: threading.RLock,
         *,
         bounds: tuple[int, int],
         max_wait: float,
         number: Callable[[Sequence[Event]], Callable[[], None]],
-        is_left: Callable[[int, int], bool],
+        has_room: Callable[[int, int], bool],
         enter: Callable[[Sequence[Event], int, bool], Sequence[int]],
         full: Callable[[], BufferFull],
         own_threads: set[int],
     ) -> None:
-        self.spool = spool
+        self.files = files
         self.disk = threading.Lock()
         self.count = 0  # events that are not on disk yet
         self.max_wait = max_wait
@@ -88,7 +92,7 @@ class SpoolWriter:
         self._bytes = 0
         self._lock, self._settled = lock, settled
         self._work = threading.Condition(lock)
-        self._number, self._is_left, self._enter, self._full = number, is_left, enter, full
+        self._number, self._has_place, self._enter, self._full = number, has_room, enter, full
         self._own_threads = own_threads  # that must not wait
         self._entries: deque[Entry] = deque()
         self._judged: list[Event] = []
@@ -97,6 +101,8 @@ class SpoolWriter:
         self._trouble: BufferFull | None = None  # why late events are still not written
         self._told_hang = False
         self._closed = False
+        self.taking_up = False  # segments of earlier processes are being searched
+        self._is_reading = False  # what is read is counted nowhere until it is queued
         self._thread: threading.Thread | None = None
 
     # --- with the lock held ------------------------------------------------------------------
@@ -117,7 +123,7 @@ class SpoolWriter:
             raise ClientError("the client is closed")
         if not self._has_room(len(events), size):
             raise BufferFull(
-                f"{self.spool.directory}: {counted(self.count, 'event')} ({self._bytes} bytes) "
+                f"{self.files.directory}: {counted(self.count, 'event')} ({self._bytes} bytes) "
                 "waiting for "
                 f"the disk; the client holds at most {self._max_events} and {self._max_bytes} bytes"
             )
@@ -156,7 +162,7 @@ class SpoolWriter:
             return self.max_wait
         if not self._told_hang:
             self._told_hang = True
-            log.warning("%s: the disk does not answer; events wait in memory", self.spool.directory)
+            log.warning("%s: the disk does not answer; events wait in memory", self.files.directory)
         return 0.0
 
     def _ensure_running(self) -> None:
@@ -170,28 +176,34 @@ class SpoolWriter:
 
     def note(self, events: Collection[Event]) -> None:
         """Have it noted on disk that events were judged."""
-        found = list(filter(self.spool.is_spooled, events))
+        found = list(filter(self.files.is_spooled, events))
         if found:
             self._judged += found
             with contextlib.suppress(ClientError):  # then they are sent again, and recognised
                 self._ensure_running()
             self._work.notify()
 
-    @contextlib.contextmanager
-    def try_disk(self) -> Iterator[bool]:
-        """Acquire `disk` for the sending thread; yield False, without it, while a write hangs."""
-        is_held = self.disk.acquire(blocking=False)
-        while not (is_held or self.hangs):
-            is_held = self.disk.acquire(timeout=RETRY_SECONDS)
-        try:
-            yield is_held
-        finally:
-            if is_held:
-                self.disk.release()
+    @property
+    def outside(self) -> int:
+        """The number of events that are not in the queue: not written yet, or only on disk."""
+        return self.files.unread + self.count
 
-    def count_waiting(self) -> None:
-        """Count the events on disk after work on the spool. With `disk` held, too."""
-        self._on_disk = self.spool.waiting
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """(waiting events on disk, their bytes on disk, events not written yet)."""
+        with self._lock:
+            return self.waiting, self.files.nbytes, self.count
+
+    def is_unwritten(self, ids: Collection[Name] | None = None) -> bool:
+        """Whether any events, or any of these episodes, are not on disk yet."""
+        if not self.count:
+            return False
+        return ids is None or any(name_of(event) in ids for event in self.unwritten)
+
+    def has_unread(self, *, own: bool = False) -> bool:
+        """Whether events are only on disk; `own`: only those that this process has logged."""
+        is_left = self.files.own_unread if own else self.taking_up or self.files.unread
+        return bool(is_left or self._is_reading)
 
     @property
     def waiting(self) -> int:
@@ -210,6 +222,72 @@ class SpoolWriter:
     def oldest_since(self) -> float | None:
         return self._entries[0].since if self._entries else None
 
+    # --- for the sending thread --------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def try_disk(self) -> Iterator[bool]:
+        """Acquire `disk` for the sending thread; yield False, without it, while a write hangs."""
+        is_held = self.disk.acquire(blocking=False)
+        while not (is_held or self.hangs):
+            is_held = self.disk.acquire(timeout=RETRY_SECONDS)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self.disk.release()
+
+    def read(self, most: int, enter: Callable[[Sequence[tuple[Event, str | None]]], None]) -> bool:
+        """Have about `most` events that are only on disk queued, from one read.
+
+        `enter` is called with the queue's lock held, with the result of `Spool.read`. Returns False
+        if the disk hangs.
+        """
+        with self.try_disk() as is_held:
+            if is_held:
+                self._is_reading = True
+                try:
+                    found = self.files.read(most)
+                    with self._lock:
+                        self._count_waiting()
+                        enter(found)
+                finally:
+                    self._is_reading = False
+        return is_held
+
+    def note_instance(self, instance: str, segment: SpoolSegment | None = None) -> None:
+        """Use an instance from now on, or only for the segment of an earlier process.
+
+        Raises BufferFull if that cannot be written to disk.
+        """
+        with self.try_disk() as is_held:
+            if not is_held:
+                raise BufferFull(f"{self.files.directory}: the disk does not answer")
+            try:
+                (segment or self.files).note_instance(instance)
+            except OSError as error:
+                raise BufferFull(f"{self.files.directory}: {error}") from error
+
+    def take_up(self) -> list[SpoolSegment]:
+        """Deliver the segments of earlier processes too; return those without an instance."""
+        segments = self.files.find()
+        with self.disk:
+            self.files.taken_up += segments
+            with self._lock:
+                self._count_waiting()
+        return [segment for segment in list(self.files.taken_up) if segment.instance is None]
+
+    def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
+        """Whether an instance is that of an earlier process; with `event`, whether it is an event
+        of one. This process's rewards for an earlier one's episode are sent under its instance."""
+        known = None if event is None else self.files.is_foreign(event)
+        if known is not None:
+            return known
+        return any(one.is_foreign and one.instance == instance for one in self.files.taken_up)
+
+    def _count_waiting(self) -> None:
+        """Count the events on disk after work on it. With both locks held."""
+        self._on_disk = self.files.waiting
+
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -224,12 +302,12 @@ class SpoolWriter:
             count, judged = found
             with self.disk:
                 try:
-                    self.spool.done(judged)
+                    self.files.done(judged)
                 except Exception:  # the events are sent again, and recognised
-                    log.exception("%s: acknowledgements cannot be recorded", self.spool.directory)
+                    log.exception("%s: acknowledgements cannot be recorded", self.files.directory)
                 with self._lock:
                     del self._judged[: len(judged)]
-                    self.count_waiting()
+                    self._count_waiting()
                     entries = list(islice(self._entries, count))
                 if entries and not self._write(entries) and len(entries) > 1:
                     for entry in entries:  # one of them may fit
@@ -254,7 +332,8 @@ class SpoolWriter:
         events = [event for entry in entries for event in entry.events]
         with self._lock:
             take_back = self._number(events)
-            left = self._is_left(len(events), sum(entry.size for entry in entries))
+            size = sum(entry.size for entry in entries)
+            left = bool(self.files.own_unread) or not self._has_place(len(events), size)
         frames = [
             framed(event) if isinstance(event, Start) else frame
             for entry in entries
@@ -262,12 +341,12 @@ class SpoolWriter:
         ]
         error: BufferFull | None = None
         try:
-            written = self.spool.append(events, left=left, frames=frames)
+            written = self.files.append(events, left=left, frames=frames)
         except Exception as cause:  # any error: the thread must continue
-            error, written = BufferFull(f"{self.spool.directory}: {cause}"), False
+            error, written = BufferFull(f"{self.files.directory}: {cause}"), False
             error.__cause__ = cause
         with self._lock:
-            self.count_waiting()
+            self._count_waiting()
             if written:
                 for entry in entries:
                     entry.indices = self._enter(entry.events, entry.size, left)
@@ -301,7 +380,7 @@ class SpoolWriter:
 
     def _recovered(self) -> None:
         if self._told_hang or self._trouble is not None:
-            log.warning("%s: writing events to disk resumed", self.spool.directory)
+            log.warning("%s: writing events to disk resumed", self.files.directory)
         self._told_hang, self._trouble = False, None
 
     def _rest(self) -> None:
@@ -312,15 +391,26 @@ class SpoolWriter:
 
     # --- the end -----------------------------------------------------------------------------
 
-    def close(self, timeout: float) -> bool:
-        """Write the remaining events and stop; return whether that was done in time."""
+    def close(self) -> None:
+        """Write the remaining events, stop, and release the segments to the next process.
+
+        If the disk hangs, they are released when this process ends.
+        """
+        if self._stop() and self.disk.acquire(timeout=CLOSE_SECONDS):
+            try:
+                self.files.close()
+            finally:
+                self.disk.release()
+
+    def _stop(self) -> bool:
+        """Write the remaining events; return whether the thread has ended."""
         with self._lock:
             self._closed = True
             self._work.notify()
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive() or self._entries:
-                lost = counted(self.count, "event was", "events were")
-                log.error("%s: %s not written", self.spool.directory, lost)
-            return not self._thread.is_alive()
-        return True
+        if self._thread is None:
+            return True
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive() or self._entries:
+            lost = counted(self.count, "event was", "events were")
+            log.error("%s: %s not written", self.files.directory, lost)
+        return not self._thread.is_alive()

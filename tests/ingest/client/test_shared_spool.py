@@ -69,7 +69,7 @@ def test_calls_return_while_no_write_does(
 ) -> None:
     """Events logged while the disk hangs wait in memory, are counted, and are delivered in order
     once the disk answers. The log has a line for each change."""
-    monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
+    monkeypatch.setattr("ingest.client.shared_spool.HANG_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING), spooling(collector.address, tmp_path) as client:
         client.connect()
         client.log_step(SHORT, 1, 0.0, episode_id="first")
@@ -163,7 +163,7 @@ def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The queue is sent although a batch has room for more events, which cannot be read back."""
-    monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
+    monkeypatch.setattr("ingest.client.shared_spool.HANG_SECONDS", 0.0)
     with spooling(collector.address, tmp_path, linger=0.0, max_pending=6) as client:
         client.connect()
         client.log_step(SHORT, 1, 1.0, episode_id="first")
@@ -176,7 +176,7 @@ def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
             client.log_step(SHORT, 1, 1.0, episode_id=name)
         hang(client, disk)
         assert client._outbox.spool is not None
-        assert client._outbox.spool.unread == 3
+        assert client._outbox.spool.files.unread == 3
         gate.opened.set()
         until(client, lambda: "memory" in collector.episodes)
         assert "disk" not in collector.episodes
@@ -193,7 +193,7 @@ def test_others_do_not_wait_for_an_episode_that_is_to_go_on_in_a_new_one(
 ) -> None:
     """The new episode must be on disk first: until then its events are put off, whatever their
     number."""
-    monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
+    monkeypatch.setattr("ingest.client.shared_spool.HANG_SECONDS", 0.0)
     with spooling(collector.address, tmp_path, linger=0.0, batch=4) as client:
         client.connect()
         client.start_episode("closed")
@@ -225,7 +225,7 @@ def test_memory_is_bounded_while_the_disk_hangs(
     tmp_path: Path, disk: HangingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond `max_pending` events calls raise; every event whose call did not raise is written."""
-    monkeypatch.setattr("ingest.client.spool_writer.FEWEST", 1)
+    monkeypatch.setattr("ingest.client.shared_spool.FEWEST", 1)
     client = spooling(NOBODY, tmp_path, max_pending=30, max_wait=0.0, timeout=0.01)
     disk.answers.clear()
     for _ in range(10):
@@ -256,7 +256,7 @@ def test_late_events_outlast_a_full_disk(
     assert client.stats.unwritten == 2
     disk.error = errno.ENOSPC
     disk.answers.set()
-    while client._outbox._writer._trouble is None:  # type: ignore[union-attr]  # it has a spool
+    while client._outbox.spool._trouble is None:  # type: ignore[union-attr]  # it has a spool
         client._outbox.wait_until(lambda: False, 0.01)
     with pytest.raises(BufferFull, match="No space left"):
         client.log_returns(name, 2.0)
@@ -274,13 +274,13 @@ def test_a_file_that_cannot_be_removed_stops_nothing(
     """Nor does any other error while events are marked as delivered."""
     with spooling(collector.address, tmp_path) as client:
         assert client._outbox.spool is not None
-        client._outbox.spool._piece_bytes = 1
+        client._outbox.spool.files._piece_bytes = 1
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", lambda *given, **options: os.open("/dev/full/none", 0))
             for n in range(10):
                 client.log_step(SHORT, 1, float(n))
                 client.flush(60)
-            patch.setattr(type(client._outbox.spool), "done", lambda *given: [][0])
+            patch.setattr(type(client._outbox.spool.files), "done", lambda *given: [][0])
             client.log_step(SHORT, 1, 10.0)
             client.flush(60)
             client.log_step(SHORT, 1, 11.0)
