@@ -11,9 +11,9 @@ from typing import Any
 
 from ingest.client.declarations import ClientPolicy, Declarations
 from ingest.client.delivery import Sender
-from ingest.client.event_queue import Outbox
 from ingest.client.events import too_large
 from ingest.client.open_episodes import EpisodeBook
+from ingest.client.outbox import Outbox
 from ingest.protocol.agent_names import name_in
 from ingest.protocol.errors import Refusal
 

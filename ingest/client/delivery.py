@@ -46,8 +46,8 @@ import msgspec
 from ingest.client.batches import cut_at
 from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
-from ingest.client.event_queue import Outbox
 from ingest.client.events import is_late
+from ingest.client.outbox import Outbox
 from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
 from ingest.client.transport import (
     UNAVAILABLE,
@@ -182,17 +182,18 @@ class Sender:
         spooled, nbytes, unwritten = (0, 0, 0) if spool is None else spool.counts
         if spool is not None and spool.files.unreadable:
             refused["unreadable"] = spool.files.unreadable
+        dropped = self.outbox.dropped
         return ClientStats(
             waiting=self.pending,
             spooled=spooled,
             spooled_bytes=nbytes,
             unwritten=unwritten,
             refused=refused,
-            dropped_episodes=self.outbox.dropped_episodes,
-            dropped_steps=self.outbox.dropped_steps,
-            dropped_rewards=self.outbox.dropped_rewards,
-            unsampled_episodes=self.outbox.unsampled_episodes,
-            unsampled_rewards=self.outbox.unsampled_rewards,
+            dropped_episodes=dropped.episodes,
+            dropped_steps=dropped.steps,
+            dropped_rewards=dropped.rewards,
+            unsampled_episodes=dropped.unsampled_episodes,
+            unsampled_rewards=dropped.unsampled_rewards,
             oldest_waiting=self.outbox.oldest(),
             weights_refused=self.weights_refused(),
             **counts,
@@ -415,7 +416,7 @@ class Sender:
 
     def _send(self, chunk: list[Event], tried: bool, instance: str, todo: Parts) -> None:
         """Send a part of a batch; if it must be divided, add its smaller parts to `todo`."""
-        dropped = self.outbox.dropped
+        dropped = self.outbox.dropped.total
         packed, body = self._pack(chunk, instance, dropped)
         if chunk and not packed:
             return
@@ -486,7 +487,9 @@ class Sender:
 
     def _owes_drops(self) -> bool:
         """Whether dropped steps are to be reported to a collector that counts them."""
-        return self.outbox.dropped > self._told and "batch.dropped" in self.declarations.fields
+        return (
+            self.outbox.dropped.total > self._told and "batch.dropped" in self.declarations.fields
+        )
 
     def _tell_drops(self, instance: str) -> None:
         """Report dropped steps in a request without events."""
@@ -499,7 +502,7 @@ class Sender:
 
     def _await_told(self, deadline: float) -> None:
         """Wait until the steps dropped so far are reported."""
-        dropped = self.outbox.dropped
+        dropped = self.outbox.dropped.total
         if self._owes_drops() and not self.outbox.closed:
             self.ensure_running()
             self.outbox.owe()
@@ -508,7 +511,7 @@ class Sender:
 
     def _log_drops(self) -> None:
         """Log the totals of dropped steps once, when the queue is no longer full."""
-        dropped, steps = self.outbox.dropped_episodes, self.outbox.dropped_steps
+        dropped, steps = self.outbox.dropped.total
         if dropped > self._logged_drops and not self.outbox.pending:
             self._logged_drops = dropped
             told = counted(dropped, "episode"), counted(steps, "step")

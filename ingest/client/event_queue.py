@@ -1,1068 +1,283 @@
-"""The queue between logging calls and the thread that sends: events in, batches out.
+"""A client's pending events in order: which of them wait, were sent, or are judged.
 
-An event is *pending* from `put` until the collector has judged it. It waits in the queue, is in the
-batch in flight, or is *pulled*: sent with a `get_action` of its own episode. Queued events have
-consecutive indices; an event whose index is below `taken` has left the queue, so its content is
-fixed.
+An event is *pending* from when it is added until the collector has judged it. It waits in the
+queue, is in the batch in flight, or is *pulled*: sent with a `get_action` of its own episode.
+Queued events have consecutive indices; an event whose index is below `fixed` has been sent, so its
+content is fixed.
 
-Start numbers are assigned here, under the lock, because they belong to the current instance.
-
-A signal handler, or a finalizer that the garbage collector runs in any thread, may call the client
-in the middle of another call. So the lock is reentrant, and another complete call may run inside
-every section that holds it: state that must agree is changed by statements without a call between
-them, and an index is read before its event is added, so it may be too low but never too high. Where
-this is impossible (`_is_solid`), and in the client's own threads, which would wait for themselves,
-such an inner call does not wait.
+Start numbers are assigned here, because they belong to the current instance. An episode that was
+started under another instance is a *stray*.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ingest.client.batches import BATCH_BYTES, BatchSize, fitting, whole_runs
-from ingest.client.declarations import Draft
-from ingest.client.events import (
-    EVENT_BYTES,
-    broken_end,
-    is_late,
-    merge_infos,
-    too_large,
-    unsampled_names,
-    weight,
-)
-from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
-from ingest.client.spool import Spool
-from ingest.protocol.agent_names import Name, label_of, name_of
-from ingest.protocol.errors import BufferFull, ClientError
-from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
-from storage.wording import counted
-
-OPEN_SHARE = 0.25
-"""With `drop`: the share of the queue that is reserved for episodes that are already open."""
-
-LOOK_SECONDS = 1.0
-"""Seconds between checks during a wait, because an inner call may have consumed the wake-up."""
-
-_DRAFTS_AT_ONCE = 64  # encoded before the lock is released, so that callers get their turn
-
-OnFull = Literal["raise", "drop", "block", "spool"]
+from ingest.client.events import weight
+from ingest.protocol.agent_names import Name, name_of
+from ingest.protocol.errors import ClientError
+from ingest.protocol.messages import End, Event, Start
 
 
-@dataclass(frozen=True)
-class Reward:
-    """A reward for the step that was queued at `index`, and the event to queue otherwise."""
+class EventQueue:
+    """The state of an Outbox, which calls every method with its lock held.
 
-    index: int
-    step: LogAction | Decision | None
-    amount: float
-    info: Any
-    event: LogReturns
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """Events of some episodes, all of one instance, in order, taken ahead of the queue.
-
-    `ticket` is for `judged` or `return_pulled`, which must follow.
+    Nothing here waits. Another call may run inside each of these calls (see
+    `ingest.client.outbox`), so an index is read before its event is added: it may be too low but
+    never too high. `named`: the caller gives the start numbers, for an instance that can be
+    resumed.
     """
 
-    events: list[Event]
-    instance: str
-    ids: Collection[Name]
-    ticket: int
-
-
-class Outbox:
-    """A bounded queue of events. Every method may be called from any thread.
-
-    `max_events` and `max_bytes` bound pending events; `batch` (events) and `size` (bytes) bound a
-    batch, `request_bytes` any request. `on_full` is the behaviour of a full queue: "raise" and
-    "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop" drops starting
-    episodes and cuts open ones short, without waiting; "spool" writes every event to disk, in
-    `spool`, within `max_wait`, and keeps events that do not fit only there. `linger`: seconds that
-    a batch waits for more events when nothing is in flight. `named`: the caller gives the start
-    numbers, for an instance that can be resumed.
-
-    `asked` makes the sending thread ask for the collector's declarations before it sends more;
-    `drafted` says that drafts in the queue wait for them.
-    """
-
-    def __init__(
-        self,
-        *,
-        max_events: int,
-        max_bytes: int,
-        batch: int,
-        on_full: OnFull,
-        timeout: float,
-        linger: float,
-        max_wait: float = 0.01,
-        named: bool = False,
-        spool: Spool | None = None,
-    ) -> None:
-        self._files = spool
-        self.max_events = max_events
-        self.max_bytes = max_bytes
-        self.batch = batch
-        self.request_bytes = max_bytes
-        self.size = BatchSize(min(max_bytes, BATCH_BYTES))
-        self.on_full = on_full
-        self.patience = timeout if on_full == "block" else max_wait
-        self.linger = linger
+    def __init__(self, *, named: bool) -> None:
         self.named = named
         self.closed = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Empty the queue and renew the locks, also in a forked child."""
-        self._lock = threading.RLock()
-        self._is_solid = False  # a section is running during which no inner call may wait
-        self.own_threads: set[int] = set()  # that must not wait
-        self._filled = threading.Condition(self._lock)
-        self._changed = threading.Condition(self._lock)
-        self._queue: list[Event | None] = []  # None: pulled
-        self._taken = 0  # the index of _queue[0]
-        self._fixed = 0  # events below this index have been sent: their content is fixed
+        self.instance: str | None = None
+        self.events: list[Event | None] = []  # None: pulled
+        self.flight: list[Event] = []  # the events in flight that are not judged yet
+        self.pending = 0
+        self.nbytes = 0  # of the pending events, by `weight`
+        self.requeues = 0  # how often events came to the end of the queue again
+        self.fixed = 0  # events below this index have been sent: their content is fixed
+        self.strays: dict[Name, str] = {}  # episode -> its instance, if that is another one
+        self._taken = 0  # the index of events[0]
         self._done = 0  # events below this index have been judged or wait to be sent again
-        self._flight: list[Event] = []  # the events in flight that are not judged yet
-        self._wake_at = sys.maxsize
-        self._urgent = 0
-        self._lingering = False  # a batch waits for more events
-        self._hurried = False  # it must not wait any longer
         self._pulls: dict[int, int] = {}  # ticket -> the first index it took
         self._next_pull = 0
-        self._requeues = 0
-        self._next_start = 0
-        self._strays: dict[Name, str] = {}
-        self.asked = False
-        self.drafted = False
-        self._draft_end = 0  # the index after the last draft
+        self.next_start = 0
         self._marks: deque[tuple[int, float]] = deque()  # from an index on: queued since
-        self._dropped: set[str] = set()  # episodes whose events are dropped, until their end
-        self._unsampled: set[str] = set()  # those of them that are not sampled
-        self.dropped_episodes = self.dropped_steps = self.dropped_rewards = 0
-        self.unsampled_episodes = self.unsampled_rewards = 0
-        self.has_cut = False  # an open episode was cut short
-        self.owed = False  # dropped steps are to be reported, if need be without events
-        self.pending = 0
-        self._bytes = 0
-        self.spool: SharedSpool | None = None
-        if self._files is not None:
-            self._files.close(forked=True)
-            self.spool = SharedSpool(
-                self._files,
-                self._changed,
-                self._lock,
-                bounds=(self.max_events, self.max_bytes),
-                max_wait=self.patience,
-                number=self._number_all,
-                has_room=self._has_room,
-                enter=self._enter_spooled,
-                full=self.full,
-                own_threads=self.own_threads,
-            )
-        self.instance: str | None = None
-        self.trouble: Exception | None = None  # why the collector accepts nothing
 
-    def bound(self, max_events: int, max_body: int | None) -> None:
-        """Set the collector's limits of a request."""
-        self.batch = min(self.batch, max_events)
-        if max_body is not None:
-            self.request_bytes = min(self.max_bytes, max_body * 9 // 10)
-            self.size.bound(self.request_bytes)
+    @property
+    def first(self) -> int:
+        """The index of the first queued event."""
+        return self._taken
+
+    @property
+    def end(self) -> int:
+        """The index of the next event."""
+        return self._taken + len(self.events)
+
+    def part(self, index: int, count: int) -> list[Event | None]:
+        """At most `count` queued events from this index on."""
+        at = index - self._taken
+        return self.events[at : at + count]
 
     # --- in ----------------------------------------------------------------------------------
 
-    def put(self, event: Event, size: int, *, draft: bool = False) -> int:
-        """Queue one event of `weight` size; return its index, -1 if it was dropped.
+    def add(self, event: Event, size: int) -> int:
+        """Add a new event of `weight` size; return its index. Raises ClientError after `close`."""
+        events = self.events
+        index = self._taken + len(events)
+        if self.closed:
+            raise ClientError("the client is closed")
+        self.pending += 1
+        self.nbytes += size
+        events.append(event)
+        if len(events) == 1:
+            self._marks.append((self._taken, time.monotonic()))
+        return index
 
-        `draft`: it has values that are drafts. Raises BufferFull if it could not be queued.
-        """
-        with self._lock:
-            if self._dropped and event.episode_id in self._dropped:
-                self._count_dropped([event])
-                return -1
-            if self.spool is not None:
-                return self.spool.put([event], size)[0]
-            if self.pending >= self.max_events or self._bytes + size > self.max_bytes:
-                if self.on_full != "drop":
-                    self._wait_for_room(1, size)
-                elif self._lacks_room([event], size):
-                    self._drop([event])
-                    return -1
-            queue = self._queue
-            index = self._taken + len(queue)
-            if self.closed:
-                raise ClientError("the client is closed")
-            self.pending += 1
-            self._bytes += size
-            queue.append(event)
-            count = len(queue)
-            if draft:
-                self._note_draft()
-            if count == 1:
-                self._marks.append((self._taken, time.monotonic()))
-            if count >= self._wake_at:
-                self._wake_at = sys.maxsize
-                self._filled.notify()
-            return index
-
-    def hurry(self) -> None:
-        """Send a batch without waiting for more events, because an episode has ended."""
-        self._hurried = True
-        if self._lingering:
-            with self._lock:
-                self._filled.notify()
-
-    def put_all(self, events: Sequence[Event]) -> Sequence[int]:
-        """Queue events together; return their indices, -1 for those that were dropped.
-
-        Each Start without a number gets one here. Raises BufferFull, with none queued.
-        """
-        with self._lock:
-            kept = events
-            if self._dropped:
-                kept = [event for event in events if event.episode_id not in self._dropped]
-                self._count_dropped([e for e in events if e.episode_id in self._dropped])
-            size = sum(map(weight, kept))
-            if self.spool is not None:
-                indices = self.spool.put(kept, size) if kept else ()
-                if len(kept) == len(events):
-                    return indices
-                spooled = dict(zip(map(id, kept), indices, strict=True))
-                return [spooled.get(id(event), -1) for event in events]
-            if self.on_full == "drop":
-                if self._lacks_room(kept, size):
-                    self._drop(kept)
-                    kept = []
-            elif self.pending + len(kept) > self.max_events or self._bytes + size > self.max_bytes:
-                self._wait_for_room(len(kept), size)
-            first = self._extend(kept, size, is_new=True)
-            if len(kept) == len(events):
-                return range(first, first + len(kept))
-            places = {id(event): place for place, event in enumerate(kept, first)}
-            return [places.get(id(event), -1) for event in events]
-
-    def _extend(self, events: Sequence[Event], size: int, *, is_new: bool = False) -> int:
-        """Add events, with the lock held; return the index of the first.
+    def extend(self, events: Sequence[Event], size: int, *, is_new: bool = False) -> int:
+        """Add events and number their starts; return the index of the first.
 
         Raises ClientError for new ones after `close`.
         """
-        if not self._queue and events:
+        if not self.events and events:
             self._marks.append((self._taken, time.monotonic()))
-        first, count = self._taken + len(self._queue), len(events)
-        fresh = [event for event in events if isinstance(event, Start) and event.start is None]
+        first, count = self._taken + len(self.events), len(events)
+        fresh = _unnumbered(events)
         while True:
             owner = self.instance
             for start in fresh:
-                start.start = None
                 self._number(start)
             if owner == self.instance:  # and not renewed by an inner call
                 break
         if is_new and self.closed:
             raise ClientError("the client is closed")
         self.pending += count
-        self._bytes += size
-        self._queue.extend(events)
-        for event in events:
-            if _drafts_of(event):
-                self._note_draft()
-                break
-        if len(self._queue) >= self._wake_at:
-            self._wake_at = sys.maxsize
-            self._filled.notify()
+        self.nbytes += size
+        self.events.extend(events)
         return first
 
-    def _number_all(self, events: Sequence[Event]) -> Callable[[], None]:
-        """Number the starts; return a function that undoes it. With the lock held."""
-        before = self._next_start
-        fresh = [event for event in events if isinstance(event, Start) and event.start is None]
-        for event in fresh:
-            self._number(event)
-
-        def take_back() -> None:
-            self._next_start = before
-            for event in fresh:
-                event.start = None
-
-        return take_back
-
-    def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
-        """Queue events that are on disk, unless they stay only there. With the lock held."""
-        if not left:
-            first = self._extend(events, size)
-            return range(first, first + len(events))
-        self._filled.notify()
-        return [-1] * len(events)
-
-    def _note_draft(self) -> None:
-        self._draft_end = self._taken + len(self._queue)
-        self.drafted = self.asked = True
-
-    def ask(self) -> None:
-        """Have the sending thread ask for the collector's declarations."""
-        with self._lock:
-            self.asked = True
-            self._filled.notify()
-
-    def _number(self, event: Event) -> None:
-        if isinstance(event, Start) and event.start is None:
-            number = self._next_start
-            self._next_start = number + 1
-            event.start = number
-
-    def _wait_for_room(self, count: int, size: int) -> None:
-        """With the lock held."""
-        if self._has_room(count, size):
-            return
-        if not self._await(lambda: self._has_room(count, size), self.patience):
-            raise self.full()
-
-    def full(self) -> BufferFull:
-        """The error of a full queue."""
-        why = f", which refuses them: {self.trouble}" if self.trouble else ""
-        size, most = (
-            f"{self._bytes} bytes",
-            f"{counted(self.max_events, 'event')} and {self.max_bytes} bytes",
-        )
-        if self._files is not None:
-            taken = 0 if self._files.own is None else self._files.own.nbytes
-            size = f"{taken} bytes on disk"
-            most = f"{self._files.max_bytes} bytes on disk, in {self._files.directory}"
-        error = BufferFull(
-            f"{counted(self.waiting, 'event')} ({size}) waiting for the collector{why}; the "
-            f"client holds at most {most}"
-        )
-        error.__cause__ = self.trouble
-        return error
-
-    def _has_room(self, count: int, size: int, share: float = 1.0) -> bool:
-        """An event that alone is over `max_bytes` may pass an empty queue."""
-        fits = (
-            self.pending + count <= self.max_events * share
-            and self._bytes + size <= self.max_bytes * share
-        )
-        return fits or self.pending == 0 or self.closed
-
-    # --- dropped -----------------------------------------------------------------------------
-
-    def _lacks_room(self, events: Sequence[Event], size: int) -> bool:
-        """Whether events must be dropped: starts before the queue is full, and ends never."""
-        if all(isinstance(event, End) for event in events):
-            return False
-        share = 1.0 - OPEN_SHARE if _starts(events) else 1.0
-        return not self._has_room(len(events), size, share)
-
-    def _drop(self, events: Sequence[Event]) -> None:
-        """Drop events that do not fit, and all later events of their episodes.
-
-        An open episode gets a `broken` end in place of its first dropped event, with that event's
-        number. With the lock held.
-        """
-        begun = {name_of(event) for event in events if isinstance(event, Start)}
-        for event in events:
-            if event.episode_id in self._dropped or is_late(event):
-                continue
-            self._dropped.add(event.episode_id)
-            self.dropped_episodes += 1
-        cut: dict[str, End] = {}
-        for event in events:
-            if not is_late(event) and name_of(event) not in begun:
-                cut.setdefault(event.episode_id, broken_end(event, "client_dropped"))
-        self._count_dropped(events)
-        self.has_cut = self.has_cut or bool(cut)
-        self._extend(list(cut.values()), EVENT_BYTES * len(cut))
-
-    def _count_dropped(self, events: Sequence[Event]) -> None:
-        """Count dropped events; forget an episode of one agent after its end."""
-        for event in events:
-            if event.episode_id in self._unsampled:
-                self.unsampled_rewards += is_late(event)
-            else:
-                self.dropped_steps += isinstance(event, (LogAction, Decision))
-                self.dropped_rewards += is_late(event)
-            if isinstance(event, End) and event.agent_id is None:
-                self._forget_dropped(event.episode_id)
-
-    def _forget_dropped(self, episode_id: str) -> None:
-        for name in (episode_id, *unsampled_names(episode_id)):
-            self._dropped.discard(name)
-            self._unsampled.discard(name)
-
-    def over(self, episode_id: str) -> None:
-        """Note that an episode has ended: no more events follow, so its batch need not wait."""
-        if self._dropped:
-            with self._lock:
-                self._forget_dropped(episode_id)
-        self.hurry()
-
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Note that an episode is not sampled: events under these ids are not sent."""
-        with self._lock:
-            self.unsampled_episodes += 1
-            self._dropped.update(names)
-            self._unsampled.update(names)
-
-    def count_unsampled_reward(self) -> None:
-        with self._lock:
-            self.unsampled_rewards += 1
-
-    @property
-    def dropped(self) -> tuple[int, int]:
-        """Episodes and steps."""
-        return self.dropped_episodes, self.dropped_steps
-
-    def owe(self) -> None:
-        """Have the sending thread report the dropped steps."""
-        with self._lock:
-            self.owed = True
-            self._filled.notify()
-
-    def is_unsampled(self, episode_id: str) -> bool:
-        return episode_id in self._unsampled
-
-    def is_dropped(self, name: Name) -> bool:
-        """Whether the events of an episode are dropped."""
-        return (name if isinstance(name, str) else name[0]) in self._dropped
-
-    def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
-        """Add a reward to the queued step at `index`; False if the step has left the queue."""
-        with self._lock:
-            return self._folds(index, step, reward, info) and self._fold(index, step, reward, info)
-
-    def put_rewards(self, rewards: Sequence[Reward]) -> list[bool]:
-        """Add each reward to its queued step, or queue its event; return which were added.
-
-        All or none: raises BufferFull, and ValueError for a sum that is not finite.
-        """
-        with self._lock:
-            while True:
-                folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
-                rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
-                size = sum(map(weight, rest))
-                is_dropped = bool(rest) and rest[0].episode_id in self._dropped
-                if is_dropped or (self.on_full == "drop" and self._lacks_room(rest, size)):
-                    (self._count_dropped if is_dropped else self._drop)(rest)
-                    rest, size = [], 0
-                if not rest or self.spool is not None or self._has_room(len(rest), size):
-                    break
-                self._wait_for_room(len(rest), size)  # steps may leave meanwhile
-            for place, reward in enumerate(rewards):
-                if not folds[place]:
-                    continue
-                folds[place] = self._fold(reward.index, reward.step, reward.amount, reward.info)
-                if not folds[place]:
-                    rest.append(reward.event)
-                    size += weight(reward.event)
-            if self.spool is not None and rest:
-                self.spool.put(rest, size)
-            else:
-                self._extend(rest, size, is_new=bool(rest))
-            return folds
-
-    def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
-        """Whether a reward can be added to the step at `index`. Raises ValueError if infinite."""
-        if step is None or index < self._fixed or self.spool is not None:
-            return False  # events on disk are not changed
-        if info is not None and weight(step) + memoryview(info).nbytes > self.request_bytes:
-            return False
-        total = reward if step.reward is None else step.reward + reward
-        if not math.isfinite(total):
-            raise ValueError(f"expected rewards with a finite sum, got {total}")
-        return True
-
-    def _fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
-        """Add a reward to a queued step; return False if an inner call has sent the step."""
-        merged, more = step.info, 0
-        if info is not None:
-            merged = info if step.info is None else merge_infos(step.info, info)
-            more = memoryview(merged).nbytes
-            more -= 0 if step.info is None else memoryview(step.info).nbytes
-        if index < self._fixed:
-            return False
-        step.reward = reward if step.reward is None else step.reward + reward
-        step.info = merged
-        self._bytes += more
-        return True
+    def replace(self, index: int, event: Event, other: End | None) -> None:
+        """Put another event, or none, in the place of one."""
+        self.events[index - self._taken] = other
+        self.nbytes += (0 if other is None else weight(other)) - weight(event)
+        self.pending -= other is None
 
     # --- out ---------------------------------------------------------------------------------
 
-    def take(self) -> tuple[list[Event], str | None] | None:
-        """Wait for the next batch; return it and its instance, or None when closed and empty.
-
-        Without events and instance: the collector must be asked for something first. Without
-        events: dropped steps are to be reported.
-        """
-        while True:
-            has_disk = self._read_spooled()
-            with self._lock:
-                if self.asked:
-                    return [], None
-                idle = not self._queue
-                while not self._queue and not (self.spool and self.spool.files.unread):
-                    if self.asked:
-                        return [], None
-                    if self.owed:
-                        return [], self.instance
-                    if self.closed and not (self.spool and self.spool.is_unwritten()):
-                        return None
-                    self._wake_at = 1
-                    self._filled.wait(LOOK_SECONDS)
-                if not self._queue:
-                    if not has_disk:
-                        self._filled.wait(RETRY_SECONDS)
-                    continue
-                at_once = self._urgent or self._hurried or self.closed
-                if idle and not at_once and len(self._queue) < self.batch:
-                    self._wake_at = self.batch
-                    self._lingering = True
-                    self._filled.wait(self.linger)
-                    self._lingering = False
-                self._wake_at = sys.maxsize
-                if self.asked or self.instance is None:
-                    return [], None
-                flight = self._cut()
-                if flight:
-                    return flight, self.owner(name_of(flight[0]))
-
-    def _read_spooled(self) -> bool:
-        """Queue events that are only on disk, from one read, if a batch has room for them.
-
-        Returns False if the disk hangs.
-        """
-        spool = self.spool
-        if spool is None or not spool.files.unread or self.asked or len(self._queue) >= self.batch:
-            return True
-        try:
-            return spool.read(min(self.batch, self.max_events), self._enter_read)
-        finally:
-            self.wake()
-
-    def _enter_read(self, found: Sequence[tuple[Event, str | None]]) -> None:
-        """Queue events that were read from disk, with their instances. With the lock held."""
-        for event, owner in found:
-            if owner is not None and not is_late(event):
-                self._strays.setdefault(name_of(event), owner)
-        events = [event for event, _ in found]
-        self._requeues += bool(events)
-        self._extend(events, sum(map(weight, events)))
-
-    def _cut(self) -> list[Event]:
-        queue = self._queue
-        self._hurried = False
-        size = whole_runs(queue, self._fitting(queue[: self.batch]))
-        flight = [event for event in queue[:size] if event is not None]
-        del queue[:size]
+    def cut(self, count: int) -> list[Event]:
+        """Take the events in the first `count` places as the next flight."""
+        flight = [event for event in self.events[:count] if event is not None]
+        del self.events[:count]
         self._done = self._taken
-        self._taken += size
-        self._fixed = max(self._fixed, self._taken)
-        self._marks.append((self._taken + len(queue), time.monotonic()))
+        self._taken += count
+        self.fixed = max(self.fixed, self._taken)
+        self._marks.append((self._taken + len(self.events), time.monotonic()))
         while len(self._marks) > 1 and self._marks[1][0] <= self._done:
             self._marks.popleft()
-        self._flight = list(flight)
-        self._land(())
+        self.flight = list(flight)
+        self.land(())
         return flight
 
-    def _fitting(self, events: Sequence[Event | None]) -> int:
-        """The number of events that fit in one batch, by bytes and with one instance."""
-        count = len(events)
-        most = self.size.nbytes
-        if self._bytes > most:
-            count = fitting(events, most)
-        if self._strays:
-            owners = [e and self._strays.get(name_of(e), "") for e in events[:count]]
-            first = next((owner for owner in owners if owner is not None), None)
-            count = next(
-                (i for i, owner in enumerate(owners) if owner is not None and owner != first), count
-            )
-        return count
-
-    def _land(self, events: Collection[Event]) -> None:
+    def land(self, events: Collection[Event]) -> None:
         """Remove events from the flight; when it is empty, the next batch can be sent."""
-        if len(events) == len(self._flight):
-            self._flight = []
+        if len(events) == len(self.flight):
+            self.flight = []
         elif events:
             landed = set(map(id, events))
-            self._flight = [event for event in self._flight if id(event) not in landed]
-        if not self._flight:
+            self.flight = [event for event in self.flight if id(event) not in landed]
+        if not self.flight:
             self._done = self._taken
-        self._changed.notify_all()
 
-    def pull(self, ids: Collection[Name], since: int, deadline: float) -> Pulled | None:
-        """Take the queued events of some episodes ahead of the queue, for their `get_action`.
-
-        Waits until `deadline` (time.monotonic) while events of these episodes are in flight, or
-        more are queued than fit in a request. `since` is a lower bound of their indices. Episodes
-        of another instance than the first one's need another request. Returns None if an instance
-        must be registered first. Raises TimeoutError.
-        """
-        with self._lock:
-
-            def ready() -> bool:
-                return (
-                    self.closed
-                    or self.trouble is not None
-                    or (
-                        not self.drafted
-                        and not (self.spool and self.spool.has_unread(own=True))
-                        and not (self.spool and self.spool.is_unwritten(ids))
-                        and not any(name_of(event) in ids for event in self._flight)
-                        and self._fits_request(self._places(ids, since))
-                    )
-                )
-
-            was_solid, self._is_solid = self._is_solid, True
-            try:
-                in_time = ready()
-                if not in_time:  # the thread is not woken, and does not compete, for nothing
-                    self._is_solid = was_solid
-                    in_time = self._await_urgent(ready, deadline)
-                    self._is_solid = True
-                    in_time = in_time and ready()
-                if self.trouble is not None:
-                    raise self.trouble
-                if not in_time:
-                    waiting = counted(self.pending, "event waits", "events wait")
-                    raise TimeoutError(f"{waiting} for the collector")
-                return self._pull(ids, since)
-            finally:
-                self._is_solid = was_solid
-
-    def _await_urgent(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Wait until `ready`, while the queue is sent without delay. With the lock held."""
-        self._urgent += 1
-        self._filled.notify()
-        try:
-            return self._await(ready, _until(deadline))
-        finally:
-            self._urgent -= 1
-
-    def _pull(self, ids: Collection[Name], since: int) -> Pulled | None:
-        """With the lock held."""
-        instance = self.owner(next(iter(ids)))
-        if instance is None:
-            return None
-        mine = {name for name in ids if self.owner(name) == instance}
-        events: list[Event] = []
-        places = self._places(mine, since)
-        for place in places:
-            event = self._queue[place]
-            if event is not None:
-                events.append(event)
-            self._queue[place] = None
-        self._next_pull += 1
-        if events:
-            self._pulls[self._next_pull] = self._taken + places[0]
-        return Pulled(events, instance, mine, self._next_pull)
-
-    def _places(self, ids: Collection[Name], since: int) -> list[int]:
-        queue = self._queue
+    def places(self, ids: Collection[Name], since: int) -> list[int]:
+        """Where in `events` those of some episodes are; `since` is a lower bound of their index."""
         found = []
-        for place in range(max(0, since - self._taken), len(queue)):
-            event = queue[place]
+        for place in range(max(0, since - self._taken), len(self.events)):
+            event = self.events[place]
             if event is not None and name_of(event) in ids:
                 found.append(place)
         return found
 
-    def _fits_request(self, places: Sequence[int]) -> bool:
-        events = [event for place in places if (event := self._queue[place]) is not None]
-        if len(events) > self.batch:
-            return False
-        return len(events) < 2 or sum(map(weight, events)) <= self.request_bytes
+    def pull(self, ids: Collection[Name], since: int) -> tuple[int, list[Event]]:
+        """Take the queued events of some episodes out; return a ticket, and the events."""
+        places = self.places(ids, since)
+        events = self._take_from(places)
+        self._next_pull += 1
+        if events:
+            self._pulls[self._next_pull] = self._taken + places[0]
+        return self._next_pull, events
 
-    def owner(self, name: Name) -> str | None:
-        """The instance under which an episode was started; None if it is not registered yet."""
-        return self._strays.get(name) or self.instance
-
-    # --- drafts ------------------------------------------------------------------------------
-
-    def encode_drafts(self, *, is_last_try: bool) -> Iterator[tuple[Event, ValueError | None]]:
-        """Encode the drafts in the queue; yield the removed events, with the error or None.
-
-        An event with an invalid value is replaced by a `broken` end of its episode; the later
-        events of the episode are removed too, without an error. Call it in the sending thread while
-        nothing is in flight. Drafts of policies that are not settled stay. Raises unexpected
-        errors; with `is_last_try` they are the event's errors.
-        """
-        over: set[str] = set()
-        place, is_left = self._taken, False
-        while True:
-            with self._lock:
-                chunk = self._queue[place - self._taken :][:_DRAFTS_AT_ONCE]
-                if not chunk or (place >= self._draft_end and not over):
-                    self.drafted = is_left
-                    self.asked = self.asked or is_left
-                    self._changed.notify_all()
-                    return
-            for index, event in enumerate(chunk, place):
-                if event is None:
-                    continue
-                if event.episode_id in over and not is_late(event):
-                    self._replace(index, event, None)
-                    yield event, None
-                elif drafts := _drafts_of(event):
-                    if not all(draft.policy.is_settled for draft in drafts.values()):
-                        is_left = True
-                        continue
-                    try:
-                        error = self._encode(event, drafts)
-                    except Exception as cause:
-                        if not is_last_try:
-                            raise
-                        error = ValueError(f"Episode {label_of(event)}: {cause!r}")
-                    if error is not None:
-                        over.add(event.episode_id)
-                        self._replace(index, event, broken_end(event, "client_invalid"))
-                        yield event, error
-            place += len(chunk)
-
-    def _encode(self, event: Any, drafts: dict[str, Draft]) -> ValueError | None:
-        """Replace an event's drafts with canonical bytes; return the error of an invalid one."""
-        name = label_of(event)
-        policy = next(iter(drafts.values())).policy
-        if event.schema_id not in (None, policy.schema_id):  # one value is encoded by another
-            return ValueError(f"Episode {name}: its policy has been redeclared in the meantime")
-        event.schema_id = policy.schema_id
-        try:
-            values = {field: draft.encode(name) for field, draft in drafts.items()}
-        except ValueError as error:
-            return error
-        more = sum(map(len, values.values())) - sum(map(len, drafts.values()))
-        with self._lock:
-            size = weight(event) + more
-            if size > self.request_bytes:
-                return too_large(name, size, self.request_bytes)
-            self._bytes += more
-            for field, value in values.items():
-                setattr(event, field, value)
-        return None
-
-    def _replace(self, index: int, event: Event, other: End | None) -> None:
-        with self._lock:
-            self._queue[index - self._taken] = other
-            self._bytes += (0 if other is None else weight(other)) - weight(event)
-            self.pending -= other is None
-            if self.spool is not None:
-                self.spool.note([event])
-            self.has_cut = self.has_cut or other is not None
+    def _take_from(self, places: Sequence[int]) -> list[Event]:
+        events = []
+        for place in places:
+            event = self.events[place]
+            if event is not None:
+                events.append(event)
+            self.events[place] = None
+        return events
 
     # --- judged, or back again ---------------------------------------------------------------
 
     def judged(self, events: Collection[Event], pull: int | None = None) -> None:
         """Note that the collector has judged these events of the flight or a pull."""
-        with self._lock:
-            if self.spool is not None:
-                self.spool.note(events)
-            for event in events:
-                self._bytes -= weight(event)
-                if self._strays and isinstance(event, End):
-                    self._strays.pop(name_of(event), None)
-            self.pending -= len(events)
-            if pull is None:
-                self._land(events)
-            else:
-                self._pulls.pop(pull, None)
-                self._changed.notify_all()
-
-    def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
-        """Put events of the flight back to the head of the queue, to be sent again.
-
-        `lost` events, which had left as judged and must be judged again, go before them.
-        """
-        with self._lock:
-            self._readmit(lost)
-            self._return([*lost, *events])
-            self._land(events)
-
-    def put_off(self, events: Sequence[Event]) -> None:
-        """Move events of the flight, and later ones of their episodes, to the end of the queue."""
-        with self._lock:
-            names = set(map(name_of, events))
-            places = self._places(names, 0)
-            later = [event for place in places if (event := self._queue[place]) is not None]
-            for place in places:
-                self._queue[place] = None
-            self._requeues += bool(events)
-            self._queue += [*events, *later]
-            self._land(events)
-
-    def in_flight(self, events: Sequence[Event]) -> list[Event]:
-        """The events of a batch that are still in flight."""
-        with self._lock:
-            left = set(map(id, self._flight))
-        return [event for event in events if id(event) in left]
-
-    def return_rest(self) -> int:
-        """Put the rest of the flight back to the head of the queue; return its number of events."""
-        with self._lock:
-            rest = self._flight
-            self._return(rest)
-            self._land(rest)
-            return len(rest)
-
-    def return_pulled(self, events: Sequence[Event], pull: int) -> None:
-        """Put events of a pull back into the queue, to be sent again."""
-        with self._lock:
-            self._requeues += 1
-            self._queue.extend(events)
+        for event in events:
+            self.nbytes -= weight(event)
+            if self.strays and isinstance(event, End):
+                self.strays.pop(name_of(event), None)
+        self.pending -= len(events)
+        if pull is None:
+            self.land(events)
+        else:
             self._pulls.pop(pull, None)
-            self._filled.notify()
-            self._changed.notify_all()
 
-    def put_again(self, events: Sequence[Event]) -> None:
-        """Queue events that had left as judged and must be judged again."""
-        with self._lock:
-            self._readmit(events)
-            self._queue.extend(events)
-            self._filled.notify()
+    def is_judged(self, before: int) -> bool:
+        """Whether no event with a lower index is pending."""
+        return self._done >= before and all(low >= before for low in self._pulls.values())
 
-    def _readmit(self, events: Sequence[Event]) -> None:
-        self.pending += len(events)
-        self._bytes += sum(map(weight, events))
-        self._requeues += bool(events)
-
-    def carries(self, name: Name) -> bool:
-        """Whether events of an episode are queued or in flight."""
-        with self._lock:
-            waiting = (*self._flight, *self._queue)
-            queued = any(e is not None and name_of(e) == name for e in waiting)
-            return queued or (self.spool is not None and self.spool.is_unwritten({name}))
-
-    def _return(self, events: Sequence[Event]) -> None:
+    def return_flight(self, events: Sequence[Event]) -> None:
         """Put events at the head of the queue; indices of later events do not change."""
-        count = len(events)
-        self._taken -= count
-        self._queue[:0] = events
+        self._taken -= len(events)
+        self.events[:0] = events
         self._done = min(self._done, self._taken)
 
-    def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> None:
-        """Number starts under a new instance, because the collector does not know `dead` any more.
+    def return_pulled(self, events: Sequence[Event], pull: int) -> None:
+        """Put events of a pull at the end of the queue."""
+        self.requeues += 1
+        self.events.extend(events)
+        self._pulls.pop(pull, None)
 
-        `again` are events that were certainly not applied; their starts and those in the queue get
-        numbers of the new instance. Episodes that were started before stay with the old instance: a
-        start that may have been applied is never repeated under another one.
+    def put_off(self, events: Sequence[Event]) -> None:
+        """Put events of the flight, and later ones of their episodes, at the end of the queue."""
+        later = self._take_from(self.places(set(map(name_of, events)), 0))
+        self.requeues += bool(events)
+        self.events += [*events, *later]
+        self.land(events)
+
+    def readmit(self, events: Sequence[Event]) -> None:
+        """Count events as pending again that had left as judged, before they are put back."""
+        self.pending += len(events)
+        self.nbytes += sum(map(weight, events))
+        self.requeues += bool(events)
+
+    # --- instances ---------------------------------------------------------------------------
+
+    def owner(self, name: Name) -> str | None:
+        """The instance under which an episode was started; None if it is not registered yet."""
+        return self.strays.get(name) or self.instance
+
+    def _number(self, start: Start) -> None:
+        number = self.next_start
+        self.next_start = number + 1
+        start.start = number
+
+    def number(self, events: Sequence[Event]) -> Callable[[], None]:
+        """Number the starts; return a function that undoes it."""
+        before, fresh = self.next_start, _unnumbered(events)
+        for start in fresh:
+            self._number(start)
+
+        def take_back() -> None:
+            self.next_start = before
+            for start in fresh:
+                start.start = None
+
+        return take_back
+
+    def continued(self, start: Start, owner: str | None) -> None:
+        """Note a start that continues an episode under an instance (None: the current one)."""
+        self.next_start += owner is None
+        if owner is not None:
+            self.strays[start.episode_id] = owner
+
+    def renew(
+        self,
+        dead: str,
+        again: Sequence[Event],
+        unwritten: Callable[[], Sequence[Event]],
+        open_ids: Iterable[Name],
+    ) -> bool:
+        """As `Outbox.renew`; return whether `dead` was the current instance.
+
+        `unwritten` returns the events that are not on disk yet.
         """
-        with contextlib.nullcontext() if self.spool is None else self.spool.disk:
-            with self._lock:
-                was_solid, self._is_solid = self._is_solid, True
-                try:
-                    is_current = self._renew(dead, again, open_ids)
-                finally:
-                    self._is_solid = was_solid
-                queued = [event for event in self._queue if event is not None]
-                mine = [e for e in (*again, *queued) if name_of(e) not in self._strays]
-            if self.spool is not None and is_current:
-                self.spool.files.renew(mine)
-
-    def _renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> bool:
-        """`renew` with the lock held; return whether `dead` was the current instance."""
         fresh = [event for event in again if isinstance(event, Start)]
         is_current = self.instance == dead
         if is_current:
             self.instance = None
             if not self.named:
-                self._next_start = 0  # before the next line: an inner call may add starts
-            queued = [event for event in self._queue if event is not None]
-            unwritten = [] if self.spool is None else list(self.spool.unwritten)
-            waiting = [event for event in queued if isinstance(event, Start)]
-            begins = {name_of(e) for e in (*queued, *unwritten) if isinstance(e, Start)}
-            for name in (*open_ids, *map(name_of, (*again, *queued, *unwritten))):
+                self.next_start = 0  # before the next line: an inner call may add starts
+            queued = [event for event in self.events if event is not None]
+            later = (*queued, *unwritten())
+            begins = {name_of(event) for event in later if isinstance(event, Start)}
+            for name in (*open_ids, *map(name_of, (*again, *later))):
                 if name not in begins:
-                    self._strays.setdefault(name, dead)
-            if not self.named:
-                fresh += waiting
-        for start in fresh:
-            if not self.named:
-                start.start = None
+                    self.strays.setdefault(name, dead)
+            fresh += [event for event in queued if isinstance(event, Start)]
+        if not self.named:
+            for start in fresh:
                 self._number(start)
         for event in again:
             if isinstance(event, Start):
-                self._strays.pop(name_of(event), None)
+                self.strays.pop(name_of(event), None)
         return is_current
 
-    # --- spooled -----------------------------------------------------------------------------
+    # --- age ---------------------------------------------------------------------------------
 
     @property
-    def waiting(self) -> int:
-        """The number of events that are pending, not on disk yet, or only on disk."""
-        return self.pending if self.spool is None else self.pending + self.spool.outside
-
-    def note_instance(self, instance: str) -> None:
-        """Use an instance from now on. Raises BufferFull if it cannot be written to disk."""
-        if self.spool is not None:
-            self.spool.note_instance(instance)
-        with self._lock:
-            self.instance = instance
-
-    def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
-        """As `SharedSpool.is_foreign`."""
-        return self.spool is not None and self.spool.is_foreign(instance, event)
-
-    def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event], list[Event]]:
-        """Continue episodes that the collector has closed in new ones, from their next action.
-
-        Returns the starts of the new episodes, the refused events that belong to them now
-        (including rewards for their steps), and the events that wait because the disk hangs. Only
-        spooled episodes of one agent are continued.
-        """
-        starts: list[Event] = []
-        theirs: list[Event] = []
-        if self.spool is None:
-            return starts, theirs, []
-        files = self.spool.files
-        spooled = [e for e in refused if e.agent_id is None and files.is_spooled(e)]
-        if not spooled:
-            return starts, theirs, []
-        with self.spool.try_disk() as is_held:
-            if not is_held:
-                return starts, theirs, spooled
-            for event in spooled:
-                before = event.episode_id
-                segment = files.segment_of(event)
-                segment.translate(event)
-                if event.episode_id == before:
-                    if not isinstance(event, (LogAction, Decision)):
-                        continue
-                    started = files.go_on(event, self._next_start)
-                    if started is None:
-                        continue
-                    start, owner = started
-                    starts.append(start)
-                    segment.translate(event)
-                    with self._lock:
-                        self._next_start += owner is None
-                        if owner is not None:
-                            self._strays[start.episode_id] = owner
-                        for waiting in self._queue:
-                            if waiting is not None and waiting.episode_id == before:
-                                segment.translate(waiting)
-                theirs.append(event)
-        return starts, theirs, []
-
-    # --- waiting -----------------------------------------------------------------------------
-
-    def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until `ready()`, which is checked after each `wake`; return whether it is true."""
-        with self._lock:
-            return self._await(ready, timeout)
-
-    def _await(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until `ready()`; return whether it is true. With the lock held."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not ready():
-            left = deadline - time.monotonic()
-            if left <= 0 or self._is_solid or self.is_own_thread():
-                return False
-            self._changed.wait(min(left, LOOK_SECONDS))
-        return True
-
-    def is_own_thread(self) -> bool:
-        """Whether this is one of the client's own threads, which must not wait."""
-        return threading.get_ident() in self.own_threads
-
-    def oldest(self) -> float:
-        """The approximate age of the oldest pending event in seconds; 0 if there is none."""
-        with self._lock:
-            since = now = time.monotonic()
-            if self.pending:
-                low = min((self._done, *self._pulls.values()))
-                for index, at in list(self._marks):
-                    if since == now or index <= low:
-                        since = at
-            unwritten = None if self.spool is None else self.spool.oldest_since
-            return now - (since if unwritten is None else min(since, unwritten))
-
-    def drained(
-        self,
-        timeout: float | None,
-        stop: Callable[[], bool],
-        *,
-        before: int | None = None,
-        own: bool = False,
-    ) -> bool:
-        """Wait until all pending events are judged; return False at the timeout or if `stop()`.
-
-        `before`: only events with a lower index. `own`: without events of earlier processes.
-        """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            if before is None and not self._written(deadline, stop):
-                return False
-            target = self._taken + len(self._queue) if before is None else before
-            seen = self._requeues
-            has_unread = self._files is not None and bool(self._files.own_unread)
-
-            def judged() -> bool:
-                if before is None and self.spool is not None and self.spool.has_unread(own=own):
-                    return False
-                return self._done >= target and all(low >= target for low in self._pulls.values())
-
-            def done() -> bool:
-                nonlocal target, seen, has_unread
-                if stop():
-                    return True
-                if self._requeues != seen and before is None:
-                    if has_unread or not own:
-                        target = self._taken + len(self._queue)
-                    seen = self._requeues
-                    has_unread = self.spool is not None and self.spool.has_unread(own=own)
-                return judged()
-
-            self._await_urgent(done, deadline)
-            return judged()
-
-    def _written(self, deadline: float, stop: Callable[[], bool]) -> bool:
-        """Wait until the events logged so far are on disk; return whether. With the lock held."""
-        newest = None if self.spool is None else self.spool.newest
-        if newest is None:
-            return True
-        self._await(lambda: newest.is_settled or stop(), _until(deadline))
-        return newest.is_settled
-
-    @property
-    def end(self) -> int:
-        """The index of the next event."""
-        with self._lock:
-            return self._taken + len(self._queue)
-
-    def wake(self) -> None:
-        """Have all waiting calls check their conditions again."""
-        with self._lock:
-            self._filled.notify_all()
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Accept no new events; queued ones are still sent."""
-        with self._lock:
-            self.closed = True
-        self.wake()
+    def oldest_since(self) -> float | None:
+        """About when the oldest pending event was queued (time.monotonic); None without one."""
+        if not self.pending:
+            return None
+        low = min((self._done, *self._pulls.values()))
+        since = None
+        for index, at in list(self._marks):
+            if since is None or index <= low:
+                since = at
+        return since
 
 
-def _until(deadline: float) -> float | None:
-    """Seconds until a `time.monotonic` deadline; None for an infinite one."""
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-
-
-def _starts(events: Sequence[Event]) -> bool:
-    """Whether all of the events belong to episodes or tracks that start among them."""
-    begun = {name_of(event) for event in events if isinstance(event, Start)}
-    return all(name_of(event) in begun for event in events)
-
-
-def _drafts_of(event: Event) -> dict[str, Draft]:
-    """An event's drafts, by field."""
-    if not isinstance(event, (LogAction, End)):
-        return {}
-    action = event.action if isinstance(event, LogAction) else None
-    if type(event.obs) is not Draft and type(action) is not Draft:
-        return {}
-    values = {"obs": event.obs, "action": action}
-    return {field: value for field, value in values.items() if type(value) is Draft}
+def _unnumbered(events: Iterable[Event]) -> list[Start]:
+    return [event for event in events if isinstance(event, Start) and event.start is None]

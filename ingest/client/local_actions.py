@@ -13,9 +13,9 @@ from typing import Any
 
 from ingest.client.declarations import ClientPolicy
 from ingest.client.delivery import Sender
-from ingest.client.event_queue import Outbox
 from ingest.client.local_inference import LocalPolicy
 from ingest.client.open_episodes import ClientEpisode
+from ingest.client.outbox import Outbox
 from ingest.client.transport import Transport
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import Refusal

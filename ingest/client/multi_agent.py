@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.declarations import ClientPolicy
-from ingest.client.event_queue import Outbox, Reward
 from ingest.client.events import (
     check_id,
     encode_info,
@@ -33,6 +32,7 @@ from ingest.client.events import (
 )
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook, no_action
+from ingest.client.outbox import Outbox, Reward
 from ingest.client.remote_actions import RemoteActor
 from ingest.protocol.agent_names import label, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
@@ -272,7 +272,7 @@ class MultiAgentCalls:
 
     def _require_acted(self, whole: ClientWhole, agents: Iterable[str]) -> None:
         name, agents = whole.episode_id, set(agents)
-        missed = set() if self.outbox.is_dropped(name) else agents & whole.missed.keys()
+        missed = set() if self.outbox.dropped.is_dropped(name) else agents & whole.missed.keys()
         if early := agents - whole.acted - missed:
             text = (
                 f"Episode {name}: a reward came before any action of "

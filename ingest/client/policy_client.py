@@ -35,7 +35,6 @@ from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.client_stats import ClientStats
 from ingest.client.declarations import CollectorSpec, Declarations, Draft
 from ingest.client.delivery import Sender
-from ingest.client.event_queue import OnFull, Outbox
 from ingest.client.events import (
     EVENT_BYTES,
     ID_CHARACTERS,
@@ -56,6 +55,7 @@ from ingest.client.events import (
 from ingest.client.local_actions import LocalActor
 from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
 from ingest.client.open_episodes import ClientEpisode, EpisodeBook, no_action, require_free
+from ingest.client.outbox import OnFull, Outbox
 from ingest.client.remote_actions import RemoteActor
 from ingest.client.spool import Spool
 from ingest.client.transport import HttpSession, Token, Transport
@@ -438,13 +438,13 @@ class PolicyClient:
         over = multiagent_done_dict, multiagent_truncated_dict
         named = step is not None or reward_id is not None
         if self._book.is_left_out(episode_id) and (
-            named or not self._outbox.is_unsampled(episode_id)
+            named or not self._outbox.dropped.is_unsampled(episode_id)
         ):
             for paid in reward.values() if isinstance(reward, Mapping) else (reward,):
                 amount = number(episode_id, "reward", paid)
                 if named:
                     late_reward(episode_id, amount, None, step, reward_id, ts)
-            return self._outbox.count_unsampled_reward()
+            return self._outbox.dropped.count_unsampled_reward()
         if over != (None, None) or isinstance(reward, Mapping) or episode_id in self._book.wholes:
             if not named:
                 return self._multi_agent.log_returns(episode_id, reward, info, *over, ts)
@@ -456,7 +456,7 @@ class PolicyClient:
             self._queueing.put(late, EVENT_BYTES + size_of(raw))
             return self._queueing.settle(episode_id)
         episode = self._book.find(episode_id)
-        if not (episode.acted or self._outbox.is_dropped(episode_id)):
+        if not (episode.acted or self._outbox.dropped.is_dropped(episode_id)):
             raise no_action(episode_id, episode.missed)
         if raw is not None:
             self._queueing.require_room(episode_id, EVENT_BYTES + size_of(raw))
@@ -740,7 +740,7 @@ class PolicyClient:
         check_id("episode_id", name)
         if episode is not None:
             episodes[own] = episodes[name] = episode
-        self._outbox.leave_out((own, name))
+        self._outbox.dropped.leave_out((own, name))
         return name
 
     # --- actions -----------------------------------------------------------------------------
@@ -771,7 +771,7 @@ class PolicyClient:
 
     def _acts_here(self, name: str) -> bool:
         """Whether the client's own policy acts: in local mode, and in unsampled episodes."""
-        return self.inference_mode == "local" or self._outbox.is_unsampled(name)
+        return self.inference_mode == "local" or self._outbox.dropped.is_unsampled(name)
 
     def _have_several_agents(self, names: Collection[str]) -> bool:
         """Whether all episodes have several agents. Raises ValueError if only some have."""

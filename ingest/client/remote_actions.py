@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ingest.client.delivery import Sender
-from ingest.client.event_queue import Outbox, Pulled
 from ingest.client.open_episodes import ClientEpisode, EpisodeBook
+from ingest.client.outbox import Outbox, Pulled
 from ingest.client.transport import Delivery, refusal_from_json
 from ingest.client.unconfirmed import LOST, undecided
 from ingest.protocol import messages as wire
@@ -67,7 +67,7 @@ class RemoteActor:
 
         Raises BufferFull for an episode that was dropped because the queue was full.
         """
-        if any(map(self._outbox.is_dropped, observations)):
+        if any(map(self._outbox.dropped.is_dropped, observations)):
             raise self._outbox.full()
         episodes = {name: self._book.find(name, answered=False) for name in observations}
         wanted: dict[Name, GetAction] = {

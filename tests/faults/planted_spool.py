@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingest.client import spool
-from ingest.client.event_queue import Outbox
+from ingest.client.outbox import Outbox
 from ingest.client.shared_spool import Entry, SharedSpool
 from ingest.client.spool import Spool, SpoolSegment
 from ingest.protocol.messages import Event

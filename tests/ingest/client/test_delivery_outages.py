@@ -249,7 +249,7 @@ def test_several_agents_are_dropped_together(collector: CollectorProcess) -> Non
         for name in (new, whole):
             client.end_episode(name)
         assert (client.stats.dropped_episodes, client.stats.dropped_steps) == (2, 4 + 2 * 2)
-        assert client._outbox._dropped == set()
+        assert client._outbox.dropped.names == set()
         os.kill(collector.serving_pid(), signal.SIGCONT)
         client.flush()
         assert client.stats.refused == {}

@@ -128,7 +128,7 @@ def test_an_episode_that_is_left_out_is_acted_in_all_the_same(
         client.flush()
         known = [running.get(f"/v1/episodes/{name}")[0] == 200 for name in ids]
         assert known == [not name.startswith(UNSAMPLED) for name in names]
-        assert client._outbox._unsampled == client._outbox._dropped == set()
+        assert client._outbox.dropped._unsampled == client._outbox.dropped.names == set()
 
 
 def test_episodes_of_several_agents_are_left_out_whole(running: CollectorProcess) -> None:

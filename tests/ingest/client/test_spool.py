@@ -24,7 +24,7 @@ import pytest
 from ingest.client import spool
 from ingest.client.async_client import AsyncPolicyClient
 from ingest.client.declarations import ClientPolicy, Declarations, Draft
-from ingest.client.event_queue import Outbox
+from ingest.client.outbox import Outbox
 from ingest.client.policy_client import PolicyClient
 from ingest.client.spool import Spool, SpoolSegment
 from ingest.protocol import messages as wire
@@ -74,7 +74,7 @@ def log_for_ever(client: PolicyClient) -> None:
 
 def dead(client: PolicyClient) -> None:
     """Drop a client as if its process were killed: nothing more is sent, the spool stays."""
-    client._outbox.closed = True
+    client._outbox.queue.closed = True
     client._transport.closing.set()
     client._outbox.wake()
     if client._sender._thread is not None:

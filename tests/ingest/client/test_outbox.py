@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from ingest.client.event_queue import Outbox
 from ingest.client.events import weight
+from ingest.client.outbox import Outbox
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import End, Event, LogAction, LogReturns, Start
 
@@ -27,7 +27,7 @@ def outbox(**changes: Any) -> Outbox:
         "linger": 0.0,
     }
     made = Outbox(**(settings_ | changes))
-    made.instance = "i0"
+    made.queue.instance = "i0"
     return made
 
 
@@ -66,16 +66,16 @@ class OutboxMachine(RuleBasedStateMachine):
             put(self.box, LogReturns(episode_id=name, seq=self.logged[name], reward=float(size)))
             self.logged[name] += 1
 
-    @precondition(lambda self: not self.flight and self.box._queue)
+    @precondition(lambda self: not self.flight and self.box.queue.events)
     @rule()
     def take(self) -> None:
-        if all(event is None for event in self.box._queue):
+        if all(event is None for event in self.box.queue.events):
             return
         taken = self.box.take()
         assert taken is not None
         self.flight, instance = taken
         if instance is None:
-            self.box.instance = f"i{self.instances}"
+            self.box.queue.instance = f"i{self.instances}"
             self.instances += 1
         else:
             self.instance = instance
@@ -109,7 +109,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(name=names)
     def pull(self, name: str) -> None:
         in_flight = any(event.episode_id == name for event in self.flight)
-        waiting = [e for e in self.box._queue if e is not None and e.episode_id == name]
+        waiting = [e for e in self.box.queue.events if e is not None and e.episode_id == name]
         if not in_flight and len(waiting) <= self.box.batch:
             self.pulled = self.box.pull({name}, 0, time.monotonic() + 60.0)
 
@@ -143,8 +143,8 @@ class OutboxMachine(RuleBasedStateMachine):
         total = sum(self.logged.values()) - sum(map(len, self.judged.values()))
         assert self.box.pending == total
         if total == 0:
-            assert self.box._bytes == 0
-            if not self.box._queue:  # gaps left by pulled events go with the next batch
+            assert self.box.queue.nbytes == 0
+            if not self.box.queue.events:  # gaps left by pulled events go with the next batch
                 assert self.box.drained(0.0, lambda: False)
         else:
             assert not self.box.drained(0.0, lambda: False)
@@ -237,13 +237,13 @@ def test_a_pull_waits_no_longer_than_asked() -> None:
 def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
     """The batch leaves at once, whatever the linger, with the sender waiting or not."""
     box = outbox(linger=3600.0)
-    box.instance = "i"
+    box.queue.instance = "i"
     taken: list[Any] = []
     sender = threading.Thread(target=lambda: taken.append(box.take()), daemon=True)
     if late:
         sender.start()
         while not box._lingering and sender.is_alive():
-            if box._wake_at == 1 and not box._queue:  # waits for a first event
+            if box._wake_at == 1 and not box.queue.events:  # waits for a first event
                 put(box, step("a"))
     else:
         put(box, step("a"))

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from ingest.client import event_queue, shared_spool
+from ingest.client import dropped, event_queue, outbox, shared_spool
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import ClientError, Refusal
 from tests.ingest.scripted_collector import ScriptedCollector
 
 OBS = [0.5, -1.0]
 PLACES = ("CALL", "RESUME", "JUMP_BACKWARD")
-SECTIONS = (event_queue.__file__, shared_spool.__file__)
+SECTIONS = tuple(one.__file__ for one in (dropped, event_queue, outbox, shared_spool))
 
 
 @pytest.fixture

@@ -1,0 +1,877 @@
+"""The queue between logging calls and the thread that sends: events in, batches out.
+
+`Outbox` lets calls and threads wait for each other and decides what a full queue does; what it
+holds is an `EventQueue`.
+
+A signal handler, or a finalizer that the garbage collector runs in any thread, may call the client
+in the middle of another call. So the lock is reentrant, and another complete call may run inside
+every section that holds it: state that must agree is changed by statements without a call between
+them, and an index is read before its event is added, so it may be too low but never too high. Where
+this is impossible (`_is_solid`), and in the client's own threads, which would wait for themselves,
+such an inner call does not wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ingest.client.batches import BATCH_BYTES, BatchSize, fitting, whole_runs
+from ingest.client.declarations import Draft
+from ingest.client.dropped import DroppedEpisodes
+from ingest.client.event_queue import EventQueue
+from ingest.client.events import (
+    EVENT_BYTES,
+    broken_end,
+    is_late,
+    merge_infos,
+    too_large,
+    weight,
+)
+from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
+from ingest.client.spool import Spool
+from ingest.protocol.agent_names import Name, label_of, name_of
+from ingest.protocol.errors import BufferFull
+from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
+from storage.wording import counted
+
+OPEN_SHARE = 0.25
+"""With `drop`: the share of the queue that is reserved for episodes that are already open."""
+
+LOOK_SECONDS = 1.0
+"""Seconds between checks during a wait, because an inner call may have consumed the wake-up."""
+
+_DRAFTS_AT_ONCE = 64  # encoded before the lock is released, so that callers get their turn
+
+OnFull = Literal["raise", "drop", "block", "spool"]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward for the step that was queued at `index`, and the event to queue otherwise."""
+
+    index: int
+    step: LogAction | Decision | None
+    amount: float
+    info: Any
+    event: LogReturns
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Events of some episodes, all of one instance, in order, taken ahead of the queue.
+
+    `ticket` is for `judged` or `return_pulled`, which must follow.
+    """
+
+    events: list[Event]
+    instance: str
+    ids: Collection[Name]
+    ticket: int
+
+
+class Outbox:
+    """A bounded queue of events. Every method may be called from any thread.
+
+    `max_events` and `max_bytes` bound pending events; `batch` (events) and `size` (bytes) bound a
+    batch, `request_bytes` any request. `on_full` is the behaviour of a full queue: "raise" and
+    "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop" drops starting
+    episodes and cuts open ones short, without waiting; "spool" writes every event to disk, in
+    `spool`, within `max_wait`, and keeps events that do not fit only there. `linger`: seconds that
+    a batch waits for more events when nothing is in flight. `named`: the caller gives the start
+    numbers, for an instance that can be resumed.
+
+    `asked` makes the sending thread ask for the collector's declarations before it sends more;
+    `drafted` says that drafts in the queue wait for them.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_events: int,
+        max_bytes: int,
+        batch: int,
+        on_full: OnFull,
+        timeout: float,
+        linger: float,
+        max_wait: float = 0.01,
+        named: bool = False,
+        spool: Spool | None = None,
+    ) -> None:
+        self._files = spool
+        self.max_events = max_events
+        self.max_bytes = max_bytes
+        self.batch = batch
+        self.request_bytes = max_bytes
+        self.size = BatchSize(min(max_bytes, BATCH_BYTES))
+        self.on_full = on_full
+        self.patience = timeout if on_full == "block" else max_wait
+        self.linger = linger
+        self.named = named
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty the queue and renew the locks, also in a forked child."""
+        self._lock = threading.RLock()
+        self._is_solid = False  # a section is running during which no inner call may wait
+        self.own_threads: set[int] = set()  # that must not wait
+        self._filled = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self.queue = EventQueue(named=self.named)
+        self.dropped = DroppedEpisodes(self._lock)
+        self._wake_at = sys.maxsize
+        self._urgent = 0
+        self._lingering = False  # a batch waits for more events
+        self._hurried = False  # it must not wait any longer
+        self.asked = False
+        self.drafted = False
+        self._draft_end = 0  # the index after the last draft
+        self.has_cut = False  # an open episode was cut short
+        self.owed = False  # dropped steps are to be reported, if need be without events
+        self.spool: SharedSpool | None = None
+        if self._files is not None:
+            self._files.close(forked=True)
+            self.spool = SharedSpool(
+                self._files,
+                self._changed,
+                self._lock,
+                bounds=(self.max_events, self.max_bytes),
+                max_wait=self.patience,
+                number=self.queue.number,
+                has_room=self._has_room,
+                enter=self._enter_spooled,
+                full=self.full,
+                own_threads=self.own_threads,
+            )
+        self.trouble: Exception | None = None  # why the collector accepts nothing
+
+    def bound(self, max_events: int, max_body: int | None) -> None:
+        """Set the collector's limits of a request."""
+        self.batch = min(self.batch, max_events)
+        if max_body is not None:
+            self.request_bytes = min(self.max_bytes, max_body * 9 // 10)
+            self.size.bound(self.request_bytes)
+
+    @property
+    def closed(self) -> bool:
+        """Whether no new events are accepted."""
+        return self.queue.closed
+
+    @property
+    def instance(self) -> str | None:
+        """The instance under which new episodes start; None if it is not registered yet."""
+        return self.queue.instance
+
+    @property
+    def pending(self) -> int:
+        """The number of events in memory that the collector has not judged."""
+        return self.queue.pending
+
+    # --- in ----------------------------------------------------------------------------------
+
+    def put(self, event: Event, size: int, *, draft: bool = False) -> int:
+        """Queue one event of `weight` size; return its index, -1 if it was dropped.
+
+        `draft`: it has values that are drafts. Raises BufferFull if it could not be queued.
+        """
+        with self._lock:
+            if self.dropped.names and event.episode_id in self.dropped.names:
+                self.dropped.count([event])
+                return -1
+            if self.spool is not None:
+                return self.spool.put([event], size)[0]
+            queue = self.queue
+            if queue.pending >= self.max_events or queue.nbytes + size > self.max_bytes:
+                if self.on_full != "drop":
+                    self._wait_for_room(1, size)
+                elif self._lacks_room([event], size):
+                    self._drop([event])
+                    return -1
+            index = queue.add(event, size)
+            if draft:
+                self._note_draft()
+            if len(queue.events) >= self._wake_at:
+                self._wake_at = sys.maxsize
+                self._filled.notify()
+            return index
+
+    def hurry(self) -> None:
+        """Send a batch without waiting for more events, because an episode has ended."""
+        self._hurried = True
+        if self._lingering:
+            with self._lock:
+                self._filled.notify()
+
+    def put_all(self, events: Sequence[Event]) -> Sequence[int]:
+        """Queue events together; return their indices, -1 for those that were dropped.
+
+        Each Start without a number gets one here. Raises BufferFull, with none queued.
+        """
+        with self._lock:
+            kept = events
+            if dropped := self.dropped.names:
+                kept = [event for event in events if event.episode_id not in dropped]
+                self.dropped.count([event for event in events if event.episode_id in dropped])
+            size = sum(map(weight, kept))
+            if self.spool is not None:
+                indices = self.spool.put(kept, size) if kept else ()
+                if len(kept) == len(events):
+                    return indices
+                spooled = dict(zip(map(id, kept), indices, strict=True))
+                return [spooled.get(id(event), -1) for event in events]
+            if self.on_full == "drop":
+                if self._lacks_room(kept, size):
+                    self._drop(kept)
+                    kept = []
+            else:
+                self._wait_for_room(len(kept), size)
+            first = self._extend(kept, size, is_new=True)
+            if len(kept) == len(events):
+                return range(first, first + len(kept))
+            places = {id(event): place for place, event in enumerate(kept, first)}
+            return [places.get(id(event), -1) for event in events]
+
+    def _extend(self, events: Sequence[Event], size: int, *, is_new: bool = False) -> int:
+        """As `EventQueue.extend`, with the lock held."""
+        first = self.queue.extend(events, size, is_new=is_new)
+        if any(map(_drafts_of, events)):
+            self._note_draft()
+        if len(self.queue.events) >= self._wake_at:
+            self._wake_at = sys.maxsize
+            self._filled.notify()
+        return first
+
+    def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
+        """Queue events that are on disk, unless they stay only there. With the lock held."""
+        if not left:
+            first = self._extend(events, size)
+            return range(first, first + len(events))
+        self._filled.notify()
+        return [-1] * len(events)
+
+    def _note_draft(self) -> None:
+        self._draft_end = self.queue.end
+        self.drafted = self.asked = True
+
+    def ask(self) -> None:
+        """Have the sending thread ask for the collector's declarations."""
+        with self._lock:
+            self.asked = True
+            self._filled.notify()
+
+    def _wait_for_room(self, count: int, size: int) -> None:
+        """With the lock held."""
+        if self._has_room(count, size):
+            return
+        if not self._await(lambda: self._has_room(count, size), self.patience):
+            raise self.full()
+
+    def full(self) -> BufferFull:
+        """The error of a full queue."""
+        why = f", which refuses them: {self.trouble}" if self.trouble else ""
+        size, most = (
+            f"{self.queue.nbytes} bytes",
+            f"{counted(self.max_events, 'event')} and {self.max_bytes} bytes",
+        )
+        if self._files is not None:
+            taken = 0 if self._files.own is None else self._files.own.nbytes
+            size = f"{taken} bytes on disk"
+            most = f"{self._files.max_bytes} bytes on disk, in {self._files.directory}"
+        error = BufferFull(
+            f"{counted(self.waiting, 'event')} ({size}) waiting for the collector{why}; the "
+            f"client holds at most {most}"
+        )
+        error.__cause__ = self.trouble
+        return error
+
+    def _has_room(self, count: int, size: int, share: float = 1.0) -> bool:
+        """An event that alone is over `max_bytes` may pass an empty queue."""
+        fits = (
+            self.pending + count <= self.max_events * share
+            and self.queue.nbytes + size <= self.max_bytes * share
+        )
+        return fits or self.pending == 0 or self.closed
+
+    # --- dropped -----------------------------------------------------------------------------
+
+    def _lacks_room(self, events: Sequence[Event], size: int) -> bool:
+        """Whether events must be dropped: starts before the queue is full, and ends never."""
+        if all(isinstance(event, End) for event in events):
+            return False
+        share = 1.0 - OPEN_SHARE if _starts(events) else 1.0
+        return not self._has_room(len(events), size, share)
+
+    def _drop(self, events: Sequence[Event]) -> None:
+        """Drop events that do not fit, and all later events of their episodes.
+
+        An open episode gets a `broken` end in place of its first dropped event, with that event's
+        number. With the lock held.
+        """
+        begun = {name_of(event) for event in events if isinstance(event, Start)}
+        for event in events:
+            self.dropped.add(event)
+        cut: dict[str, End] = {}
+        for event in events:
+            if not is_late(event) and name_of(event) not in begun:
+                cut.setdefault(event.episode_id, broken_end(event, "client_dropped"))
+        self.dropped.count(events)
+        self.has_cut = self.has_cut or bool(cut)
+        self._extend(list(cut.values()), EVENT_BYTES * len(cut))
+
+    def over(self, episode_id: str) -> None:
+        """Note that an episode has ended: no more events follow, so its batch need not wait."""
+        self.dropped.over(episode_id)
+        self.hurry()
+
+    def owe(self) -> None:
+        """Have the sending thread report the dropped steps."""
+        with self._lock:
+            self.owed = True
+            self._filled.notify()
+
+    def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Add a reward to the queued step at `index`; False if the step has left the queue."""
+        with self._lock:
+            return self._folds(index, step, reward, info) and self._fold(index, step, reward, info)
+
+    def put_rewards(self, rewards: Sequence[Reward]) -> list[bool]:
+        """Add each reward to its queued step, or queue its event; return which were added.
+
+        All or none: raises BufferFull, and ValueError for a sum that is not finite.
+        """
+        with self._lock:
+            while True:
+                folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
+                rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
+                size = sum(map(weight, rest))
+                is_dropped = bool(rest) and self.dropped.is_dropped(rest[0].episode_id)
+                if is_dropped or (self.on_full == "drop" and self._lacks_room(rest, size)):
+                    (self.dropped.count if is_dropped else self._drop)(rest)
+                    rest, size = [], 0
+                if not rest or self.spool is not None or self._has_room(len(rest), size):
+                    break
+                self._wait_for_room(len(rest), size)  # steps may leave meanwhile
+            for place, reward in enumerate(rewards):
+                if not folds[place]:
+                    continue
+                folds[place] = self._fold(reward.index, reward.step, reward.amount, reward.info)
+                if not folds[place]:
+                    rest.append(reward.event)
+                    size += weight(reward.event)
+            if self.spool is not None and rest:
+                self.spool.put(rest, size)
+            else:
+                self._extend(rest, size, is_new=bool(rest))
+            return folds
+
+    def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Whether a reward can be added to the step at `index`. Raises ValueError if infinite."""
+        if step is None or index < self.queue.fixed or self.spool is not None:
+            return False  # events on disk are not changed
+        if info is not None and weight(step) + memoryview(info).nbytes > self.request_bytes:
+            return False
+        total = reward if step.reward is None else step.reward + reward
+        if not math.isfinite(total):
+            raise ValueError(f"expected rewards with a finite sum, got {total}")
+        return True
+
+    def _fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Add a reward to a queued step; return False if an inner call has sent the step."""
+        merged, more = step.info, 0
+        if info is not None:
+            merged = info if step.info is None else merge_infos(step.info, info)
+            more = memoryview(merged).nbytes
+            more -= 0 if step.info is None else memoryview(step.info).nbytes
+        if index < self.queue.fixed:
+            return False
+        step.reward = reward if step.reward is None else step.reward + reward
+        step.info = merged
+        self.queue.nbytes += more
+        return True
+
+    # --- out ---------------------------------------------------------------------------------
+
+    def take(self) -> tuple[list[Event], str | None] | None:
+        """Wait for the next batch; return it and its instance, or None when closed and empty.
+
+        Without events and instance: the collector must be asked for something first. Without
+        events: dropped steps are to be reported.
+        """
+        while True:
+            has_disk = self._read_spooled()
+            with self._lock:
+                if self.asked:
+                    return [], None
+                queue = self.queue.events
+                idle = not queue
+                while not queue and not (self.spool and self.spool.files.unread):
+                    if self.asked:
+                        return [], None
+                    if self.owed:
+                        return [], self.instance
+                    if self.closed and not (self.spool and self.spool.is_unwritten()):
+                        return None
+                    self._wake_at = 1
+                    self._filled.wait(LOOK_SECONDS)
+                if not queue:
+                    if not has_disk:
+                        self._filled.wait(RETRY_SECONDS)
+                    continue
+                at_once = self._urgent or self._hurried or self.closed
+                if idle and not at_once and len(queue) < self.batch:
+                    self._wake_at = self.batch
+                    self._lingering = True
+                    self._filled.wait(self.linger)
+                    self._lingering = False
+                self._wake_at = sys.maxsize
+                if self.asked or self.instance is None:
+                    return [], None
+                flight = self._cut()
+                if flight:
+                    return flight, self.owner(name_of(flight[0]))
+
+    def _read_spooled(self) -> bool:
+        """Queue events that are only on disk, from one read, if a batch has room for them.
+
+        Returns False if the disk hangs.
+        """
+        spool = self.spool
+        if spool is None or not spool.files.unread or self.asked:
+            return True
+        if len(self.queue.events) >= self.batch:
+            return True
+        try:
+            return spool.read(min(self.batch, self.max_events), self._enter_read)
+        finally:
+            self.wake()
+
+    def _enter_read(self, found: Sequence[tuple[Event, str | None]]) -> None:
+        """Queue events that were read from disk, with their instances. With the lock held."""
+        for event, owner in found:
+            if owner is not None and not is_late(event):
+                self.queue.strays.setdefault(name_of(event), owner)
+        events = [event for event, _ in found]
+        self.queue.requeues += bool(events)
+        self._extend(events, sum(map(weight, events)))
+
+    def _cut(self) -> list[Event]:
+        self._hurried = False
+        queue = self.queue.events
+        flight = self.queue.cut(whole_runs(queue, self._fitting(queue[: self.batch])))
+        self._changed.notify_all()
+        return flight
+
+    def _fitting(self, events: Sequence[Event | None]) -> int:
+        """The number of events that fit in one batch, by bytes and with one instance."""
+        count = len(events)
+        most = self.size.nbytes
+        if self.queue.nbytes > most:
+            count = fitting(events, most)
+        if strays := self.queue.strays:
+            owners = [e and strays.get(name_of(e), "") for e in events[:count]]
+            first = next((owner for owner in owners if owner is not None), None)
+            count = next(
+                (i for i, owner in enumerate(owners) if owner is not None and owner != first), count
+            )
+        return count
+
+    def pull(self, ids: Collection[Name], since: int, deadline: float) -> Pulled | None:
+        """Take the queued events of some episodes ahead of the queue, for their `get_action`.
+
+        Waits until `deadline` (time.monotonic) while events of these episodes are in flight, or
+        more are queued than fit in a request. `since` is a lower bound of their indices. Episodes
+        of another instance than the first one's need another request. Returns None if an instance
+        must be registered first. Raises TimeoutError.
+        """
+        with self._lock:
+
+            def ready() -> bool:
+                return (
+                    self.closed
+                    or self.trouble is not None
+                    or (
+                        not self.drafted
+                        and not (self.spool and self.spool.has_unread(own=True))
+                        and not (self.spool and self.spool.is_unwritten(ids))
+                        and not any(name_of(event) in ids for event in self.queue.flight)
+                        and self._fits_request(self.queue.places(ids, since))
+                    )
+                )
+
+            was_solid, self._is_solid = self._is_solid, True
+            try:
+                in_time = ready()
+                if not in_time:  # the thread is not woken, and does not compete, for nothing
+                    self._is_solid = was_solid
+                    in_time = self._await_urgent(ready, deadline)
+                    self._is_solid = True
+                    in_time = in_time and ready()
+                if self.trouble is not None:
+                    raise self.trouble
+                if not in_time:
+                    waiting = counted(self.pending, "event waits", "events wait")
+                    raise TimeoutError(f"{waiting} for the collector")
+                return self._pull(ids, since)
+            finally:
+                self._is_solid = was_solid
+
+    def _await_urgent(self, ready: Callable[[], bool], deadline: float) -> bool:
+        """Wait until `ready`, while the queue is sent without delay. With the lock held."""
+        self._urgent += 1
+        self._filled.notify()
+        try:
+            return self._await(ready, _until(deadline))
+        finally:
+            self._urgent -= 1
+
+    def _pull(self, ids: Collection[Name], since: int) -> Pulled | None:
+        """With the lock held."""
+        instance = self.owner(next(iter(ids)))
+        if instance is None:
+            return None
+        mine = {name for name in ids if self.owner(name) == instance}
+        ticket, events = self.queue.pull(mine, since)
+        return Pulled(events, instance, mine, ticket)
+
+    def _fits_request(self, places: Sequence[int]) -> bool:
+        events = [event for place in places if (event := self.queue.events[place]) is not None]
+        if len(events) > self.batch:
+            return False
+        return len(events) < 2 or sum(map(weight, events)) <= self.request_bytes
+
+    def owner(self, name: Name) -> str | None:
+        """The instance under which an episode was started; None if it is not registered yet."""
+        return self.queue.owner(name)
+
+    # --- drafts ------------------------------------------------------------------------------
+
+    def encode_drafts(self, *, is_last_try: bool) -> Iterator[tuple[Event, ValueError | None]]:
+        """Encode the drafts in the queue; yield the removed events, with the error or None.
+
+        An event with an invalid value is replaced by a `broken` end of its episode; the later
+        events of the episode are removed too, without an error. Call it in the sending thread while
+        nothing is in flight. Drafts of policies that are not settled stay. Raises unexpected
+        errors; with `is_last_try` they are the event's errors.
+        """
+        over: set[str] = set()
+        place, is_left = self.queue.first, False
+        while True:
+            with self._lock:
+                chunk = self.queue.part(place, _DRAFTS_AT_ONCE)
+                if not chunk or (place >= self._draft_end and not over):
+                    self.drafted = is_left
+                    self.asked = self.asked or is_left
+                    self._changed.notify_all()
+                    return
+            for index, event in enumerate(chunk, place):
+                if event is None:
+                    continue
+                if event.episode_id in over and not is_late(event):
+                    self._replace(index, event, None)
+                    yield event, None
+                elif drafts := _drafts_of(event):
+                    if not all(draft.policy.is_settled for draft in drafts.values()):
+                        is_left = True
+                        continue
+                    try:
+                        error = self._encode(event, drafts)
+                    except Exception as cause:
+                        if not is_last_try:
+                            raise
+                        error = ValueError(f"Episode {label_of(event)}: {cause!r}")
+                    if error is not None:
+                        over.add(event.episode_id)
+                        self._replace(index, event, broken_end(event, "client_invalid"))
+                        yield event, error
+            place += len(chunk)
+
+    def _encode(self, event: Any, drafts: dict[str, Draft]) -> ValueError | None:
+        """Replace an event's drafts with canonical bytes; return the error of an invalid one."""
+        name = label_of(event)
+        policy = next(iter(drafts.values())).policy
+        if event.schema_id not in (None, policy.schema_id):  # one value is encoded by another
+            return ValueError(f"Episode {name}: its policy has been redeclared in the meantime")
+        event.schema_id = policy.schema_id
+        try:
+            values = {field: draft.encode(name) for field, draft in drafts.items()}
+        except ValueError as error:
+            return error
+        more = sum(map(len, values.values())) - sum(map(len, drafts.values()))
+        with self._lock:
+            size = weight(event) + more
+            if size > self.request_bytes:
+                return too_large(name, size, self.request_bytes)
+            self.queue.nbytes += more
+            for field, value in values.items():
+                setattr(event, field, value)
+        return None
+
+    def _replace(self, index: int, event: Event, other: End | None) -> None:
+        with self._lock:
+            self.queue.replace(index, event, other)
+            if self.spool is not None:
+                self.spool.note([event])
+            self.has_cut = self.has_cut or other is not None
+
+    # --- judged, or back again ---------------------------------------------------------------
+
+    def judged(self, events: Collection[Event], pull: int | None = None) -> None:
+        """Note that the collector has judged these events of the flight or a pull."""
+        with self._lock:
+            if self.spool is not None:
+                self.spool.note(events)
+            self.queue.judged(events, pull)
+            self._changed.notify_all()
+
+    def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
+        """Put events of the flight back to the head of the queue, to be sent again.
+
+        `lost` events, which had left as judged and must be judged again, go before them.
+        """
+        with self._lock:
+            self.queue.readmit(lost)
+            self.queue.return_flight([*lost, *events])
+            self.queue.land(events)
+            self._changed.notify_all()
+
+    def put_off(self, events: Sequence[Event]) -> None:
+        """As `EventQueue.put_off`."""
+        with self._lock:
+            self.queue.put_off(events)
+            self._changed.notify_all()
+
+    def in_flight(self, events: Sequence[Event]) -> list[Event]:
+        """The events of a batch that are still in flight."""
+        with self._lock:
+            left = set(map(id, self.queue.flight))
+        return [event for event in events if id(event) in left]
+
+    def return_rest(self) -> int:
+        """Put the rest of the flight back to the head of the queue; return its number of events."""
+        with self._lock:
+            rest = self.queue.flight
+            self.queue.return_flight(rest)
+            self.queue.land(rest)
+            self._changed.notify_all()
+            return len(rest)
+
+    def return_pulled(self, events: Sequence[Event], pull: int) -> None:
+        """Put events of a pull back into the queue, to be sent again."""
+        with self._lock:
+            self.queue.return_pulled(events, pull)
+            self._filled.notify()
+            self._changed.notify_all()
+
+    def put_again(self, events: Sequence[Event]) -> None:
+        """Queue events that had left as judged and must be judged again."""
+        with self._lock:
+            self.queue.readmit(events)
+            self.queue.events.extend(events)
+            self._filled.notify()
+
+    def carries(self, name: Name) -> bool:
+        """Whether events of an episode are queued or in flight."""
+        with self._lock:
+            waiting = (*self.queue.flight, *self.queue.events)
+            queued = any(e is not None and name_of(e) == name for e in waiting)
+            return queued or (self.spool is not None and self.spool.is_unwritten({name}))
+
+    def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> None:
+        """Number starts under a new instance, because the collector does not know `dead` any more.
+
+        `again` are events that were certainly not applied; their starts and those in the queue get
+        numbers of the new instance. Episodes that were started before stay with the old instance: a
+        start that may have been applied is never repeated under another one.
+        """
+        with contextlib.nullcontext() if self.spool is None else self.spool.disk:
+            with self._lock:
+                was_solid, self._is_solid = self._is_solid, True
+                try:
+                    is_current = self.queue.renew(dead, again, self._unwritten, open_ids)
+                finally:
+                    self._is_solid = was_solid
+                queued = [event for event in self.queue.events if event is not None]
+                mine = [e for e in (*again, *queued) if name_of(e) not in self.queue.strays]
+            if self.spool is not None and is_current:
+                self.spool.files.renew(mine)
+
+    def _unwritten(self) -> list[Event]:
+        return [] if self.spool is None else list(self.spool.unwritten)
+
+    # --- spooled -----------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """The number of events that are pending, not on disk yet, or only on disk."""
+        return self.pending if self.spool is None else self.pending + self.spool.outside
+
+    def note_instance(self, instance: str) -> None:
+        """Use an instance from now on. Raises BufferFull if it cannot be written to disk."""
+        if self.spool is not None:
+            self.spool.note_instance(instance)
+        with self._lock:
+            self.queue.instance = instance
+
+    def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
+        """As `SharedSpool.is_foreign`."""
+        return self.spool is not None and self.spool.is_foreign(instance, event)
+
+    def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event], list[Event]]:
+        """Continue episodes that the collector has closed in new ones, from their next action.
+
+        Returns the starts of the new episodes, the refused events that belong to them now
+        (including rewards for their steps), and the events that wait because the disk hangs. Only
+        spooled episodes of one agent are continued.
+        """
+        starts: list[Event] = []
+        theirs: list[Event] = []
+        if self.spool is None:
+            return starts, theirs, []
+        files = self.spool.files
+        spooled = [e for e in refused if e.agent_id is None and files.is_spooled(e)]
+        if not spooled:
+            return starts, theirs, []
+        with self.spool.try_disk() as is_held:
+            if not is_held:
+                return starts, theirs, spooled
+            for event in spooled:
+                before = event.episode_id
+                segment = files.segment_of(event)
+                segment.translate(event)
+                if event.episode_id == before:
+                    if not isinstance(event, (LogAction, Decision)):
+                        continue
+                    started = files.go_on(event, self.queue.next_start)
+                    if started is None:
+                        continue
+                    start, owner = started
+                    starts.append(start)
+                    segment.translate(event)
+                    with self._lock:
+                        self.queue.continued(start, owner)
+                        for waiting in self.queue.events:
+                            if waiting is not None and waiting.episode_id == before:
+                                segment.translate(waiting)
+                theirs.append(event)
+        return starts, theirs, []
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until `ready()`, which is checked after each `wake`; return whether it is true."""
+        with self._lock:
+            return self._await(ready, timeout)
+
+    def _await(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until `ready()`; return whether it is true. With the lock held."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not ready():
+            left = deadline - time.monotonic()
+            if left <= 0 or self._is_solid or self.is_own_thread():
+                return False
+            self._changed.wait(min(left, LOOK_SECONDS))
+        return True
+
+    def is_own_thread(self) -> bool:
+        """Whether this is one of the client's own threads, which must not wait."""
+        return threading.get_ident() in self.own_threads
+
+    def oldest(self) -> float:
+        """The approximate age of the oldest pending event in seconds; 0 if there is none."""
+        with self._lock:
+            now = time.monotonic()
+            unwritten = None if self.spool is None else self.spool.oldest_since
+            return now - min(self.queue.oldest_since or now, unwritten or now)
+
+    def drained(
+        self,
+        timeout: float | None,
+        stop: Callable[[], bool],
+        *,
+        before: int | None = None,
+        own: bool = False,
+    ) -> bool:
+        """Wait until all pending events are judged; return False at the timeout or if `stop()`.
+
+        `before`: only events with a lower index. `own`: without events of earlier processes.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            if before is None and not self._written(deadline, stop):
+                return False
+            target = self.queue.end if before is None else before
+            seen = self.queue.requeues
+            has_unread = self._files is not None and bool(self._files.own_unread)
+
+            def judged() -> bool:
+                if before is None and self.spool is not None and self.spool.has_unread(own=own):
+                    return False
+                return self.queue.is_judged(target)
+
+            def done() -> bool:
+                nonlocal target, seen, has_unread
+                if stop():
+                    return True
+                if self.queue.requeues != seen and before is None:
+                    if has_unread or not own:
+                        target = self.queue.end
+                    seen = self.queue.requeues
+                    has_unread = self.spool is not None and self.spool.has_unread(own=own)
+                return judged()
+
+            self._await_urgent(done, deadline)
+            return judged()
+
+    def _written(self, deadline: float, stop: Callable[[], bool]) -> bool:
+        """Wait until the events logged so far are on disk; return whether. With the lock held."""
+        newest = None if self.spool is None else self.spool.newest
+        if newest is None:
+            return True
+        self._await(lambda: newest.is_settled or stop(), _until(deadline))
+        return newest.is_settled
+
+    @property
+    def end(self) -> int:
+        """The index of the next event."""
+        with self._lock:
+            return self.queue.end
+
+    def wake(self) -> None:
+        """Have all waiting calls check their conditions again."""
+        with self._lock:
+            self._filled.notify_all()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Accept no new events; queued ones are still sent."""
+        with self._lock:
+            self.queue.closed = True
+        self.wake()
+
+
+def _until(deadline: float) -> float | None:
+    """Seconds until a `time.monotonic` deadline; None for an infinite one."""
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+
+
+def _starts(events: Sequence[Event]) -> bool:
+    """Whether all of the events belong to episodes or tracks that start among them."""
+    begun = {name_of(event) for event in events if isinstance(event, Start)}
+    return all(name_of(event) in begun for event in events)
+
+
+def _drafts_of(event: Event) -> dict[str, Draft]:
+    """An event's drafts, by field."""
+    if not isinstance(event, (LogAction, End)):
+        return {}
+    action = event.action if isinstance(event, LogAction) else None
+    if type(event.obs) is not Draft and type(action) is not Draft:
+        return {}
+    values = {"obs": event.obs, "action": action}
+    return {field: value for field, value in values.items() if type(value) is Draft}
