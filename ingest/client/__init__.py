@@ -4,7 +4,7 @@ Services that log episodes load it, so it needs only numpy, msgspec and urllib3;
 hot path use requests, which is imported at the first such call. Imports the protocol, spaces and
 declarations; `policy.inference` and published weights for local actions; the file locks of
 `storage.system` for a spool; OpenTelemetry's API if it is installed. Imports nothing of the
-collector.
+collector. `dropped` is separate from the outbox because it neither queues nor waits.
 """
 
 __all__ = [
