@@ -102,6 +102,11 @@ def imported(document: Document, given: str | None = None) -> None:
         print(f"... and {counted(faulty - len(document['bad']), 'more row')} with errors; in all:")
         for reason, rows in document["bad_counts"].items():
             print(f"{counted(rows, 'time')}: {reason}")
+    for column, rows in document["read_as_other"].items():
+        print(
+            f"Column {column}: {rows:,} of {counted(document['rows'], 'row')} have none of the "
+            "policy's names there, and are read as its name for all others."
+        )
     print(f"{counted(document['episodes'], 'episode')} in {document['seconds']:.1f} s")
     used = document["episodes"] or document["skipped_known"]
     for policy, window in document["reward_windows"].items() if used else ():

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
@@ -48,11 +49,16 @@ class Fault(NamedTuple):
 
 
 class CellFaults:
-    """Masks of faulty rows, bool (rows,), with reasons, and of rows dropped as incomplete."""
+    """Masks of faulty rows, bool (rows,), with reasons, and of rows dropped as incomplete.
+
+    `as_other` counts, by column, the rows whose cell is none of a space's names and was read as its
+    name for all others.
+    """
 
     def __init__(self, rows: int) -> None:
         self.bad, self.dropped = np.zeros(rows, bool), np.zeros(rows, bool)
         self.found: list[Fault] = []
+        self.as_other = Counter[str]()
 
     def add(self, mask: Array, reason: str, cells: Any = None) -> None:
         """Mark rows as faulty, except those that are already faulty or dropped."""
@@ -71,6 +77,7 @@ class CellFaults:
             shown = None if fault.cells is None else fault.cells.take(pa.array(at, mask=at < 0))
             self.add(mask, fault.reason, shown)
         self.dropped[rows] |= others.dropped
+        self.as_other += others.as_other
 
 
 class Cells:

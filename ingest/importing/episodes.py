@@ -146,6 +146,7 @@ class Layout:
         report.rows_dropped += int(faults.dropped.sum())
         report.rows_left_out += int((~faults.dropped).sum()) - len(kept)
         self._tell(chunk, faults.found, columns["eps_id"], account)
+        account.count_other(faults.as_other)
         columns |= owned.columns(kept)
         made = []
         for number, filler in enumerate(self._fillers):

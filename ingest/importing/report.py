@@ -65,8 +65,9 @@ class ImportReport:
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
     would send. `address` is the collector's, empty if none answered; `policies` are those that the
     rows may have. Their `reward_windows`, in seconds by policy, say how long episodes await late
-    rewards; only then can they be trained on. Without a collector `name` assumes the policy and the
-    spaces that `--declare` would declare.
+    rewards; only then can they be trained on. `read_as_other` counts, by column, the rows whose
+    cell is none of the policy's names and was read as its name for all others. Without a collector
+    `name` assumes the policy and the spaces that `--declare` would declare.
     """
 
     name: str = ""
@@ -83,6 +84,7 @@ class ImportReport:
     rows_dropped: int = 0
     bad: list[BadRow] = field(default_factory=list)
     bad_counts: dict[str, int] = field(default_factory=dict)
+    read_as_other: dict[str, int] = field(default_factory=dict)
     understood: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -132,6 +134,13 @@ class Account:
 
     def count(self, reason: str, rows: int) -> None:
         self._counts[_kind(reason)] += rows
+
+    def count_other(self, rows: Mapping[str, int]) -> None:
+        """Count rows that were read as a space's name for all others, by column."""
+        for column, count in rows.items():
+            if count:
+                before = self.report.read_as_other.get(column, 0)
+                self.report.read_as_other[column] = before + count
 
     def see(self, columns: Mapping[str, Array]) -> None:
         """Add the values of episodes to the statistics: name -> numbers."""

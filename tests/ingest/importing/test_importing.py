@@ -708,6 +708,21 @@ def test_codes_are_not_names(tmp_path: Path) -> None:
         assert report.bad[0].reason == f"{codes}, got '0'"
 
 
+@pytest.mark.parametrize("checks", [True, False])
+def test_values_that_become_the_other_name_are_counted(tmp_path: Path, checks: bool) -> None:
+    """A column of codes is read without an error then, and would be `other` in silence."""
+    country = Discrete.of(["DE", "FR"], other="other")
+    save_declaration(tmp_path, PolicyDeclaration(observation=country, action=country))
+    table = {"from": ["0", "1", None, "2"], "to": ["DE", "IT", "FR", "other"], "r": [0.0] * 4}
+    with CollectorProcess(tmp_path) as collector:
+        report = import_table(
+            pa.table(table), observation=["from"], action="to", reward="r", check=checks,
+            address=collector.address, name="countries",
+        )  # fmt: skip
+    assert report.read_as_other == {"from": 3, "to": 1}
+    assert report.rows_left_out == 1
+
+
 @pytest.mark.parametrize("name", [None, "shop"])
 def test_a_check_without_a_collector_shows_the_name_of_the_import(
     name: str | None, tmp_path: Path
