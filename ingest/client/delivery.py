@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -48,6 +48,7 @@ from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.events import is_late
 from ingest.client.outbox import Outbox
+from ingest.client.results import EventResults, summary, to_repeat
 from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
 from ingest.client.transport import (
     UNAVAILABLE,
@@ -57,9 +58,9 @@ from ingest.client.transport import (
     Transport,
     refusal_from_json,
 )
-from ingest.client.unconfirmed import LOST, Kept, seq_of, undecided
+from ingest.client.unconfirmed import undecided
 from ingest.protocol import messages as wire
-from ingest.protocol.agent_names import Name, label_of, name_of
+from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import (
     STATUS,
     BufferFull,
@@ -74,9 +75,6 @@ log = logging.getLogger("headrace.client")
 
 EXIT_SECONDS = 10.0
 """Seconds that the end of the process waits for queued events."""
-
-UNREPORTED = 10_000
-"""The number of refusals that are kept for `flush` to raise; older ones are only counted."""
 
 TRIES = 3
 """Unexpected errors in a row after which the sender searches for the event that causes them."""
@@ -127,13 +125,12 @@ class Sender:
         self.transport = transport
         self.outbox = outbox
         self.declarations = declarations
-        self.kept = Kept()
+        self.results = EventResults(book.refuse, self.learn_anew, on_error)
         self.serial = next(_serials)
         self.weights_refused: Callable[[], int] = int
         self.known_starts: list[tuple[int, int]] = []
         self._name = name
         self._book = book
-        self._on_error = on_error
         self.backoff = backoff or RetryDelays()
         self._reset()
         _senders.add(self)
@@ -147,9 +144,6 @@ class Sender:
         self.running = False  # a thread will send queued events
         self._is_late = False  # the process ends, and has waited for earlier events
         self._has_told_late = False
-        self._counts: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
-        self._unreported: deque[Refusal] = deque(maxlen=UNREPORTED)  # not raised by a flush yet
         self._failure: Exception | None = None  # the latest turn's unexpected error
         self._failures = 0  # of those, in a row
         self._unsure = 0  # events at the head of the queue that may have been sent before
@@ -164,7 +158,7 @@ class Sender:
         """Start a forked child with an empty queue, no thread, and its own instance."""
         self.transport.after_fork()
         self.outbox.reset()
-        self.kept.clear()
+        self.results.reset()
         self._book.clear()
         self.declarations.forget_wanted()
         self._reset()
@@ -172,12 +166,11 @@ class Sender:
     @property
     def pending(self) -> int:
         """Events that are not acknowledged yet."""
-        return self.outbox.waiting + len(self.kept)
+        return self.outbox.waiting + len(self.results.kept)
 
     @property
     def stats(self) -> ClientStats:
-        with self._state:
-            counts, refused = dict(self._counts), dict(self._refused)
+        counts, refused = self.results.counts()
         spool = self.outbox.spool
         spooled, nbytes, unwritten = (0, 0, 0) if spool is None else spool.counts
         if spool is not None and spool.files.unreadable:
@@ -251,7 +244,7 @@ class Sender:
             return False
         except Exception as error:
             self._failures += 1
-            self.count(errors=1)
+            self.results.count(errors=1)
             if self._failure is None:
                 log.exception("unexpected error; sending %s again", counted(self.pending, "event"))
             self._failure = error
@@ -319,12 +312,11 @@ class Sender:
             )
         for event, error in self.outbox.encode_drafts(is_last_try=self._failures + 1 >= TRIES):
             if error is None:
-                with self._state:
-                    self._refused["broken"] += 1
+                self.results.count_refused("broken")
             else:
                 foreign = self.outbox.is_foreign(self.outbox.owner(name_of(event)), event)
                 refusal = Refusal("invalid", str(error), None, event.episode_id)
-                self.refuse_one(event, refusal, foreign=foreign)
+                self.results.refuse(event, refusal, foreign=foreign)
 
     def take_up(self, spec: CollectorSpec) -> None:
         """Use the collector's declarations and limits."""
@@ -385,8 +377,7 @@ class Sender:
             return
         refusal = self._book.take_refusal(event.episode_id)
         if refusal is not None:
-            with self._state:
-                self._take_unreported(lambda one: one is refusal)
+            self.results.take_unreported(lambda one: one is refusal)
             raise refusal
 
     # --- batches -----------------------------------------------------------------------------
@@ -410,7 +401,7 @@ class Sender:
                     raise
                 self._narrow(chunk, instance, todo, error)
         self._unsure = max(0, self._unsure - len(events))
-        self.count(batches=1)
+        self.results.count(batches=1)
         self._log_drops()
         self.outbox.owed = self._owes_drops()
 
@@ -444,7 +435,7 @@ class Sender:
             if reply.redeclared:
                 self.learn_anew()
             self._settle(chunk, errors, reply.duplicates, instance, delivery.maybe_applied)
-        self.count(resent=delivery.failures * len(chunk))
+        self.results.count(resent=delivery.failures * len(chunk))
 
     def _narrow(self, chunk: list[Event], instance: str, todo: Parts, error: Exception) -> None:
         """Search a part of a batch for the event that causes an error.
@@ -473,7 +464,7 @@ class Sender:
         for one in gone:
             refusal = Refusal("invalid", text, None, one.episode_id)
             foreign = self.outbox.is_foreign(instance, one)
-            self.refuse_one(one, refusal, foreign=foreign, reason="client_error")
+            self.results.refuse(one, refusal, foreign=foreign, reason="client_error")
         self.outbox.judged(gone)
 
     def _without_cuts(self, events: list[Event]) -> list[Event]:
@@ -535,7 +526,7 @@ class Sender:
                     fine.append(event)
                 except (TypeError, ValueError, OverflowError) as error:
                     text = f"cannot be encoded: {error}"
-                    self.refuse_one(event, Refusal("invalid", text, None, event.episode_id))
+                    self.results.refuse(event, Refusal("invalid", text, None, event.episode_id))
                     self.outbox.judged([event])
             batch.events = raw  # type: ignore[assignment]  # encoded events instead of events
             return fine, _encode(batch)
@@ -551,30 +542,32 @@ class Sender:
         """Handle the reply to a part of the flight: done, refused, or to be sent again."""
         self._postponed = next((one for _, one in errors if STATUS[one.code] in UNAVAILABLE), None)
         if not errors:
-            self.release(events)
-            self.count(acknowledged=self._logged(events), duplicates=duplicates)
+            self.results.release(events)
+            self.results.count(acknowledged=self._logged(events), duplicates=duplicates)
             self.outbox.judged(events)
             return
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
         foreign = self.outbox.is_foreign(instance)  # that process may have sent them before
-        again, wait, forgotten = self.sort(events, refused, maybe_applied or foreign)
+        again, wait, forgotten = to_repeat(events, refused, maybe_applied or foreign)
         starts, gone_on, put_off = self.outbox.go_on(_closed(events, refused))
         again += gone_on
-        lost = self.take_lost((name_of(events[i]), refusal) for i, refusal in refused.items())
+        lost = self.results.take_lost(
+            (name_of(events[i]), refusal) for i, refusal in refused.items()
+        )
         again += [undecided(events[i]) for i in refused if name_of(events[i]) in lost]
         repeated = set(map(id, (*again, *put_off)))
         for index, refusal in refused.items():
             if id(events[index]) not in repeated and not _is_cut(events[index]):
                 is_theirs = self.outbox.is_foreign(instance, events[index])
-                self.refuse_one(events[index], refusal, foreign=is_theirs)
+                self.results.refuse(events[index], refusal, foreign=is_theirs)
         if forgotten and not foreign:
             self.forget(instance, again)
         done = [event for index, event in enumerate(events) if index not in refused]
-        self.release(done)
-        self.count(acknowledged=self._logged(done), duplicates=duplicates)
+        self.results.release(done)
+        self.results.count(acknowledged=self._logged(done), duplicates=duplicates)
         self.outbox.judged([event for event in events if id(event) not in repeated])
         if again:
-            self.count(resent=len(again))
+            self.results.count(resent=len(again))
             kept = [event for events in lost.values() for event in events]
             self.outbox.return_flight(again, [*starts, *kept])
         if put_off:
@@ -582,45 +575,6 @@ class Sender:
             wait = max(wait, RETRY_SECONDS)
         if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
             raise _Closing
-
-    def release(self, durable: Sequence[Event]) -> None:
-        """Drop the kept events of episodes up to these events, which are on disk now."""
-        for event in durable if self.kept else ():
-            dropped = self.kept.delivered(event)  # itself too, if it is a copy
-            self.count(acknowledged=sum(seq_of(kept) != seq_of(event) for kept in dropped))
-
-    def take_lost(self, refusals: Iterable[tuple[Name, Refusal]]) -> dict[Name, list[Event]]:
-        """Take out the kept events of episodes that the collector has lost, by their refusals."""
-        first: dict[Name, int] = {}
-        for name, refusal in refusals if self.kept else ():
-            if refusal.code in LOST:
-                expected = refusal.expected_seq or 0
-                first[name] = min(first.get(name, expected), expected)
-        found = {name: self.kept.take(name, seq) for name, seq in first.items()}
-        return {name: events for name, events in found.items() if events}
-
-    def sort(
-        self, events: Sequence[Event], refused: Mapping[int, Refusal], maybe_applied: bool
-    ) -> tuple[list[Event], float, bool]:
-        """(refused events to send again, after how many seconds, whether the instance is unknown).
-
-        With a start that is to be sent again, all refused events of its episode are.
-        """
-        ids: set[Name] = set()
-        again: list[Event] = []
-        wait, forgotten = 0.0, False
-        for index in sorted(refused):
-            event, refusal = events[index], refused[index]
-            if STATUS[refusal.code] in UNAVAILABLE:
-                ids.add(name_of(event))
-                wait = max(wait, refusal.retry_after or 0.1)
-            elif refusal.code == "unknown_instance":
-                forgotten = True
-                if isinstance(event, Start) and not maybe_applied:
-                    ids.add(name_of(event))
-            if name_of(event) in ids:
-                again.append(event)
-        return again, wait, forgotten
 
     def forget(self, instance: str, again: Sequence[Event]) -> None:
         log.error(
@@ -630,41 +584,6 @@ class Sender:
         )
         self._base = self._told
         self.outbox.renew(instance, again, self._book.open_ids())
-
-    def refuse_one(
-        self, event: Event, refusal: Refusal, *, foreign: bool = False, reason: str | None = None
-    ) -> None:
-        """Handle a refusal, counted by its code or another reason.
-
-        The first for each reason is logged, unless `on_error` reports it. A waiting flush changes
-        nothing: it may end without raising it. A refusal of an earlier process's event is only
-        counted and logged.
-        """
-        if refusal.episode_id is None:
-            refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
-        with self._state:
-            reason = reason or refusal.code
-            first = reason not in self._refused
-            self._refused[reason] += 1
-            if not foreign:
-                self._unreported.append(refusal)
-        if first and self._on_error is None:
-            log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
-        if refusal.code == "other_schema":
-            self.learn_anew()
-        if not foreign:
-            self._book.refuse(event, refusal)
-        if self._on_error is not None:
-            try:
-                self._on_error(refusal)
-            except Exception:
-                log.exception("on_error failed")
-        if refusal.code != "window_closed":
-            self.kept.drop(name_of(event))
-
-    def count(self, **more: int) -> None:
-        with self._state:
-            self._counts.update(more)
 
     def _patiently(self, delivery: Delivery, kind: type[M], read: Callable[[M], R]) -> R:
         """Repeat a request until there is an answer, or until the sender is closed."""
@@ -682,7 +601,7 @@ class Sender:
                 self._set_trouble(refusal, refusal)  # such as a wrong token or path
                 delivery.failures += 1
                 retry_after = 1.0
-            self.count(retries=1)
+            self.results.count(retries=1)
             if not delivery.wait(retry_after):
                 raise _Closing
 
@@ -770,10 +689,9 @@ class Sender:
                 failure or latest
             )
         self._await_told(deadline)
-        with self._state:
-            refused = self._take_unreported(lambda one: episode_id in (None, one.episode_id))
+        refused = self.results.take_unreported(lambda one: episode_id in (None, one.episode_id))
         if refused:
-            raise _summary(refused)
+            raise summary(refused)
         if episode_id is not None:
             return
         if self.outbox.spool is None:
@@ -785,13 +703,6 @@ class Sender:
                 f"{files.directory}: {counted(lost, 'event')} cannot be read; the files are kept"
             )
 
-    def _take_unreported(self, wanted: Callable[[Refusal], bool]) -> list[Refusal]:
-        """Remove and return the wanted refusals that no flush has raised."""
-        found = [one for one in list(self._unreported) if wanted(one)]
-        for one in found:
-            self._unreported.remove(one)
-        return found
-
     def _require_other_thread(self) -> None:
         if self.outbox.is_own_thread():
             raise ClientError(
@@ -801,7 +712,7 @@ class Sender:
 
     def _settle_kept(self) -> None:
         """Have all kept events acknowledged, which the collector could still lose."""
-        kept = self.kept.copies()
+        kept = self.results.kept.copies()
         if kept:
             self.ensure_running()
             self.outbox.put_again(kept)
@@ -894,15 +805,6 @@ def _closed(events: Sequence[Event], refused: Mapping[int, Refusal]) -> list[Eve
 def _same(event: Event, other: Event) -> bool:
     """Whether two events belong to the same episode or track."""
     return name_of(event) == name_of(other)
-
-
-def _summary(refused: list[Refusal]) -> Refusal:
-    """One Refusal for all refusals since the last flush."""
-    first = refused[0]
-    if len(refused) == 1:
-        return first
-    message = f"{len(refused)} events were refused since the last flush, first: {first.message}"
-    return Refusal(first.code, message, first.path, first.episode_id, first.expected_seq)
 
 
 def renewed_by_fork(renew: Callable[[T], object]) -> weakref.WeakSet[T]:

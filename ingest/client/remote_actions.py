@@ -18,6 +18,7 @@ import msgspec
 from ingest.client.delivery import Sender
 from ingest.client.open_episodes import ClientEpisode, EpisodeBook
 from ingest.client.outbox import Outbox, Pulled
+from ingest.client.results import to_repeat
 from ingest.client.transport import Delivery, refusal_from_json
 from ingest.client.unconfirmed import LOST, undecided
 from ingest.protocol import messages as wire
@@ -162,7 +163,7 @@ class RemoteActor:
                 self._sender.learn_anew()
             fine = [event for i, event in enumerate(pulled.events) if i not in errors]
             if answer.durable or not self._sender.declarations.is_durable:  # nothing to keep for it
-                self._sender.count(acknowledged=len(fine))
+                self._sender.results.count(acknowledged=len(fine))
             else:
                 self._keep(fine, requests, replies)
             back, wait = self._again(pulled, errors, replies, delivery.maybe_applied)
@@ -197,13 +198,13 @@ class RemoteActor:
     ) -> tuple[list[Event], float]:
         """(events to send again, after how many seconds); removes their episodes' replies."""
         events, sender = pulled.events, self._sender
-        again, wait, forgotten = sender.sort(events, errors, maybe_applied)
+        again, wait, forgotten = to_repeat(events, errors, maybe_applied)
         lost = self._take_lost(events, errors, replies)
         again += [undecided(events[i]) for i in errors if name_of(events[i]) in lost]
         repeated = set(map(id, again))
         for index, refusal in errors.items():
             if id(events[index]) not in repeated:
-                sender.refuse_one(events[index], refusal)
+                sender.results.refuse(events[index], refusal)
         if forgotten:
             sender.forget(pulled.instance, again)
         for name in lost.union(map(name_of, again)):
@@ -221,7 +222,7 @@ class RemoteActor:
         for name, reply in replies.items():
             if reply.error is not None:
                 refusals.append((name, refusal_from_json(reply.error)))
-        lost = self._sender.take_lost(refusals)
+        lost = self._sender.results.take_lost(refusals)
         for kept in lost.values():
             self._outbox.put_again(kept)
         carried = {name for name, refusal in refusals if refusal.code in LOST}
@@ -234,7 +235,7 @@ class RemoteActor:
         replies: Mapping[Name, ActionReply],
     ) -> None:
         """Keep the events and decisions of a reply until they are durable."""
-        kept = self._sender.kept
+        kept = self._sender.results.kept
         for event in events:
             kept.keep(name_of(event), [event])
         for request in requests:
@@ -244,7 +245,7 @@ class RemoteActor:
             if reply.error is None:
                 kept.keep(name, [_decision(request, reply)])
                 durable = kept.durable(name, reply.durable_seq)
-                self._sender.count(acknowledged=len(durable))
+                self._sender.results.count(acknowledged=len(durable))
 
     def _finish(self, pulled: Pulled, back: Sequence[Event]) -> None:
         again = set(map(id, back))

@@ -253,7 +253,7 @@ def test_what_cannot_be_answered_is_raised_and_leaves_the_episode(
     collector.settle(2)
 
 
-FORKING = """
+FORKING = r"""
 import asyncio, os, sys
 from headrace import AsyncPolicyClient
 
@@ -262,7 +262,7 @@ async def act(client):
     action = await asyncio.wait_for(client.get_action(episode, [0.0, 0.5, 1.0, -0.5]), 60)
     client.end_episode(episode)
     await client.flush(60)
-    print("acted", flush=True)
+    os.write(1, b"acted\n")  # one write, so that parent and child do not mix their lines
 
 client = AsyncPolicyClient(sys.argv[1], sys.argv[2], timeout=60)
 asyncio.run(act(client))

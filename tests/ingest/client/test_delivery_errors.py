@@ -28,8 +28,8 @@ class Broken:
 
     def __init__(self, client: PolicyClient, errors: list[BaseException], bad: str | None) -> None:
         self.errors, self.bad = errors, bad
-        self._release = client._sender.release
-        client._sender.release = self.release  # type: ignore[method-assign]  # the planted bug
+        self._release = client._sender.results.release
+        client._sender.results.release = self.release  # type: ignore[method-assign]  # the planted bug
 
     def release(self, durable: Sequence[Event]) -> None:
         hits = self.bad is None or any(event.episode_id == self.bad for event in durable)
