@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.report import Figure, render
-from ingest.client.transport import Delivery, Transport
+from ingest.delivery.transport import Delivery, Transport
 from ingest.protocol import messages as wire
 from tests.collector_process import CollectorProcess, declare
 

@@ -28,6 +28,7 @@ ELSEWHERE = {
 }
 TITLES = {
     "ingest.client": "Clients",
+    "ingest.delivery": "Clients",
     "ingest.access": "Access",
     "ingest.embedded": "Inside the trainer's process",
     "policy.inference": "Acting",
@@ -83,17 +84,18 @@ def _moved(text: str) -> str:
 
 
 def _names() -> Iterator[str]:
-    """Every public name, by the folder that it comes from."""
-    folders: defaultdict[str, list[str]] = defaultdict(list)
+    """Every public name, by the title of the folder that it comes from."""
+    titled: defaultdict[str, list[str]] = defaultdict(list)
     for name in headrace.__all__:
         home = headrace._HOMES.get(name)
         if home is not None:
             path = home if home.endswith(f".{name}") else f"{home}.{name}"
-            folders[".".join(home.split(".")[:2])].append(path)
+            folder = ".".join(home.split(".")[:2])
+            titled[TITLES.get(folder, folder)].append(path)
     yield "# Python\n\nEverything here is imported from `headrace`.\n"
-    for folder in sorted(folders, key=lambda one: TITLES.get(one, one)):
-        yield f"## {TITLES.get(folder, folder)}\n"
-        for path in sorted(folders[folder]):
+    for title, paths in sorted(titled.items()):
+        yield f"## {title}\n"
+        for path in sorted(paths):
             yield f"::: {path}\n"
 
 

@@ -57,9 +57,9 @@ from headrace.extras import missing_extra
 if TYPE_CHECKING:
     from ingest.access.tokens import TokenError as TokenError
     from ingest.client.async_client import AsyncPolicyClient as AsyncPolicyClient
-    from ingest.client.client_stats import ClientStats as ClientStats
     from ingest.client.policy_client import PolicyClient as PolicyClient
     from ingest.client.publisher import Publisher as Publisher
+    from ingest.delivery.client_stats import ClientStats as ClientStats
     from ingest.embedded.external_env import ExternalEnv as ExternalEnv
     from ingest.embedded.external_multi_agent_env import (
         ExternalMultiAgentEnv as ExternalMultiAgentEnv,
@@ -183,7 +183,7 @@ if TYPE_CHECKING:
 _HOMES = {
     # Clients, and environments whose programs make the calls
     "AsyncPolicyClient": "ingest.client.async_client",
-    "ClientStats": "ingest.client.client_stats",
+    "ClientStats": "ingest.delivery.client_stats",
     "ExternalEnv": "ingest.embedded.external_env",
     "ExternalMultiAgentEnv": "ingest.embedded.external_multi_agent_env",
     "NowLive": "ingest.protocol.messages",

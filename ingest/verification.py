@@ -24,12 +24,12 @@ from pathlib import Path
 import msgspec
 
 from ingest.client.admin_session import admin_session
-from ingest.client.transport import Delivery, Transport
 from ingest.collector.address_file import LiveAddress
 from ingest.collector.backup_restore import notice_restore
 from ingest.collector.journal_report import damage_texts
 from ingest.collector.recovery import Recovered, recover
 from ingest.collector.stores import ShardFolder
+from ingest.delivery.transport import Delivery, Transport
 from ingest.episodes.sealed_parts import Sealed
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable

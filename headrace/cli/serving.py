@@ -218,7 +218,7 @@ class _Silent:
 
     def _asked(self, address: str, token: str | None) -> dict[str, Any] | str:
         """The answer of `/v1/spec`, or the reason why there is none."""
-        from ingest.client.transport import Delivery, Transport
+        from ingest.delivery.transport import Delivery, Transport
         from ingest.protocol.errors import IngestError
 
         with contextlib.closing(Transport(address, token=token, ca=self._ca)) as transport:

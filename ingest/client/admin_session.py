@@ -13,7 +13,7 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter
 
-from ingest.client.transport import require_ca
+from ingest.delivery.transport import require_ca
 
 __all__ = ["admin_session"]
 

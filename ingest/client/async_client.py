@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ingest.client.declarations import ClientPolicy, CollectorSpec
-from ingest.client.delivery import renewed_by_fork
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.policy_client import PolicyClient
-from ingest.client.transport import Delivery, HttpSession, refusal_from_json
+from ingest.delivery.declarations import ClientPolicy, CollectorSpec
+from ingest.delivery.sender import renewed_by_fork
+from ingest.delivery.transport import Delivery, HttpSession, refusal_from_json
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ingest.client.declarations import ClientPolicy, Declarations
-from ingest.client.delivery import Sender
-from ingest.client.events import too_large
 from ingest.client.open_episodes import EpisodeBook
-from ingest.client.outbox import Outbox
+from ingest.delivery.declarations import ClientPolicy, Declarations
+from ingest.delivery.events import too_large
+from ingest.delivery.outbox import Outbox
+from ingest.delivery.sender import Sender
 from ingest.protocol.agent_names import name_in
 from ingest.protocol.errors import Refusal
 

@@ -11,12 +11,12 @@ from math import isnan
 from time import time_ns
 from typing import Any
 
-from ingest.client.declarations import ClientPolicy
-from ingest.client.delivery import Sender
 from ingest.client.local_inference import LocalPolicy
 from ingest.client.open_episodes import ClientEpisode
-from ingest.client.outbox import Outbox
-from ingest.client.transport import Transport
+from ingest.delivery.declarations import ClientPolicy
+from ingest.delivery.outbox import Outbox
+from ingest.delivery.sender import Sender
+from ingest.delivery.transport import Transport
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import Refusal
 from ingest.protocol.messages import Decision

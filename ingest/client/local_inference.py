@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ingest.client.delivery import renewed_by_fork
 from ingest.client.open_episodes import ClientEpisode
-from ingest.client.transport import Answer, RetryDelays, Transport
+from ingest.delivery.sender import renewed_by_fork
+from ingest.delivery.transport import Answer, RetryDelays, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
 from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy

@@ -18,8 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ingest.client.calls import PolicyLookup, Queueing
-from ingest.client.declarations import ClientPolicy
-from ingest.client.events import (
+from ingest.client.local_actions import LocalActor
+from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook, no_action
+from ingest.client.remote_actions import RemoteActor
+from ingest.delivery.declarations import ClientPolicy
+from ingest.delivery.events import (
     check_id,
     encode_info,
     late_reward,
@@ -30,10 +33,7 @@ from ingest.client.events import (
     version,
     weight,
 )
-from ingest.client.local_actions import LocalActor
-from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook, no_action
-from ingest.client.outbox import Outbox, Reward
-from ingest.client.remote_actions import RemoteActor
+from ingest.delivery.outbox import Outbox, Reward
 from ingest.protocol.agent_names import label, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from ingest.client.declarations import ClientPolicy
-from ingest.client.events import check_id, unsampled_names
-from ingest.client.transport import Delivery, Transport
+from ingest.delivery.declarations import ClientPolicy
+from ingest.delivery.events import check_id, unsampled_names
+from ingest.delivery.transport import Delivery, Transport
 from ingest.protocol.agent_names import Name, label, name_of
 from ingest.protocol.errors import (
     BufferFull,

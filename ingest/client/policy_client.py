@@ -32,10 +32,13 @@ from types import TracebackType
 from typing import Any, get_args
 
 from ingest.client.calls import PolicyLookup, Queueing
-from ingest.client.client_stats import ClientStats
-from ingest.client.declarations import CollectorSpec, Declarations, Draft
-from ingest.client.delivery import Sender
-from ingest.client.events import (
+from ingest.client.local_actions import LocalActor
+from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
+from ingest.client.open_episodes import ClientEpisode, EpisodeBook, no_action, require_free
+from ingest.client.remote_actions import RemoteActor
+from ingest.delivery.client_stats import ClientStats
+from ingest.delivery.declarations import CollectorSpec, Declarations, Draft
+from ingest.delivery.events import (
     EVENT_BYTES,
     ID_CHARACTERS,
     check_id,
@@ -52,13 +55,10 @@ from ingest.client.events import (
     unsampled_names,
     version,
 )
-from ingest.client.local_actions import LocalActor
-from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
-from ingest.client.open_episodes import ClientEpisode, EpisodeBook, no_action, require_free
-from ingest.client.outbox import OnFull, Outbox
-from ingest.client.remote_actions import RemoteActor
-from ingest.client.spool import Spool
-from ingest.client.transport import HttpSession, Token, Transport
+from ingest.delivery.outbox import OnFull, Outbox
+from ingest.delivery.sender import Sender
+from ingest.delivery.spool import Spool
+from ingest.delivery.transport import HttpSession, Token, Transport
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
 from ingest.protocol.messages import Decision, End, LogAction, LogReturns, Start

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ingest.client.delivery import Sender
 from ingest.client.open_episodes import ClientEpisode, EpisodeBook
-from ingest.client.outbox import Outbox, Pulled
-from ingest.client.results import to_repeat
-from ingest.client.transport import Delivery, refusal_from_json
-from ingest.client.unconfirmed import LOST, undecided
+from ingest.delivery.outbox import Outbox, Pulled
+from ingest.delivery.results import to_repeat
+from ingest.delivery.sender import Sender
+from ingest.delivery.transport import Delivery, refusal_from_json
+from ingest.delivery.unconfirmed import LOST, undecided
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label, label_of, name_of
 from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal

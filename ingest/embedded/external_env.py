@@ -27,9 +27,9 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
-from ingest.client.declarations import ClientPolicy
-from ingest.client.events import check_id, encode_info, number, propensity
 from ingest.client.policy_client import PolicyClient
+from ingest.delivery.declarations import ClientPolicy
+from ingest.delivery.events import check_id, encode_info, number, propensity
 from ingest.embedded.exchange import Exchange, OwnAction, Poll
 from ingest.protocol.errors import ServingStopped
 from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, LoggedAction

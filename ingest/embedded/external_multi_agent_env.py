@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ingest.client.declarations import ClientPolicy
-from ingest.client.events import number
 from ingest.client.multi_agent import PolicyMapping, by_agent, ended_agents
 from ingest.client.policy_client import PolicyClient
+from ingest.delivery.declarations import ClientPolicy
+from ingest.delivery.events import number
 from ingest.embedded.exchange import Exchange
 from ingest.embedded.external_env import (
     EpisodesHere,

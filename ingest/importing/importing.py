@@ -30,8 +30,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ingest.client.declarations import CollectorSpec
-from ingest.client.transport import Transport
+from ingest.delivery.declarations import CollectorSpec
+from ingest.delivery.transport import Transport
 from ingest.importing.categories import (
     Categories,
     category,

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.client.transport import Delivery, Transport
+from ingest.delivery.transport import Delivery, Transport
 from ingest.importing.cells import Array
 from ingest.importing.episodes import WholeEpisodes
 from ingest.importing.grouping import joined

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ingest.client.unconfirmed import Kept
+from ingest.delivery.unconfirmed import Kept
 from ingest.episodes.judge import Judge
 from ingest.protocol import messages as wire
 from tests.faults.mutants import Patch, mutant

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from ingest.client import spool
-from ingest.client.outbox import Outbox
-from ingest.client.shared_spool import Entry, SharedSpool
-from ingest.client.spool import Spool, SpoolSegment
+from ingest.delivery import spool
+from ingest.delivery.outbox import Outbox
+from ingest.delivery.shared_spool import Entry, SharedSpool
+from ingest.delivery.spool import Spool, SpoolSegment
 from ingest.protocol.messages import Event
 from tests.faults.mutants import Patch, mutant
 

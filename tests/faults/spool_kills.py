@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ingest.client.declarations import ClientPolicy
 from ingest.client.local_actions import WINDOWS_PER_VERSION
 from ingest.client.policy_client import PolicyClient
-from ingest.client.spool import PIECE_BYTES, SpoolSegment
+from ingest.delivery.declarations import ClientPolicy
+from ingest.delivery.spool import PIECE_BYTES, SpoolSegment
 from ingest.protocol.errors import BufferFull, Refusal
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore

@@ -15,10 +15,10 @@ MAY_IMPORT = {
     ),
     "headrace.cli": (
         "headrace.demo headrace.output headrace.up ingest.access ingest.client ingest.collector"
-        " ingest.episodes ingest.importing ingest.protocol ingest.server ingest.verification"
-        " ingest.web policy.inference policy.jobs storage.declarations storage.errors"
-        " storage.experience storage.journal storage.system storage.verify storage.weights"
-        " storage.wording msgspec typer"
+        " ingest.delivery ingest.episodes ingest.importing ingest.protocol ingest.server"
+        " ingest.verification ingest.web policy.inference policy.jobs storage.declarations"
+        " storage.errors storage.experience storage.journal storage.system storage.verify"
+        " storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
@@ -27,9 +27,9 @@ MAY_IMPORT = {
     "headrace.output": "storage.wording rich",
     # `verification` compares journals, shards and indexes; `__main__` is the server's command
     "ingest": (
-        "ingest.client ingest.collector ingest.episodes ingest.protocol ingest.server"
-        " storage.declarations storage.errors storage.journal storage.system storage.verify"
-        " msgspec"
+        "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
+        " ingest.server storage.declarations storage.errors storage.journal storage.system"
+        " storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
     "ingest.access": "ingest.protocol storage.declarations storage.system storage.wording msgspec",
@@ -39,9 +39,8 @@ MAY_IMPORT = {
         " storage.declarations storage.experience storage.spaces storage.wording msgspec numpy"
     ),
     "ingest.client": (
-        "ingest.protocol policy.inference storage.declarations storage.errors"
-        " storage.experience storage.spaces storage.system storage.weights storage.wording"
-        " msgspec numpy opentelemetry requests urllib3"
+        "ingest.delivery ingest.protocol policy.inference storage.declarations storage.errors"
+        " storage.experience storage.weights storage.wording msgspec numpy requests"
     ),
     # urllib3 parses the requested address
     "ingest.collector": (
@@ -49,10 +48,14 @@ MAY_IMPORT = {
         " storage.declarations storage.errors storage.experience storage.journal storage.shards"
         " storage.spaces storage.system storage.weights storage.wording msgspec numpy urllib3"
     ),
+    "ingest.delivery": (
+        "ingest.protocol storage.declarations storage.experience storage.spaces storage.system"
+        " storage.wording msgspec numpy opentelemetry urllib3"
+    ),
     "ingest.embedded": (
-        "ingest.client ingest.collector ingest.protocol ingest.server storage.declarations"
-        " storage.errors storage.experience storage.reading storage.spaces storage.weights"
-        " storage.wording msgspec numpy uvloop"
+        "ingest.client ingest.collector ingest.delivery ingest.protocol ingest.server"
+        " storage.declarations storage.errors storage.experience storage.reading storage.spaces"
+        " storage.weights storage.wording msgspec numpy uvloop"
     ),
     "ingest.episodes": (
         "ingest.protocol storage.declarations storage.experience storage.spaces storage.wording"
@@ -60,7 +63,7 @@ MAY_IMPORT = {
     ),
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
-        "ingest.client ingest.protocol storage.experience storage.spaces storage.system"
+        "ingest.delivery ingest.protocol storage.experience storage.spaces storage.system"
         " storage.wording msgspec numpy pyarrow sqlalchemy"
     ),
     "ingest.protocol": "msgspec",
@@ -148,6 +151,7 @@ MAY_REACH_STDLIB = {
 # The same for third-party packages, for folders that a service loads or that stay pure.
 MAY_REACH_PACKAGES = {
     "ingest.client": "msgspec numpy opentelemetry requests safetensors urllib3",
+    "ingest.delivery": "msgspec numpy opentelemetry urllib3",
     "ingest.episodes": "msgspec numpy",
     "ingest.protocol": "msgspec",
     "policy.inference": "msgspec numpy safetensors",

@@ -85,7 +85,10 @@ HEAVY = {
 # contract -> the folders that it restricts, and the imports that it forbids, by groups
 REFUSED = {
     "pure": (PURE, WORLD),
-    "thin-client": (("ingest.client", "ingest.protocol", "policy.inference"), HEAVY),
+    "thin-client": (
+        ("ingest.client", "ingest.delivery", "ingest.protocol", "policy.inference"),
+        HEAVY,
+    ),
     "inference": (("policy.inference",), {"HTTP": ("http", "urllib", "urllib3", "requests")}),
     "policy-in-ingest": (
         tuple(sorted(graph().find_children("ingest"))),
@@ -198,7 +201,7 @@ def test_an_import_in_return_is_refused(package: str) -> None:
 BREAKS = {
     "packages": ("storage/spaces/descriptors.py", "policy.ope.estimators"),
     "headrace": ("headrace/output/console.py", "headrace.cli.options"),
-    "ingest": ("ingest/client/transport.py", "ingest.collector.flow_control"),
+    "ingest": ("ingest/delivery/transport.py", "ingest.collector.flow_control"),
     "policy": ("policy/networks/modules.py", "policy.worker.settings"),
     "storage": ("storage/shards/names.py", "storage.reading.ledger"),
     "cycles": ("storage/spaces/descriptors.py", "storage.spaces.codec"),

@@ -165,7 +165,7 @@ def test_a_thin_folder_reaches_what_its_line_says(folder: str) -> None:
     [
         ("policy.inference.spec", "ray"),
         ("policy.inference.spec", "msgspec"),
-        ("ingest.client.transport", "prometheus_client"),
+        ("ingest.delivery.transport", "prometheus_client"),
         ("ingest.collector.collector", "torch"),
         ("policy.ope.estimators", "torch"),
         ("policy.envs.base_env", "policy.networks.policy"),

@@ -14,7 +14,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # A service that logs episodes imports only these folders.
-CLIENT_FOLDERS = ["ingest/client", "ingest/protocol", "policy/inference", "storage/spaces"]
+CLIENT_FOLDERS = [
+    "ingest/client",
+    "ingest/delivery",
+    "ingest/protocol",
+    "policy/inference",
+    "storage/spaces",
+]
 NEEDS_GYMNASIUM = {"storage.spaces.gymnasium_spaces"}
 CLIENT = [
     ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

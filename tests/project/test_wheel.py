@@ -265,7 +265,13 @@ def test_a_worker_is_a_ray_actor_on_the_wheel(full: Path, service: Path) -> None
     assert said.split()[-1] == "10"
 
 
-INSTALLED_SUITES = ["ingest/client", "ingest/protocol", "storage/reading", "storage/weights"]
+INSTALLED_SUITES = [
+    "ingest/client",
+    "ingest/delivery",
+    "ingest/protocol",
+    "storage/reading",
+    "storage/weights",
+]
 
 
 @pytest.mark.long

@@ -37,8 +37,8 @@ from ingest.access.tokens import (
     masked,
     require_allowance,
 )
-from ingest.client.transport import Transport
 from ingest.collector.live_policies import LivePolicies
+from ingest.delivery.transport import Transport
 from ingest.protocol.errors import CollectorFailed, Refusal
 from ingest.server.routes import Routes
 from ingest.web.asgi import Router

@@ -22,7 +22,7 @@ import pytest
 from ingest.client import local_inference
 from ingest.client.local_inference import LocalPolicy
 from ingest.client.policy_client import PolicyClient
-from ingest.client.transport import Answer, Transport
+from ingest.delivery.transport import Answer, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published
 from policy.inference.action_rule import GREEDY, ActionRule

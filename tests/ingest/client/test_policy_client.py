@@ -1,6 +1,6 @@
 """PolicyClient against a collector that fails on command.
 
-Also of `ingest.client.calls`, `ingest.client.events` and `ingest.client.open_episodes`.
+Also of `ingest.client.calls`, `ingest.delivery.events` and `ingest.client.open_episodes`.
 """
 
 from __future__ import annotations

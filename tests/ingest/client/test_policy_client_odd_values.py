@@ -1,6 +1,6 @@
 """Values that the collector would refuse raise in the call, and the episode is unchanged.
 
-Also of `ingest.client.events`.
+Also of `ingest.delivery.events`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ingest.episodes.infos import MAX_MERGED, MergedInfo
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration
-from tests.ingest.client.test_unconfirmed import decision, started
+from tests.ingest.delivery.test_unconfirmed import decision, started
 from tests.ingest.episodes.test_assembler import STEPS, Shell
 
 NAME = "e"

@@ -43,14 +43,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from ingest.client.batches import cut_at
-from ingest.client.client_stats import ClientStats, export
-from ingest.client.declarations import CollectorSpec, Declarations
-from ingest.client.events import is_late
-from ingest.client.outbox import Outbox
-from ingest.client.results import EventResults, summary, to_repeat
-from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
-from ingest.client.transport import (
+from ingest.delivery.batches import cut_at
+from ingest.delivery.client_stats import ClientStats, export
+from ingest.delivery.declarations import CollectorSpec, Declarations
+from ingest.delivery.events import is_late
+from ingest.delivery.outbox import Outbox
+from ingest.delivery.results import EventResults, summary, to_repeat
+from ingest.delivery.shared_spool import RETRY_SECONDS, SharedSpool
+from ingest.delivery.transport import (
     UNAVAILABLE,
     Delivery,
     M,
@@ -58,7 +58,7 @@ from ingest.client.transport import (
     Transport,
     refusal_from_json,
 )
-from ingest.client.unconfirmed import undecided
+from ingest.delivery.unconfirmed import undecided
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import (

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from ingest.client import dropped, event_queue, outbox, shared_spool
 from ingest.client.policy_client import PolicyClient
+from ingest.delivery import dropped, event_queue, outbox, shared_spool
 from ingest.protocol.errors import ClientError, Refusal
 from tests.ingest.scripted_collector import ScriptedCollector
 

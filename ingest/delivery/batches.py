@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ingest.client.events import weight
+from ingest.delivery.events import weight
 from ingest.protocol.messages import Decision, Event, LogAction, LogReturns, Start
 
 BATCH_BYTES = 2_000_000

@@ -1,4 +1,7 @@
-"""The sending thread survives any error: no error of its own stops delivery or loses events."""
+"""The sending thread survives any error: no error of its own stops delivery or loses events.
+
+Also of `ingest.delivery.results`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ingest.client.declarations import Draft
 from ingest.client.policy_client import PolicyClient
+from ingest.delivery.declarations import Draft
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.messages import Event
 from tests.ingest.scripted_collector import Gate, ScriptedCollector, answering, pass_by

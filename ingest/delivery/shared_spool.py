@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ingest.client.spool import Spool, SpoolSegment, framed
+from ingest.delivery.spool import Spool, SpoolSegment, framed
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Event, Start

@@ -10,8 +10,8 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ingest.client.transport import UNAVAILABLE
-from ingest.client.unconfirmed import LOST, Kept, seq_of
+from ingest.delivery.transport import UNAVAILABLE
+from ingest.delivery.unconfirmed import LOST, Kept, seq_of
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import STATUS, Refusal
 from ingest.protocol.messages import Event, Start

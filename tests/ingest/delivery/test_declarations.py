@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingest.client.declarations import Declarations, Draft
 from ingest.client.policy_client import PolicyClient
+from ingest.delivery.declarations import Declarations, Draft
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from ingest.client.events import is_late, unsampled_names
+from ingest.delivery.events import is_late, unsampled_names
 from ingest.protocol.agent_names import Name
 from ingest.protocol.messages import Decision, End, Event, LogAction
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ingest.client.transport import Delivery, Transport
+from ingest.delivery.transport import Delivery, Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import ClientError, CollectorUnavailable
 from storage.declarations.declaration import DeclarationError

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ingest.client.events import weight
+from ingest.delivery.events import weight
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import ClientError
 from ingest.protocol.messages import End, Event, Start
@@ -25,7 +25,7 @@ class EventQueue:
     """The state of an Outbox, which calls every method with its lock held.
 
     Nothing here waits. Another call may run inside each of these calls (see
-    `ingest.client.outbox`), so an index is read before its event is added: it may be too low but
+    `ingest.delivery.outbox`), so an index is read before its event is added: it may be too low but
     never too high. `named`: the caller gives the start numbers, for an instance that can be
     resumed.
     """

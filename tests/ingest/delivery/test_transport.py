@@ -21,9 +21,9 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.client import transport as transport_module
 from ingest.client.policy_client import PolicyClient
-from ingest.client.transport import (
+from ingest.delivery import transport as transport_module
+from ingest.delivery.transport import (
     UNAVAILABLE,
     Answer,
     Delivery,

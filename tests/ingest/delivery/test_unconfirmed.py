@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.client.policy_client import PolicyClient
-from ingest.client.unconfirmed import Kept, seq_of
 from ingest.collector.recovery import recover
+from ingest.delivery.unconfirmed import Kept, seq_of
 from ingest.protocol import messages as wire
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults import decisions, mutants, slow_disk

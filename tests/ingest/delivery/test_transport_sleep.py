@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingest.client.transport import Transport
+from ingest.delivery.transport import Transport
 from ingest.protocol.errors import CollectorUnavailable
 from tests.closing import Closing
 from tests.ingest.scripted_collector import ScriptedCollector

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ingest.client.transport import Transport
+from ingest.delivery.transport import Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from tests.collector_process import CollectorProcess, declare
@@ -116,7 +116,7 @@ def test_a_collectors_answers_need_no_library(
 ) -> None:
     """A collector's answers have a Content-Length, and are read without http.client."""
     declare(tmp_path)
-    monkeypatch.setattr("ingest.client.transport.HTTPResponse", None)
+    monkeypatch.setattr("ingest.delivery.transport.HTTPResponse", None)
     with CollectorProcess(tmp_path) as collector:
         transport = Transport(collector.address, timeout=60.0)
         assert transport.attempt("GET", "/v1/spec").status == 200

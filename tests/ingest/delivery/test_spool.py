@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from ingest.client import spool
 from ingest.client.async_client import AsyncPolicyClient
-from ingest.client.declarations import ClientPolicy, Declarations, Draft
-from ingest.client.outbox import Outbox
 from ingest.client.policy_client import PolicyClient
-from ingest.client.spool import Spool, SpoolSegment
+from ingest.delivery import spool
+from ingest.delivery.declarations import ClientPolicy, Declarations, Draft
+from ingest.delivery.outbox import Outbox
+from ingest.delivery.spool import Spool, SpoolSegment
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import BufferFull, CollectorUnavailable, IngestError, Refusal
 from policy.inference.spec import PolicySpec
@@ -54,7 +54,7 @@ def spooling(address: str, directory: Path, **options: Any) -> PolicyClient:
 
 def killed(address: str, directory: Path, prefix: str, episodes: int, **options: Any) -> int:
     """Spool episodes in a process, kill it, and return how many events were waiting."""
-    module = ["-m", "tests.ingest.client.spooling_client"]
+    module = ["-m", "tests.ingest.delivery.spooling_client"]
     arguments = [address, str(directory), str(episodes), prefix, json.dumps(options)]
     process = subprocess.Popen(
         [sys.executable, *module, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -855,7 +855,7 @@ def test_what_a_kill_within_the_making_of_a_segment_left_is_removed(
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from ingest.client.spool import FileLock, SpoolSegment
+from ingest.delivery.spool import FileLock, SpoolSegment
 def stop(*_, **__):
     print("there", flush=True)
     sys.stdin.read()

@@ -1,4 +1,7 @@
-"""The outbox: each event leaves it once, in its episode's order, through any interleaving."""
+"""The outbox: each event leaves it once, in its episode's order, through any interleaving.
+
+Also of `ingest.delivery.event_queue` and `ingest.delivery.dropped`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from ingest.client.events import weight
-from ingest.client.outbox import Outbox
+from ingest.delivery.events import weight
+from ingest.delivery.outbox import Outbox
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import End, Event, LogAction, LogReturns, Start
 

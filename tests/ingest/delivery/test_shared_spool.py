@@ -69,7 +69,7 @@ def test_calls_return_while_no_write_does(
 ) -> None:
     """Events logged while the disk hangs wait in memory, are counted, and are delivered in order
     once the disk answers. The log has a line for each change."""
-    monkeypatch.setattr("ingest.client.shared_spool.HANG_SECONDS", 0.0)
+    monkeypatch.setattr("ingest.delivery.shared_spool.HANG_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING), spooling(collector.address, tmp_path) as client:
         client.connect()
         client.log_step(SHORT, 1, 0.0, episode_id="first")
@@ -163,7 +163,7 @@ def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The queue is sent although a batch has room for more events, which cannot be read back."""
-    monkeypatch.setattr("ingest.client.shared_spool.HANG_SECONDS", 0.0)
+    monkeypatch.setattr("ingest.delivery.shared_spool.HANG_SECONDS", 0.0)
     with spooling(collector.address, tmp_path, linger=0.0, max_pending=6) as client:
         client.connect()
         client.log_step(SHORT, 1, 1.0, episode_id="first")
@@ -193,7 +193,7 @@ def test_others_do_not_wait_for_an_episode_that_is_to_go_on_in_a_new_one(
 ) -> None:
     """The new episode must be on disk first: until then its events are put off, whatever their
     number."""
-    monkeypatch.setattr("ingest.client.shared_spool.HANG_SECONDS", 0.0)
+    monkeypatch.setattr("ingest.delivery.shared_spool.HANG_SECONDS", 0.0)
     with spooling(collector.address, tmp_path, linger=0.0, batch=4) as client:
         client.connect()
         client.start_episode("closed")
@@ -225,7 +225,7 @@ def test_memory_is_bounded_while_the_disk_hangs(
     tmp_path: Path, disk: HangingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond `max_pending` events calls raise; every event whose call did not raise is written."""
-    monkeypatch.setattr("ingest.client.shared_spool.FEWEST", 1)
+    monkeypatch.setattr("ingest.delivery.shared_spool.FEWEST", 1)
     client = spooling(NOBODY, tmp_path, max_pending=30, max_wait=0.0, timeout=0.01)
     disk.answers.clear()
     for _ in range(10):

@@ -22,11 +22,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ingest.client.batches import BATCH_BYTES, BatchSize, fitting, whole_runs
-from ingest.client.declarations import Draft
-from ingest.client.dropped import DroppedEpisodes
-from ingest.client.event_queue import EventQueue
-from ingest.client.events import (
+from ingest.delivery.batches import BATCH_BYTES, BatchSize, fitting, whole_runs
+from ingest.delivery.declarations import Draft
+from ingest.delivery.dropped import DroppedEpisodes
+from ingest.delivery.event_queue import EventQueue
+from ingest.delivery.events import (
     EVENT_BYTES,
     broken_end,
     is_late,
@@ -34,8 +34,8 @@ from ingest.client.events import (
     too_large,
     weight,
 )
-from ingest.client.shared_spool import RETRY_SECONDS, SharedSpool
-from ingest.client.spool import Spool
+from ingest.delivery.shared_spool import RETRY_SECONDS, SharedSpool
+from ingest.delivery.spool import Spool
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.client.batches import BATCH_BYTES, LEAST_BYTES, PATIENCE, BatchSize, whole_runs
 from ingest.client.policy_client import PolicyClient
+from ingest.delivery.batches import BATCH_BYTES, LEAST_BYTES, PATIENCE, BatchSize, whole_runs
 from ingest.protocol.errors import Refusal
 from ingest.protocol.messages import Event, LogAction, LogReturns, Start
 from tests.collector_process import CollectorProcess, declare

@@ -36,8 +36,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ingest.client.batches import LONGEST_RUN
-from ingest.client.declarations import ClientPolicy, Draft
+from ingest.delivery.batches import LONGEST_RUN
+from ingest.delivery.declarations import ClientPolicy, Draft
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import SpaceError

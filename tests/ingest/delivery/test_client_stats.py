@@ -11,9 +11,9 @@ import pytest
 from opentelemetry import metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingest.client import delivery
-from ingest.client.client_stats import METRICS, ClientStats, export
 from ingest.client.policy_client import PolicyClient
+from ingest.delivery import sender
+from ingest.delivery.client_stats import METRICS, ClientStats, export
 from ingest.protocol.errors import Refusal
 from tests.ingest.scripted_collector import ScriptedCollector, answering, cut_before
 
@@ -103,7 +103,7 @@ class Recording(metrics.NoOpMeterProvider):
 def test_opentelemetry_observes_the_same_counts() -> None:
     """The counts go to whichever provider the service has set; refusals are labelled by code."""
     provider = Recording()
-    assert export(delivery._clients, provider)
+    assert export(sender._clients, provider)
     assert len(provider.callbacks) == len(METRICS) + 1
     with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
         client.log_step(OBS, 1, 1.0)

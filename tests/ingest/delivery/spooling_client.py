@@ -1,6 +1,6 @@
 """A process that spools what it logs until it is killed.
 
-python -m tests.ingest.client.spooling_client ADDRESS SPOOL_DIR EPISODES PREFIX OPTIONS
+python -m tests.ingest.delivery.spooling_client ADDRESS SPOOL_DIR EPISODES PREFIX OPTIONS
 
 OPTIONS is a JSON object of arguments of PolicyClient. The process logs EPISODES episodes of two
 steps, PREFIX-0 and so on, and PREFIX-open, which stays open. It then prints a line and waits to be
