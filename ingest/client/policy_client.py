@@ -263,11 +263,11 @@ class PolicyClient:
     ) -> str:
         """Start an episode and return its id.
 
-        The start is queued; without `episode_id` a random id of 24 hex digits is
-        generated. If the id is taken, a
-        ValueError ("Episode X is already started" or "Episode X has already completed.") is raised
-        here if the collector answers within `max_wait`, else by the episode's next call. (With
-        several agents always by the next call, unless `sync`; an import does not wait.)
+        The start is queued. Without `episode_id` a random id of 24 hex digits is generated. If the
+        id is taken, a ValueError ("Episode X is already started" or "Episode X has already
+        completed.") is raised here if the collector answers within `max_wait`, else by the
+        episode's next call. (With several agents always by the next call, unless `sync`; an import
+        does not wait.)
 
         With a mapping agent -> policy as `policy_id`, or with the client's `policy_mapping_fn`, the
         episode has several agents: observations, actions, rewards and infos of its calls are
