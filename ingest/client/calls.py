@@ -15,15 +15,15 @@ from ingest.delivery.events import too_large
 from ingest.delivery.outbox import Outbox
 from ingest.delivery.sender import Sender
 from ingest.protocol.agent_names import name_in
-from ingest.protocol.errors import Refusal
+from ingest.protocol.errors import CollectorUnavailable, Refusal
 
 
 class PolicyLookup:
     """Finds policies by id, and waits for their declarations; `default` is used without an id.
 
-    A logging call waits at most `max_wait` seconds, and none waits after one has waited in vain: a
-    collector that does not answer delays one call, not each. Calls that need an answer wait for
-    `timeout` seconds.
+    A logging call waits at most `max_wait` seconds, a call that needs an answer `timeout` seconds.
+    After one of a kind has waited in vain, none waits: a collector that does not answer delays one
+    call, not each.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class PolicyLookup:
         self._declarations, self._outbox, self._sender = declarations, outbox, sender
         self._default, self._timeout, self._max_wait = default, timeout, max_wait
         self._is_patient = True
+        self._has_waited = False  # for an answer, in vain
 
     def find(self, policy_id: str | None) -> ClientPolicy:
         """A policy, whose declaration may not be known yet. Raises ValueError."""
@@ -61,7 +62,13 @@ class PolicyLookup:
         """Wait until a policy's declaration is known. Raises ValueError, ClientError."""
         if policy.is_declared:
             return
-        self._sender.connect(self._timeout, lambda: policy.is_settled)
+        try:
+            timeout = 0.0 if self._has_waited else self._timeout
+            self._sender.connect(timeout, lambda: policy.is_settled)
+        except CollectorUnavailable:
+            self._has_waited = True
+            raise
+        self._has_waited = False
         if policy.error is not None:
             raise ValueError(policy.error)
 

@@ -77,7 +77,7 @@ class PolicyClient:
         update_interval: seconds after which local inference asks for newer weights, while the old
             ones act; 0: in every action, which waits for the answer; None: never.
         session: a `requests.Session` to use for everything; the caller closes it.
-        policy_id: the policy of new episodes; default: the collector's only one.
+        policy_id: the policy of new episodes; default: the collector's only one, or `default`.
         sync: every logging call waits until its event is acknowledged (at most `timeout` seconds),
             and raises its refusal.
         token: sent as `Authorization: Bearer`; a function is called before each request, so that a
@@ -316,7 +316,7 @@ class PolicyClient:
 
         Raises Refusal (a ValueError) if the collector refuses, with code `no_version` while nothing
         is published. Raises CollectorUnavailable or TimeoutError without an answer in time; then
-        repeat the same call.
+        repeat the same call or, in local mode, log an action of your own.
         """
         if isinstance(episode_id, str):
             return self._get_actions({episode_id: observation})[episode_id]

@@ -349,7 +349,7 @@ class Sender:
             return getattr(self._away, "retry_after", None) or 0.0
 
         def hopeless() -> bool:
-            return self._is_stuck() or (timeout is not None and pause() >= timeout)
+            return self._is_stuck() or (timeout is not None and 0.0 < timeout <= pause())
 
         self.ensure_running()
         self.outbox.wait_until(lambda: ready() or hopeless(), timeout)
@@ -357,17 +357,21 @@ class Sender:
             return
         if self._trouble is not None:
             raise self._trouble
-        if timeout is not None and pause() >= timeout:
+        if timeout is not None and 0.0 < timeout <= pause():
             text = f"{self._away}; the next request is in {pause():.0f} s"
             raise CollectorUnavailable(text, maybe_applied=False) from self._away
         raise self.no_answer(timeout)
 
     def no_answer(self, timeout: float | None) -> CollectorUnavailable:
-        """The error of a call without an answer in `timeout` seconds, with the latest reason."""
+        """The error of a call without an answer in `timeout` seconds, with the latest reason.
+
+        0: it did not wait.
+        """
         latest = repr(self._failure) if self._failure else self._away or self._postponed
         why = f": {latest}" if latest else ""
+        within = f"within {timeout} s" if timeout else "yet"
         return CollectorUnavailable(
-            f"{self.transport.address}: no answer within {timeout} s{why}", maybe_applied=False
+            f"{self.transport.address}: no answer {within}{why}", maybe_applied=False
         )
 
     def await_start(self, event: Start, index: int, timeout: float) -> None:

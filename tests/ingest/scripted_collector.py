@@ -118,7 +118,7 @@ class Record:
 class ScriptedCollector(Closing):
     """`faults` are played for the next POSTs, one each; see the functions above."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.faults: deque[Fault] = deque()
         self.chance: Callable[[], Fault] = lambda: pass_by
         self.judge: Callable[[Any], str | None] = lambda event: None
@@ -134,7 +134,7 @@ class ScriptedCollector(Closing):
         self.limits = {"max_body": 64_000_000, "max_events": wire.MAX_EVENTS}
         self._next_instance = 0
         self._lock = threading.RLock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(("127.0.0.1", port), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
 

@@ -320,7 +320,7 @@ def test_a_call_without_an_answer_ends_however_many_wait() -> None:
     callers, timeout = 240, 2.0
 
     async def fail(client: AsyncPolicyClient) -> None:
-        with pytest.raises(CollectorUnavailable, match="no answer within"):
+        with pytest.raises(CollectorUnavailable, match="no answer"):
             await client.get_action(client.start_episode(), OBS)
 
     async def main() -> None:

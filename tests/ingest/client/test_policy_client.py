@@ -294,6 +294,8 @@ def test_the_callers_info_is_taken_as_it_is_now(
     client.log_action(name, OBS, 1)
     with pytest.raises(ValueError, match=f"Episode {name}: info: expected JSON values"):
         client.log_returns(name, 0.0, {"x": object()})
+    with pytest.raises(ValueError, match=r"info: expected a mapping, got \['x'\]"):
+        client.log_returns(name, 0.0, ["x"])  # type: ignore[arg-type]
     deep: list[Any] = []
     for _ in range(40):
         deep = [deep]
@@ -335,6 +337,18 @@ def test_a_policy_is_chosen_by_name(collector: ScriptedCollector) -> None:
         client.flush()
     assert collector.episodes[name].start.policy_id == "b"
     assert collector.episodes[later].start.policy_id == "c"
+
+
+def test_an_added_policy_does_not_stop_programs_that_name_none(
+    collector: ScriptedCollector,
+) -> None:
+    """Of several policies, `default` is the one of episodes without a policy, as over HTTP."""
+    collector.policies = ["added", "default"]
+    with PolicyClient(collector.address) as client:
+        client.connect()
+        name = client.start_episode()
+        client.flush()
+    assert collector.episodes[name].start.policy_id == "default"
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800", 7])
@@ -512,6 +526,25 @@ def unused_address() -> str:
         return gone.address
 
 
+def test_only_one_get_action_waits_for_a_collector_that_is_away(unused_address: str) -> None:
+    """A service that starts during an outage waits once; later calls raise at once, so that it can
+    act by its own rule until the collector answers."""
+    client = PolicyClient(unused_address, "remote")
+    name = client.start_episode()
+    client._policies._timeout = 0.5
+    with pytest.raises(CollectorUnavailable, match=r"no answer within 0\.5 s"):
+        client.get_action(name, OBS)
+    client._policies._timeout = 1_000.0  # a call that waits would reach the test's limit
+    with pytest.raises(CollectorUnavailable, match=r"no answer yet: .*no collector is listening"):
+        client.get_action(name, OBS)
+    client.log_action(name, OBS, 1, action_prob=0.5)
+    with ScriptedCollector(port=int(unused_address.rpartition(":")[2])) as collector:
+        client.connect(60)
+        assert client.get_action(name, OBS) == 2
+        client.close()
+        assert len(collector.episodes[name].events) == 2
+
+
 def test_something_else_than_a_collector_is_named(collector: ScriptedCollector) -> None:
     """A server without /v1/spec is not a collector.
 
@@ -612,9 +645,10 @@ def test_a_late_reward_that_is_refused_leaves_the_episode(
     client.flush()
     collector.judge = lambda event: "window_closed" if getattr(event, "step", None) == 0 else None
     client.log_returns(name, 1.0, step=0, reward_id="a")
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(Refusal, match=r"\(reward 'a', step 0\)$") as caught:
         client.flush()
     assert caught.value.code == "window_closed"
+    assert (caught.value.step, caught.value.reward_id) == (0, "a")
     with pytest.raises(Refusal):
         client.log_action(name, OBS, 1)
     client.log_action(name, OBS, 1)
