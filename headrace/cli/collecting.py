@@ -9,6 +9,7 @@ that `--help` loads neither torch nor Arrow, and a command only what it needs.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from functools import partial
@@ -175,6 +176,7 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
     """Print the collector's address and state when it listens."""
     from headrace.output import console
     from ingest.access.key_files import load_tokens
+    from storage.experience.episode import policy_of_id
 
     if as_json:
         told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
@@ -182,7 +184,10 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
     print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
     curl = "curl --cacert CA.pem" if address.startswith("https:") else "curl"
     curl += ' -H "Authorization: Bearer $HEADRACE_TOKEN"' if load_tokens(root) else ""
-    print(f"""Begin with:  {curl} --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
+    first = {"episode_id": "first"}
+    if policy_of_id(None, collector.policies) not in collector.policies:
+        first["policy_id"] = next(iter(collector.policies))
+    print(f"Begin with:  {curl} --json '{json.dumps(first)}' {address}/v1/episodes")
     return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
 
 

@@ -10,7 +10,7 @@ from ingest.bulk_import.leaf_columns import LeafColumn, is_bytes, is_text
 from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration
-from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.episode import policy_of_id
 
 NUMBERS, INTEGERS, TRUTH, TEXT, JSON = "a number", "an integer", "true or false", "text", "JSON"
 NEEDED = {"eps_id": TEXT, "rewards": NUMBERS}
@@ -113,9 +113,7 @@ def policy_of(table: Any, policies: Mapping[str, PolicyDeclaration]) -> PolicyDe
     if table.schema.names.count("policy_id") == 1:
         names = table["policy_id"].unique().slice(0, 2).to_pylist()
     name = names[0] if len(names) == 1 else ""
-    if name is None:
-        name = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY
-    policy = policies.get(name)
+    policy = policies.get(policy_of_id(name, policies))
     if policy is None:
         got = repr(name) if name else "none or several"
         text = f"expected one policy for all rows, of {sorted(policies)}, got {got:.100}"

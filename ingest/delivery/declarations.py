@@ -28,6 +28,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import ClientError, CollectorUnavailable
 from storage.declarations.declaration import DeclarationError
 from storage.declarations.policy_files import read_declaration
+from storage.experience.episode import policy_of_id
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Space, SpaceError, schema_id, space_from_json
 from storage.spaces.leaves import leaves
@@ -237,10 +238,8 @@ class CollectorSpec:
         return cls(document, transport.address)
 
     def policy(self, policy_id: str | None) -> ClientPolicy:
-        """The policy of that id; without an id, the only one. Raises ValueError."""
-        if policy_id is None and len(self.policies) == 1:
-            return next(iter(self.policies.values()))
-        found = self.policies.get(policy_id or "")
+        """The policy of that id; without one, the only policy or `default`. Raises ValueError."""
+        found = self.policies.get(policy_of_id(policy_id, self.policies))
         if found is None:
             raise ValueError(
                 f"policy_id: expected one of {sorted(self.policies)}, got {policy_id!r}"
@@ -294,14 +293,12 @@ class Declarations:
         return self.is_told and not self.is_outdated and not self._wanted
 
     def policy(self, policy_id: str | None) -> ClientPolicy:
-        """The policy with this id; without an id, the only one. It may not be declared yet."""
+        """The policy with this id, as `CollectorSpec.policy`. It may not be declared yet."""
         given = self._from_file
         if given is not None and not self.is_told and policy_id in (None, given.policy_id):
             return given
         if self.spec is not None:
-            found = self.spec.policies.get(policy_id or "")
-            if found is None and policy_id is None and len(self.spec.policies) == 1:
-                found = next(iter(self.spec.policies.values()))
+            found = self.spec.policies.get(policy_of_id(policy_id, self.spec.policies))
             if found is not None:
                 return found
         return self._wanted.setdefault(policy_id, ClientPolicy(policy_id))

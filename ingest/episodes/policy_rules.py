@@ -8,7 +8,7 @@ from functools import cached_property
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.redaction_rules import rules_for_earlier
-from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.episode import policy_of_id
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box
 
@@ -54,8 +54,7 @@ class Policies:
 
     def named(self, policy_id: str | None) -> str:
         """The policy that an id names; for None the only policy, or the default one."""
-        alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
-        return alone if policy_id is None else policy_id
+        return policy_of_id(policy_id, self.rules)
 
     def of(self, policy_id: str | None, schema_id: str | None) -> PolicyRules | None:
         """The current rules of a policy, or those of its earlier declaration with that schema.

@@ -11,7 +11,7 @@ Pure: uses no clock, file or thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -39,6 +39,12 @@ DEFAULT_POLICY = "default"
 UNKNOWN_VERSION = -1
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+def policy_of_id(policy_id: str | None, declared: Collection[str]) -> str:
+    """The policy that an id names; without an id the only declared one, or `default`."""
+    alone = next(iter(declared)) if len(declared) == 1 else DEFAULT_POLICY
+    return alone if policy_id is None else policy_id
 
 
 class EpisodeError(ValueError):

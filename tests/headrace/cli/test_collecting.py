@@ -6,6 +6,7 @@ Also of `ingest.server.declare`.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -87,6 +88,18 @@ def test_the_first_request_has_what_the_collector_requires(tmp_path: Path) -> No
     with Collect(tmp_path / "run", *SPACES, *map(str, made.options)) as collect:
         assert "curl --cacert CA.pem" in collect.greeting[0]
         assert '-H "Authorization: Bearer $HEADRACE_TOKEN" --json' in collect.greeting[0]
+
+
+def test_the_first_request_names_a_policy_if_it_must(tmp_path: Path) -> None:
+    """With several policies, none of them `default`, a start without a policy would be refused."""
+    spaces = {"observation": parse_space("box:4"), "action": parse_space("discrete:2")}
+    for name in ("news", "session"):
+        save_declaration(tmp_path, PolicyDeclaration(policy_id=name, **spaces))
+    with Collect(tmp_path) as collect:
+        episodes = f"{collect.first_line.split()[2]}/v1/episodes"
+        (body,) = re.findall(r"--json '(.*)'", collect.greeting[0])
+        assert post(episodes, json.loads(body)) == 201
+        assert post(episodes, {"episode_id": "second"}) == 422
 
 
 def test_json_is_one_line_when_it_is_ready(tmp_path: Path) -> None:
