@@ -262,7 +262,8 @@ def arms(document: Document) -> None:
     if count["canary"] or count["live"]:
         compared += (
             f". Of these, {document['open']:,} had not ended when they were counted, and in "
-            f"{document['crossed']:,} the other version acted first"
+            f"{document['crossed']:,} the other version acted first, in {document['unacted']:,} no "
+            "version did"
         )
     print(f"Compared: {compared}.")
     print(

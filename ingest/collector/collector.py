@@ -387,10 +387,11 @@ class Collector:
             except Refusal as refusal:
                 stats.refused += 1
                 stats.refused_by[refusal.code] += 1
-                reply.refused.append(wire.ItemError.of(first + index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
                 if breaks and not single and judge.is_owner(batch.instance, name_of(event)):
                     row.break_episode(name_of(event), str(refusal))
+                    refusal = refusal.with_broken_episode()
+                reply.refused.append(wire.ItemError.of(first + index, refusal))
                 continue
             if judged is None:
                 reply.duplicates += 1

@@ -109,6 +109,8 @@ def encode_info(episode_id: str, info: Mapping[str, Any]) -> Any:
 
     numpy numbers and arrays become numbers and lists, keys become strings. Raises ValueError.
     """
+    if not isinstance(info, Mapping):
+        raise ValueError(f"Episode {episode_id}: info: expected a mapping, got {info!r:.80}")
     try:
         plain = msgspec.to_builtins(dict(info), str_keys=True, enc_hook=_plain)
         wire.require_shallow(plain)

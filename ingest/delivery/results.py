@@ -14,7 +14,7 @@ from ingest.delivery.transport import UNAVAILABLE
 from ingest.delivery.unconfirmed import LOST, Kept, seq_of
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import STATUS, Refusal
-from ingest.protocol.messages import Event, Start
+from ingest.protocol.messages import Event, LogReturns, Start
 
 log = logging.getLogger("headrace.client")
 
@@ -73,6 +73,8 @@ class EventResults:
         """
         if refusal.episode_id is None:
             refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
+        if isinstance(event, LogReturns) and event.seq is None:
+            refusal.step, refusal.reward_id = event.step, event.reward_id
         reason = reason or refusal.code
         with self._lock:
             first = reason not in self._refused

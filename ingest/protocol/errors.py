@@ -17,7 +17,7 @@ found.").
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ingest.protocol.agent_names import label, name_in
@@ -70,7 +70,8 @@ class Refusal(IngestError, ValueError):
     `code` is a key of `STATUS`. `path` is the place in the request (`$.events[3].obs`; for an event
     that a client logged, `obs`), `agent_id` the track in an episode of several agents,
     `expected_seq` the sequence number that was expected at a gap or conflict; `retry_after` is in
-    seconds. `token_id` is the rejected caller's token, for the audit line; it is not sent.
+    seconds. `token_id` is the rejected caller's token, for the audit line; it is not sent. Of a
+    refused reward for a named step, a client adds the `step` and the `reward_id`.
     """
 
     code: str
@@ -81,6 +82,8 @@ class Refusal(IngestError, ValueError):
     retry_after: float | None = None
     agent_id: str | None = None
     token_id: str | None = None
+    step: int | None = None
+    reward_id: str | None = None
 
     def __post_init__(self) -> None:
         self.message = _cut(self.message, MESSAGE_CHARACTERS)
@@ -97,6 +100,10 @@ class Refusal(IngestError, ValueError):
         """Whether an event's content was refused; an episode sent in batches is then broken."""
         return self.status in (400, 422)
 
+    def with_broken_episode(self) -> Refusal:
+        """The same refusal, which also says that the event's episode has ended."""
+        return replace(self, message=f"{self.message}; the episode has ended as broken")
+
     def to_json(self) -> dict[str, Any]:
         """The error as JSON: `ErrorBody` without the fields that are None."""
         fields = {
@@ -111,7 +118,10 @@ class Refusal(IngestError, ValueError):
         return {key: value for key, value in fields.items() if value is not None}
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        text = f"{self.path}: {self.message}" if self.path else self.message
+        return (
+            text if self.step is None else f"{text} (reward {self.reward_id!r}, step {self.step})"
+        )
 
 
 def _cut(text: str, characters: int) -> str:

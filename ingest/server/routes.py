@@ -98,34 +98,37 @@ class Routes:
         try:
             batch = request.decode(wire.Batch)
         except Refusal as refusal:
-            await self._break_episode(request, refusal)
+            if await self._breaks_episode(request, refusal):
+                raise refusal.with_broken_episode() from refusal
             raise
         _require_events(request.caller, batch.events)
         reply = await take(self.collector, batch, len(request.body), request.caller)
         return Response.of(reply, request, wasted=_wasted(reply, batch, request))
 
-    async def _break_episode(self, request: Request, refusal: Refusal) -> None:
+    async def _breaks_episode(self, request: Request, refusal: Refusal) -> bool:
         """Break the episode of an event that does not decode, if it is alone in its batch.
 
         A larger batch is refused as a whole, so that its good events can be sent again; and so is
-        one with another fault than its event. The event must be the episode's next one.
+        one with another fault than its event. The event must be the episode's next one. Returns
+        whether the episode was broken.
         """
         if not (refusal.path or "").startswith("$.events[0]"):
-            return
+            return False
         try:
             batch = request.decode(wire.LoneEvent)
         except Refusal:
-            return
+            return False
         (event,) = batch.events
         name = name_of(event)
         if event.type == "start" or not self.collector.judge.is_owner(batch.instance, name):
-            return
+            return False
         if event.seq not in (None, self.collector.assembler.episodes[name].next_seq):
-            return
+            return False
         request.caller.require(LOGGING, "an event")
         request.caller.charge(1)
         row = self.collector.compose(lambda row: row.break_episode(name, str(refusal)))
         await self.collector.journal.durable(row)
+        return True
 
     async def instances(self, request: Request) -> Response:
         instead = "a name in the body identifies the instance when the call is repeated"

@@ -30,6 +30,7 @@ from policy.ope.comparison import BETTER, CANNOT_TELL
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsNotFound
+from storage.experience.episode import UNKNOWN_VERSION
 from storage.experience.hashed import ARM
 from storage.experience.sample_batch import (
     AGENT_ID,
@@ -73,6 +74,7 @@ class Arms:
     failed: BoolArray  # (n,) abandoned or broken
     steps: IntArray  # (n,) up to the age
     crossed: int  # episodes in which another version than the assigned one acted first
+    unacted: int  # episodes in which none did: the program logged its own action
     young: int  # episodes that do not count yet
     waiting: int  # those of them that have reached the age, and wait for later steps in the shards
     incomplete: int  # episodes without a first step: it was erased, or its shard is damaged
@@ -103,13 +105,16 @@ def read_arms(
         return np.concatenate([one[name] for one in arms])[order]
 
     in_canary = np.repeat([True, False], [len(one["starts"]) for one in arms])[order]
-    versions = np.where(in_canary, live.canary_version or -1, live.version)
+    assigned = np.where(in_canary, live.canary_version or -1, live.version)
+    versions = joined("versions")
+    unacted = versions == UNKNOWN_VERSION
     return Arms(
         returns=joined("returns"),
         in_canary=in_canary,
         failed=joined("failed"),
         steps=joined("steps"),
-        crossed=int((joined("versions") != versions).sum()),
+        crossed=int(((versions != assigned) & ~unacted).sum()),
+        unacted=int(unacted.sum()),
         young=sum(one["young"] for one in arms),
         waiting=sum(one["waiting"] for one in arms),
         incomplete=sum(one["incomplete"] for one in arms),
@@ -304,6 +309,7 @@ def judge_canary(
         "age": age,
         **found.to_dict(),
         "crossed": arms.crossed,
+        "unacted": arms.unacted,
         "young": arms.young,
         "waiting": arms.waiting,
         "incomplete": arms.incomplete,

@@ -567,15 +567,18 @@ def parse_space(text: str) -> Space:
     `discrete:2`, `discrete:5:1` (start), `discrete:["DE","FR"]` (names), `discrete:["DE"]:other`
     (what is no name is `other`), `multi_discrete:3,4`, `multi_binary:8`, `text:32`.
 
-    A Dict is JSON: `{"country": ["DE", "FR"], "age": "box:1"}`, a short form or a list of names for
-    each of its spaces. Raises SpaceError with the forms that exist.
+    A Dict is JSON text: `{"country": ["DE", "FR"], "age": "box:1"}`, with a short form or a list of
+    names for each of its spaces. Raises SpaceError with the forms that exist.
     """
+    if not isinstance(text, str):
+        got = type(text).__name__
+        raise SpaceError(f"expected text, as 'box:4' or the JSON text of a Dict, got a {got}")
     kind, _, rest = text.partition(":")
     parts = rest.split(":") if rest else []
     try:
         if text.startswith("{"):
             given = json.loads(text, object_pairs_hook=tuple)
-            return Dict(tuple((name, _parse_inner(inner)) for name, inner in given))
+            return Dict(tuple((name, _parse_inner(name, inner)) for name, inner in given))
         if kind == "box" and parts and parts[0]:
             return _parse_box(parts)
         if kind == "discrete" and rest.lstrip()[:1] not in "-0123456789":
@@ -605,13 +608,16 @@ def parse_space(text: str) -> Space:
     )
 
 
-def _parse_inner(given: Json) -> Space:
-    """A space of a Dict: a short form, or names."""
-    if isinstance(given, list):
-        return Discrete.of(given)
-    if not isinstance(given, str):
-        raise SpaceError(f"expected a short form or a list of names, got {given!r:.80}")
-    return parse_space(given)
+def _parse_inner(name: str, given: Json) -> Space:
+    """The space of one name of a Dict: a short form, or names."""
+    try:
+        if isinstance(given, list):
+            return Discrete.of(given)
+        if not isinstance(given, str):
+            raise SpaceError(f"expected a short form or a list of names, got {given!r:.80}")
+        return parse_space(given)
+    except SpaceError as error:
+        raise SpaceError(f"{name}: {error}") from error
 
 
 def _parse_names(text: str) -> Discrete:
@@ -625,7 +631,7 @@ def _parse_names(text: str) -> Discrete:
 
 def _parse_box(parts: list[str]) -> Box:
     if len(parts) not in (1, 2, 4):
-        raise SpaceError("expected box:SHAPE[:DTYPE[:LOW:HIGH]]")
+        raise SpaceError(f"expected box:SHAPE[:DTYPE[:LOW:HIGH]], got 'box:{':'.join(parts):.200}'")
     shape = tuple(int(n) for n in parts[0].split("x"))
     dtype = np.dtype(parts[1] if len(parts) > 1 and parts[1] else "float32")
     if len(parts) < 4:

@@ -171,7 +171,8 @@ def test_a_late_reward_is_told_which_setting_refuses_it(collector: CollectorProc
 
 
 def test_a_batch_closes_a_broken_episode_and_no_other(collector: CollectorProcess) -> None:
-    """An event of a batch that is refused for its content breaks its own episode only."""
+    """An event of a batch that is refused for its content breaks its own episode only, and its
+    refusal says so."""
     instance = collector.post("/v1/instances")[1]["instance"]
     events: list[dict[str, Any]] = []
     for number, name in enumerate(("bad", "good")):
@@ -187,6 +188,8 @@ def test_a_batch_closes_a_broken_episode_and_no_other(collector: CollectorProces
     assert status == 200
     assert [item["index"] for item in answer["refused"]] == [2, 3]
     assert answer["refused"][0]["error"]["path"] == "$.events[2].obs"
+    assert answer["refused"][0]["error"]["message"].endswith("; the episode has ended as broken")
+    assert "has ended" not in collector.get(f"/v1/episodes/{instance}-bad")[1]["cause"]
     assert answer["refused"][1]["error"]["code"] == "broken"
     assert collector.get(f"/v1/episodes/{instance}-bad")[1]["state"] == "broken"
     assert collector.get(f"/v1/episodes/{instance}-good")[1]["state"] == "terminated"
@@ -211,6 +214,7 @@ def test_an_event_that_does_not_decode_closes_its_episode_if_it_is_alone(
 
     assert post({"type": "start", "episode_id": episode, "start": 0})[0] == 200
     assert post(good, bad)[0] == post(bad, of=other)[0] == 422
+    assert "has ended" not in post(bad, of=other)[1]["error"]["message"]
     assert post({**bad, "type": "start"})[0] == post({**bad, "episode_id": 7})[0] == 422
     for whole in ({"x": 1}, {"dropped": {"steps": -1}}):
         batch = {"instance": instance, "events": [good], **whole}
@@ -221,6 +225,7 @@ def test_an_event_that_does_not_decode_closes_its_episode_if_it_is_alone(
     assert state() == "open"
     status, answer = post(bad)
     assert (status, answer["error"]["path"]) == (422, "$.events[0].reward")
+    assert answer["error"]["message"].endswith("; the episode has ended as broken")
     assert state() == "broken"
     assert "Expected `float`" in collector.get(f"/v1/episodes/{episode}")[1]["cause"]
 

@@ -57,11 +57,13 @@ class Traffic:
         lose: float = 0.0,
         how: Ending = "broken",
         agents: int = 1,
+        acted: int | None = None,
     ) -> None:
         """Write episodes; `mean` and `broken` are by arm (True: the canary's).
 
         `lose` is the share of the canary's episodes that are lost. All `agents` of an episode earn
-        the same, and only the last one breaks.
+        the same, and only the last one breaks. `acted` is the version of the first steps, if it is
+        not the assigned one.
         """
         live = self.store.live()
         assert live is not None
@@ -88,7 +90,7 @@ class Traffic:
                     actions=np.zeros(1, np.int64).tobytes(),
                     rewards=np.array([reward]).tobytes(),
                     action_logp=np.log([0.25]).tobytes(),
-                    policy_version=np.array([version]).tobytes(),
+                    policy_version=np.array([version if acted is None else acted]).tobytes(),
                     source=b"\0",
                     pass_prob=np.ones(1).tobytes(),
                     ts=np.array([at * SECOND]).tobytes(),
@@ -174,6 +176,18 @@ def test_an_episode_counts_a_reward_window_later_than_its_age_is_over(tmp_path: 
     found = judge_canary(tmp_path, "default", age=70.0, clock=lambda: wall + 1)
     assert "counted once a step that arrived 135 s after the start" in found["reasons"][-1]
     assert (found["young"], found["waiting"]) == (135, 1)
+
+
+@pytest.mark.parametrize(("acted", "crossed", "unacted"), [(None, 0, 0), (-1, 0, 100), (7, 100, 0)])
+def test_an_episode_of_a_programs_own_rule_is_not_one_of_the_other_version(
+    traffic: Traffic, acted: int | None, crossed: int, unacted: int
+) -> None:
+    """Steps that `log_action` logged have no version: they are counted apart."""
+    start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    traffic.log(100, EQUAL, acted=acted)
+    traffic.log(200, EQUAL)
+    found = judge_canary(traffic.root, "default", age=20.0, clock=lambda: 1000.0)
+    assert (found["crossed"], found["unacted"]) == (crossed, unacted)
 
 
 def test_a_better_canary_is_promoted_and_the_decision_kept(traffic: Traffic) -> None:

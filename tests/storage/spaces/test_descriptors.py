@@ -172,6 +172,21 @@ def test_a_short_form_without_its_size_is_refused(text: str) -> None:
     assert space_from_json(space_to_json(Box())) == Box()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("box:2:-1:1", r"^expected box:SHAPE\[:DTYPE\[:LOW:HIGH\]\], got 'box:2:-1:1'$"),
+        ('{"hour": "box:2:-1:1"}', r"^hour: expected box:SHAPE.*, got 'box:2:-1:1'$"),
+        ('{"hour": ["a", "a"]}', "^hour: "),
+        ({"hour": "box:2"}, "expected text, .*the JSON text of a Dict, got a dict"),
+    ],
+)
+def test_an_error_names_the_form_and_its_place(given: Any, message: str) -> None:
+    """In a Dict the message names the part that is wrong; what is no text is refused as such."""
+    with pytest.raises(SpaceError, match=message):
+        parse_space(given)
+
+
 def test_names_are_sorted_and_must_differ() -> None:
     """The order in which a Dict is written does not make another schema."""
     first, second = (
