@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
@@ -51,14 +50,14 @@ class Fault(NamedTuple):
 class CellFaults:
     """Masks of faulty rows, bool (rows,), with reasons, and of rows dropped as incomplete.
 
-    `as_other` counts, by column, the rows whose cell is none of a space's names and was read as its
-    name for all others.
+    `as_other` has such a mask by column: of the rows whose cell is none of a space's names and was
+    read as its name for all others.
     """
 
     def __init__(self, rows: int) -> None:
         self.bad, self.dropped = np.zeros(rows, bool), np.zeros(rows, bool)
         self.found: list[Fault] = []
-        self.as_other = Counter[str]()
+        self.as_other: dict[str, Array] = {}
 
     def add(self, mask: Array, reason: str, cells: Any = None) -> None:
         """Mark rows as faulty, except those that are already faulty or dropped."""
@@ -77,7 +76,12 @@ class CellFaults:
             shown = None if fault.cells is None else fault.cells.take(pa.array(at, mask=at < 0))
             self.add(mask, fault.reason, shown)
         self.dropped[rows] |= others.dropped
-        self.as_other += others.as_other
+        for column, mask in others.as_other.items():
+            self.note_other(column, at_places(rows, mask, len(self.bad)))
+
+    def note_other(self, column: str, mask: Array) -> None:
+        """Mark rows whose cell was read as the name for all others."""
+        self.as_other[column] = self.as_other.get(column, False) | mask
 
 
 class Cells:

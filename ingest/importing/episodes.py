@@ -146,7 +146,7 @@ class Layout:
         report.rows_dropped += int(faults.dropped.sum())
         report.rows_left_out += int((~faults.dropped).sum()) - len(kept)
         self._tell(chunk, faults.found, columns["eps_id"], account)
-        account.count_other(faults.as_other)
+        account.count_other({name: int(mask[kept].sum()) for name, mask in faults.as_other.items()})
         columns |= owned.columns(kept)
         made = []
         for number, filler in enumerate(self._fillers):

@@ -136,7 +136,7 @@ class Account:
         self._counts[_kind(reason)] += rows
 
     def count_other(self, rows: Mapping[str, int]) -> None:
-        """Count rows that were read as a space's name for all others, by column."""
+        """Count rows of episodes that were read as a space's name for all others, by column."""
         for column, count in rows.items():
             if count:
                 before = self.report.read_as_other.get(column, 0)

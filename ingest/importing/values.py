@@ -154,7 +154,7 @@ def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
         _refuse_unknown(cells, name, space.names, texts, (made < 0) & ~nulls(texts))
         if space.other is not None:
             listed = pc.is_in(texts, pa.array(space.names)).to_numpy(zero_copy_only=False)
-            cells.faults.as_other[name] += int((~listed & ~nulls(texts)).sum())
+            cells.faults.note_other(name, ~listed & ~nulls(texts))
         codes = np.maximum(made, 0)
         return {prefix: pa.array(space.names).take(codes) if space.has_numbers else pa.array(codes)}
 

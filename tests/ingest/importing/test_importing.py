@@ -713,14 +713,20 @@ def test_values_that_become_the_other_name_are_counted(tmp_path: Path, checks: b
     """A column of codes is read without an error then, and would be `other` in silence."""
     country = Discrete.of(["DE", "FR"], other="other")
     save_declaration(tmp_path, PolicyDeclaration(observation=country, action=country))
-    table = {"from": ["0", "1", None, "2"], "to": ["DE", "IT", "FR", "other"], "r": [0.0] * 4}
+    rewards = [0.0, 0.0, 0.0, 0.0, math.nan]  # the last row is left out, too
+    table = {"from": ["0", "1", None, "2", "3"], "to": ["DE", "IT", "FR", "other", "DE"]}
     with CollectorProcess(tmp_path) as collector:
         report = import_table(
-            pa.table(table), observation=["from"], action="to", reward="r", check=checks,
-            address=collector.address, name="countries",
+            pa.table({**table, "r": rewards}), observation=["from"], action="to", reward="r",
+            check=checks, address=collector.address, name="countries",
+        )  # fmt: skip
+        both = import_table(
+            pa.table({**table, "r": rewards}), observation=["from"], action="from", reward="r",
+            check=checks, address=collector.address, name="one column twice",
         )  # fmt: skip
     assert report.read_as_other == {"from": 3, "to": 1}
-    assert report.rows_left_out == 1
+    assert report.rows_left_out == 2
+    assert both.read_as_other == {"from": 3}
 
 
 @pytest.mark.parametrize("name", [None, "shop"])
