@@ -38,10 +38,12 @@ class DroppedEpisodes:
         """Count dropped events; forget an episode of one agent after its end."""
         for event in events:
             if event.episode_id in self._unsampled:
-                self.unsampled_rewards += is_late(event)
-            else:
-                self.steps += isinstance(event, (LogAction, Decision))
-                self.rewards += is_late(event)
+                if is_late(event):
+                    self.unsampled_rewards += 1
+            elif is_late(event):
+                self.rewards += 1
+            elif isinstance(event, (LogAction, Decision)):
+                self.steps += 1
             if isinstance(event, End) and event.agent_id is None:
                 self._forget(event.episode_id)
 

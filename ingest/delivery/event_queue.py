@@ -22,23 +22,24 @@ from ingest.protocol.messages import End, Event, Start
 
 
 class EventQueue:
-    """The state of an Outbox, which calls every method with its lock held.
+    """The state of an Outbox, which changes it only with its lock held.
 
     Nothing here waits. Another call may run inside each of these calls (see
-    `ingest.delivery.outbox`), so an index is read before its event is added: it may be too low but
-    never too high. `named`: the caller gives the start numbers, for an instance that can be
-    resumed.
+    `ingest.delivery.outbox`). So an index is read before its event is added: it may be too low but
+    never too high; and an augmented assignment has no call on its right, because what an inner call
+    adds meanwhile would be lost. `named`: the caller gives the start numbers, for an instance that
+    can be resumed. `closed`: no new events are accepted.
     """
 
-    def __init__(self, *, named: bool) -> None:
+    def __init__(self, *, named: bool, closed: bool = False) -> None:
         self.named = named
-        self.closed = False
+        self.closed = closed
         self.instance: str | None = None
         self.events: list[Event | None] = []  # None: pulled
         self.flight: list[Event] = []  # the events in flight that are not judged yet
         self.pending = 0
         self.nbytes = 0  # of the pending events, by `weight`
-        self.requeues = 0  # how often events came to the end of the queue again
+        self.requeues = 0  # how often events came into the queue that are not new
         self.fixed = 0  # events below this index have been sent: their content is fixed
         self.strays: dict[Name, str] = {}  # episode -> its instance, if that is another one
         self._taken = 0  # the index of events[0]
@@ -102,8 +103,9 @@ class EventQueue:
 
     def replace(self, index: int, event: Event, other: End | None) -> None:
         """Put another event, or none, in the place of one."""
+        more = (0 if other is None else weight(other)) - weight(event)
         self.events[index - self._taken] = other
-        self.nbytes += (0 if other is None else weight(other)) - weight(event)
+        self.nbytes += more
         self.pending -= other is None
 
     # --- out ---------------------------------------------------------------------------------
@@ -163,11 +165,12 @@ class EventQueue:
 
     def judged(self, events: Collection[Event], pull: int | None = None) -> None:
         """Note that the collector has judged these events of the flight or a pull."""
-        for event in events:
-            self.nbytes -= weight(event)
-            if self.strays and isinstance(event, End):
+        size, count = sum(map(weight, events)), len(events)
+        for event in events if self.strays else ():
+            if isinstance(event, End):
                 self.strays.pop(name_of(event), None)
-        self.pending -= len(events)
+        self.nbytes -= size
+        self.pending -= count
         if pull is None:
             self.land(events)
         else:
@@ -179,7 +182,8 @@ class EventQueue:
 
     def return_flight(self, events: Sequence[Event]) -> None:
         """Put events at the head of the queue; indices of later events do not change."""
-        self._taken -= len(events)
+        count = len(events)
+        self._taken -= count
         self.events[:0] = events
         self._done = min(self._done, self._taken)
 
@@ -192,15 +196,23 @@ class EventQueue:
     def put_off(self, events: Sequence[Event]) -> None:
         """Put events of the flight, and later ones of their episodes, at the end of the queue."""
         later = self._take_from(self.places(set(map(name_of, events)), 0))
-        self.requeues += bool(events)
+        if events:
+            self.requeues += 1
         self.events += [*events, *later]
         self.land(events)
 
     def readmit(self, events: Sequence[Event]) -> None:
         """Count events as pending again that had left as judged, before they are put back."""
-        self.pending += len(events)
-        self.nbytes += sum(map(weight, events))
-        self.requeues += bool(events)
+        size, count = sum(map(weight, events)), len(events)
+        self.nbytes += size
+        self.pending += count
+        if count:
+            self.requeues += 1
+
+    def put_again(self, events: Sequence[Event]) -> None:
+        """Put events that had left as judged at the end of the queue."""
+        self.readmit(events)
+        self.events.extend(events)
 
     # --- instances ---------------------------------------------------------------------------
 

@@ -114,6 +114,7 @@ class Outbox:
         self.patience = timeout if on_full == "block" else max_wait
         self.linger = linger
         self.named = named
+        self.queue = EventQueue(named=named)
         self.reset()
 
     def reset(self) -> None:
@@ -123,7 +124,7 @@ class Outbox:
         self.own_threads: set[int] = set()  # that must not wait
         self._filled = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
-        self.queue = EventQueue(named=self.named)
+        self.queue = EventQueue(named=self.named, closed=self.queue.closed)
         self.dropped = DroppedEpisodes(self._lock)
         self._wake_at = sys.maxsize
         self._urgent = 0
@@ -144,7 +145,7 @@ class Outbox:
                 bounds=(self.max_events, self.max_bytes),
                 max_wait=self.patience,
                 number=self.queue.number,
-                has_room=self._has_room,
+                queue_has_room=self._has_room,
                 enter=self._enter_spooled,
                 full=self.full,
                 own_threads=self.own_threads,
@@ -279,10 +280,11 @@ class Outbox:
             f"{self.queue.nbytes} bytes",
             f"{counted(self.max_events, 'event')} and {self.max_bytes} bytes",
         )
-        if self._files is not None:
-            taken = 0 if self._files.own is None else self._files.own.nbytes
+        if self.spool is not None:
+            files = self.spool.files
+            taken = 0 if files.own is None else files.own.nbytes
             size = f"{taken} bytes on disk"
-            most = f"{self._files.max_bytes} bytes on disk, in {self._files.directory}"
+            most = f"{files.max_bytes} bytes on disk, in {files.directory}"
         error = BufferFull(
             f"{counted(self.waiting, 'event')} ({size}) waiting for the collector{why}; the "
             f"client holds at most {most}"
@@ -457,7 +459,8 @@ class Outbox:
             if owner is not None and not is_late(event):
                 self.queue.strays.setdefault(name_of(event), owner)
         events = [event for event, _ in found]
-        self.queue.requeues += bool(events)
+        if events:
+            self.queue.requeues += 1
         self._extend(events, sum(map(weight, events)))
 
     def _cut(self) -> list[Event]:
@@ -671,8 +674,7 @@ class Outbox:
     def put_again(self, events: Sequence[Event]) -> None:
         """Queue events that had left as judged and must be judged again."""
         with self._lock:
-            self.queue.readmit(events)
-            self.queue.events.extend(events)
+            self.queue.put_again(events)
             self._filled.notify()
 
     def carries(self, name: Name) -> bool:
@@ -778,6 +780,11 @@ class Outbox:
             self._changed.wait(min(left, LOOK_SECONDS))
         return True
 
+    def may_wait(self) -> bool:
+        """Whether a call in this thread may wait: not within a section that no other may enter."""
+        with self._lock:
+            return not self._is_solid and not self.is_own_thread()
+
     def is_own_thread(self) -> bool:
         """Whether this is one of the client's own threads, which must not wait."""
         return threading.get_ident() in self.own_threads
@@ -807,7 +814,7 @@ class Outbox:
                 return False
             target = self.queue.end if before is None else before
             seen = self.queue.requeues
-            has_unread = self._files is not None and bool(self._files.own_unread)
+            has_unread = self.spool is not None and bool(self.spool.files.own_unread)
 
             def judged() -> bool:
                 if before is None and self.spool is not None and self.spool.has_unread(own=own):

@@ -732,6 +732,8 @@ class Sender:
             done, trouble = self.outbox.drained(left, self._is_stuck), self._trouble
             if done or trouble is not None or time.monotonic() >= deadline:
                 return done, trouble
+            if not self.outbox.may_wait():
+                return False, None
 
     def _is_stuck(self) -> bool:
         return self._trouble is not None

@@ -6,8 +6,9 @@ the queue's bounds, and are written as soon as the disk answers. While a write h
 HANG_SECONDS, no call waits.
 
 Two locks: `lock` is the queue's; the disk is never accessed with it. `disk` is held during work on
-the spool, and acquired first. Calls never acquire it, and the sending thread does not wait for it
-while a write hangs: see `try_disk`.
+the spool, and acquired first. Logging calls never acquire it, and the sending thread does not wait
+for it while a write hangs (`try_disk`), except to use a new client instance, which has to be on
+disk first, and to take up the segments of earlier processes.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class SharedSpool:
     """Writes events, and notes which of them were judged, in the order of the calls.
 
     The queue's functions, called with `lock` held: `number` numbers starts and returns a function
-    that undoes it; `has_room` says whether a number of events and bytes fits into the queue;
+    that undoes it; `queue_has_room` says whether a number of events and bytes fits into the queue;
     `enter` queues written events, or leaves them on disk, and returns their indices. `settled` is
     notified when a call's events are written or have failed.
     """
@@ -79,7 +80,7 @@ class SharedSpool:
         bounds: tuple[int, int],
         max_wait: float,
         number: Callable[[Sequence[Event]], Callable[[], None]],
-        has_room: Callable[[int, int], bool],
+        queue_has_room: Callable[[int, int], bool],
         enter: Callable[[Sequence[Event], int, bool], Sequence[int]],
         full: Callable[[], BufferFull],
         own_threads: set[int],
@@ -92,7 +93,8 @@ class SharedSpool:
         self._bytes = 0
         self._lock, self._settled = lock, settled
         self._work = threading.Condition(lock)
-        self._number, self._has_place, self._enter, self._full = number, has_room, enter, full
+        self._number, self._enter, self._full = number, enter, full
+        self._queue_has_room = queue_has_room
         self._own_threads = own_threads  # that must not wait
         self._entries: deque[Entry] = deque()
         self._judged: list[Event] = []
@@ -105,7 +107,7 @@ class SharedSpool:
         self._is_reading = False  # what is read is counted nowhere until it is queued
         self._thread: threading.Thread | None = None
 
-    # --- with the lock held ------------------------------------------------------------------
+    # --- with the lock held, or to read single values ----------------------------------------
 
     def put(self, events: Sequence[Event], size: int) -> Sequence[int]:
         """Have events written, wait for that, and return their indices (-1 without one yet).
@@ -222,7 +224,7 @@ class SharedSpool:
     def oldest_since(self) -> float | None:
         return self._entries[0].since if self._entries else None
 
-    # --- for the sending thread --------------------------------------------------------------
+    # --- with `disk`, mostly in the sending thread -------------------------------------------
 
     @contextlib.contextmanager
     def try_disk(self) -> Iterator[bool]:
@@ -333,7 +335,7 @@ class SharedSpool:
         with self._lock:
             take_back = self._number(events)
             size = sum(entry.size for entry in entries)
-            left = bool(self.files.own_unread) or not self._has_place(len(events), size)
+            left = bool(self.files.own_unread) or not self._queue_has_room(len(events), size)
         frames = [
             framed(event) if isinstance(event, Start) else frame
             for entry in entries
@@ -375,7 +377,8 @@ class SharedSpool:
 
     def _remove(self, entry: Entry) -> None:
         self._entries.remove(entry)
-        self.count -= len(entry.events)
+        count = len(entry.events)
+        self.count -= count
         self._bytes -= entry.size
 
     def _recovered(self) -> None:

@@ -5,6 +5,7 @@ None waits for a lock held by its own thread, and no event is lost.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -44,6 +45,9 @@ class Interruption:
         self.came = False
         self._lock, self._left, self._handler = client._outbox._lock, point, handler
 
+    def _run(self) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
     def __enter__(self) -> Interruption:
         self._before = signal.signal(signal.SIGUSR1, lambda *_: self._handler())
         sys.settrace(self._trace)
@@ -66,11 +70,37 @@ class Interruption:
                     self._left -= 1
                     if not self._left:
                         self.came = True
-                        signal.raise_signal(signal.SIGUSR1)
+                        self._run()
                 before = opname[code[frame.f_lasti]]
             return trace
 
         return trace
+
+
+class Finalizer(Interruption):
+    """The same in the client's sending thread, which starts within the block: a finalizer, which
+    the garbage collector runs there."""
+
+    def _run(self) -> None:
+        self._handler()
+
+    def __enter__(self) -> Interruption:
+        threading.settrace(self._trace_sender)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        threading.settrace(None)  # type: ignore[arg-type]  # as documented
+        self._left = -1  # the thread goes on
+
+    def _trace_sender(self, frame: FrameType, kind: str, value: Any) -> Any:
+        is_sender = threading.current_thread().name == "headrace-sender"
+        return self._trace(frame, kind, value) if is_sender else None
+
+
+def nothing_waits(client: PolicyClient) -> bool:
+    """Whether the queue is empty by its own counts."""
+    queue = client._outbox.queue
+    return (client.stats.waiting, queue.pending, queue.nbytes) == (0, 0, 0)
 
 
 def log(client: PolicyClient, name: str) -> None:
@@ -106,6 +136,7 @@ def test_a_signal_handler_may_log_and_flush_at_any_point_of_a_call(
                 break
         client.flush(60)
         assert client.stats.refused == {}
+        assert nothing_waits(client)
     assert point > 50
     names = {f"out-{n}" for n in range(1, point + 1)} | {f"in-{n}" for n in range(1, point)}
     assert set(collector.episodes) == names | {f"{name}-step" for name in names}
@@ -138,6 +169,81 @@ def test_a_signal_handler_may_close_the_client_at_any_point_of_a_call(
         if not interruption.came:
             break
     assert point > 20
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_finalizer_may_log_at_any_point_of_the_sending_thread(
+    collector: ScriptedCollector, forgets: bool
+) -> None:
+    """All events arrive once and leave the counts, also if the collector forgets the instance."""
+    for point in count(1):
+        with PolicyClient(collector.address, timeout=60, linger=0.0) as client:
+
+            def handle(client: PolicyClient = client, point: int = point) -> None:
+                log(client, f"in-{point}")
+
+            with Finalizer(client, point, handle) as finalizer:
+                client.connect()
+                if forgets:
+                    log(client, f"early-{point}")
+                    client.flush(60)
+                    collector.instances.clear()
+                log(client, f"out-{point}")
+                client.flush(60)
+            client.flush(60)
+            assert client.stats.refused == {}
+            assert nothing_waits(client)
+        if not finalizer.came:
+            break
+    assert point > 50
+    names = {f"out-{n}" for n in range(1, point + 1)} | {f"in-{n}" for n in range(1, point)}
+    names |= {f"early-{n}" for n in range(1, point + 1)} if forgets else set()
+    assert set(collector.episodes) == names | {f"{name}-step" for name in names}
+    assert all(record.ended for record in collector.episodes.values())
+    assert all(collector.episodes[name].rewards == [3.0, 3.0] for name in names)
+
+
+def test_a_flush_that_interrupts_a_get_action_gives_up_at_once(
+    collector: ScriptedCollector,
+) -> None:
+    """There nothing can be delivered: a flush without a limit raises instead of spinning."""
+    client = PolicyClient(collector.address, "remote", timeout=60)
+    client.connect()
+    name = client.start_episode()
+    fits = client._outbox._fits_request
+    told: list[str] = []
+
+    def interrupted(places: Any) -> bool:  # in the section that no other call may enter
+        if not told:
+            client.log_step(OBS, 1, 3.0, episode_id="in")
+            with pytest.raises(TimeoutError) as caught:
+                client.flush(None)
+            told.append(str(caught.value))
+        return fits(places)
+
+    client._outbox._fits_request = interrupted  # type: ignore[method-assign]
+    client.get_action(name, OBS)
+    assert "still wait for" in told[0]
+    client.close()
+    assert collector.episodes["in"].ended
+
+
+@pytest.mark.parametrize("spools", [False, True])
+def test_a_fork_does_not_open_a_closed_client(
+    collector: ScriptedCollector, tmp_path: Path, spools: bool
+) -> None:
+    options: Any = {"on_full": "spool", "spool_dir": tmp_path} if spools else {}
+    client = PolicyClient(collector.address, **options)
+    client.log_step(OBS, 1, 3.0)
+    client.close()
+    child = os.fork()
+    if not child:
+        try:
+            client.log_step(OBS, 1, 3.0, episode_id="child")
+        except ClientError as error:
+            os._exit(7 if "closed" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(

@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[3]
 
 def spooling(address: str, directory: Path, **options: Any) -> PolicyClient:
     """A client whose calls wait for 20 s for a slow disk, unless `max_wait` is given. A forked
-    child makes its own writer, with the queue's `patience`."""
+    child makes its own SharedSpool, with the queue's `patience`."""
     client = PolicyClient(address, on_full="spool", spool_dir=directory, **options)
     assert client._outbox.spool is not None
     client._outbox.patience = client._outbox.spool.max_wait = options.get("max_wait", 20.0)
