@@ -316,7 +316,7 @@ class Sender:
             else:
                 foreign = self.outbox.is_foreign(self.outbox.owner(name_of(event)), event)
                 refusal = Refusal("invalid", str(error), None, event.episode_id)
-                self.results.refuse(event, refusal, foreign=foreign)
+                self.results.refuse(event, refusal.with_broken_episode(), foreign=foreign)
 
     def take_up(self, spec: CollectorSpec) -> None:
         """Use the collector's declarations and limits."""
