@@ -124,22 +124,33 @@ def _show(report: ImportReport, options: ImportOptions, *, as_json: bool) -> Non
 
     document = report.to_dict()
     if as_json:
-        return console.line(document)
+        console.line(document)
+        return
     results.imported(document, options.name)
     if not options.has_propensities:
         again = "adds" if options.name is None else "needs another --name, and adds"
         print(
             "Propensities are unknown: give --action-prob, --action-logp or --uniform. Without "
             "one, `train` (except --algorithm cql), `evaluate` and `publish` leave these episodes "
-            f"out.\nA second import with one of these options {again} all rows again. Look first "
-            "with --check, which sends nothing."
+            "out."
         )
-    if report.steps and not report.checked and options.name is None and options.query is None:
+        if not report.checked:
+            print(
+                f"A second import with one of these options {again} all rows again. Look first "
+                "with --check, which sends nothing."
+            )
+    if not report.steps or report.checked:
+        return
+    if report.rows_left_out and options.query is None:
+        print(
+            "Import mended rows from a file of their own: the whole file, changed, would be "
+            "another import, which stores its other rows again."
+        )
+    if options.name is None and options.query is None:
         print(
             "A longer file is another import, which stores these rows again: give --name NAME for "
             "one that grows, from its first import on."
         )
-    return None
 
 
 def _options(given: Mapping[str, Any]) -> ImportOptions:

@@ -107,13 +107,16 @@ def imported(document: Document, given: str | None = None) -> None:
             f"Column {column}: {rows:,} of {counted(document['rows'], 'row')} have none of the "
             "policy's names there, and are read as its name for all others."
         )
-    print(f"{counted(document['episodes'], 'episode')} in {document['seconds']:.1f} s")
+    episodes, seconds = counted(document["episodes"], "episode"), f"{document['seconds']:.1f} s"
+    is_check = document["checked"]
+    print(f"{episodes} would be sent ({seconds})" if is_check else f"{episodes} in {seconds}")
     used = document["episodes"] or document["skipped_known"]
     for policy, window in document["reward_windows"].items() if used else ():
         whose = f" of {policy}" if len(document["policies"]) > 1 else ""
         print(
-            f"Imported episodes{whose} accept late rewards for {duration(window)} of the "
-            f"collector's running time. They can be trained on after that."
+            f"Imported episodes{whose} {'would ' if is_check else ''}accept late rewards for "
+            f"{duration(window)} of the collector's running time. They can be trained on after "
+            "that."
         )
 
 
@@ -139,8 +142,11 @@ def _range(seen: Document, shown: Callable[[float], str]) -> tuple[object, ...]:
     return seen["count"], *("-" if value is None else shown(value) for value in values)
 
 
-def trained(document: Document) -> None:
-    """Print `train`: how every row of the log was used, and the candidate."""
+def trained(document: Document, latest: str | None = None) -> None:
+    """Print `train`: how every row of the log was used, and the candidate.
+
+    `latest` is the candidate that commands use by default.
+    """
     counts = {"read for training": document["rows_read"], "trained on": document["rows_trained"]}
     counts |= {f"left out: {_label(why)}": rows for why, rows in document["excluded"].items()}
     counts |= {"held out": document["rows_held_out"]}
@@ -155,6 +161,11 @@ def trained(document: Document) -> None:
         print(
             "It was there already: trained on the same rows, with the same settings. `headrace ls` "
             "counts the steps that are not in shards yet."
+        )
+    if latest not in (None, document["candidate"]):
+        print(
+            f"`latest` is {latest}, which was added after it: give the first 6 characters of this "
+            "one, or more, to judge or publish it."
         )
 
 

@@ -237,8 +237,9 @@ class RequestSender:
             if refusal.code == "conflict":
                 raise ImportFailed(
                     "the collector knows this import with other rows: its source, the order of its "
-                    "rows, its options, or the policy's spaces have changed since; another name "
-                    f"imports these rows as well ({refusal.message})"
+                    "rows, its options, or the policy's spaces have changed since. Under another "
+                    "name all of its rows would be stored, also those that are stored already "
+                    f"({refusal.message})"
                 ) from refusal
             raise
 

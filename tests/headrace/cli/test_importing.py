@@ -46,6 +46,7 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
         first = headrace(*words)
         assert first.returncode == 0, first.stderr
         assert "log.csv row 7: " in first.stdout
+        assert "Import mended rows from a file of their own" in first.stdout
         assert f" for policy default of {collector.address}\n" in first.stdout
         assert "give --name NAME for one that grows" in first.stdout
         again = answer(headrace(*words, "--json"))
@@ -147,11 +148,15 @@ def test_forgotten_propensities_are_said(file: Path, tmp_path: Path) -> None:
             shown = headrace(*words, given)
             assert shown.returncode == 0, shown.stderr
             assert note in shown.stdout
-            assert "these options adds all rows again" in shown.stdout
+            is_check = given == "--check"
+            assert ("these options adds all rows again" in shown.stdout) is not is_check
+            assert ("40 episodes would be sent" in shown.stdout) is is_check
             assert note not in headrace(*words, given, "--uniform", "--check").stdout
         named = headrace(*words, "--name", "shop").stdout
         assert "needs another --name, and adds all rows again" in named
-        assert refused(headrace(*words, "--name", "shop", "--uniform"), "another name imports")
+        assert refused(
+            headrace(*words, "--name", "shop", "--uniform"), "another name all of its rows"
+        )
         again = answer(headrace(*words, "--action-prob", "prob", "--json"))
         assert again["steps"] == 40, "as the note says"
 
@@ -163,11 +168,12 @@ def test_a_reward_window_is_said(file: Path, tmp_path: Path) -> None:
     declared = load_declarations(root)["default"]
     save_declaration(root, dataclasses.replace(declared, reward_window=5_400))
     save_declaration(root, dataclasses.replace(declared, policy_id="now"))
-    told = "Imported episodes accept late rewards for 1 hour 30 minutes of the collector's running"
+    told = "accept late rewards for 1 hour 30 minutes of the collector's running"
     with CollectorProcess(root) as collector:
         words += ("--address", collector.address)
-        for more in (("--check",), (), ()):
-            assert told in headrace(*words, *more).stdout
+        assert f"Imported episodes would {told}" in headrace(*words, "--check").stdout
+        for _ in range(2):
+            assert f"Imported episodes {told}" in headrace(*words).stdout
         assert headrace("ls", "--root", root).stdout.startswith("No shards yet")
         assert answer(headrace(*words, "--json"))["reward_windows"] == {"default": 5_400}
         assert "late rewards" not in headrace(*words[:-3], "now", *words[-2:]).stdout

@@ -164,7 +164,7 @@ def test_other_options_under_a_name_are_refused(
     assert run_import(options).steps == 20
     for other in ({"action_prob": None}, {"tags": {"arm": "a"}}, {"episode": "e"}):
         changed = dataclasses.replace(options, **other)
-        with pytest.raises(ImportFailed, match=r"its options.*another name imports these rows"):
+        with pytest.raises(ImportFailed, match=r"its options.*another name all of its rows"):
             run_import(changed)
     same = dataclasses.replace(options, default={"x": "0"})  # no empty cells: the same rows
     assert run_import(same).rows_known == 20
