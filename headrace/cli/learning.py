@@ -62,7 +62,8 @@ RewardRange = Annotated[
     tuple[float, float] | None,
     typer.Option(
         metavar="<low high>",
-        help="Least and most that a step can earn, such as 0 1; default: the policy's declaration.",
+        help="Least and most that a step can earn, such as 0 1; -inf inf: not known. "
+        "Default: the policy's declaration.",
     ),
 ]
 EvaluationShare = Annotated[
@@ -130,7 +131,7 @@ def train(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     algorithm: Annotated[str, typer.Option(help="ips, snips, dr or cql.")] = "dr",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the log.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the log; default: 10.")] = None,
     evaluation_share: EvaluationShare = None,
     cluster: Cluster = None,
     since: Since = None,
@@ -170,7 +171,7 @@ def train(
     require_root(root, policy_id)
     if follow and not lease_wait:
         _require_no_other(root, policy_id)
-    from headrace.output import console, results
+    from headrace.output import console
     from policy.inference.action_rule import ActionRule
     from policy.jobs.freeze import load_frozen
     from policy.jobs.train import ALGORITHMS, HELD_OUT, train_once
@@ -205,7 +206,16 @@ def train(
         else:
             frozen = load_frozen(manifest)
             document = train_once(root, policy_id, chosen, frozen, on_progress=told, **settings)
-    return console.line(document) if as_json else results.trained(document)
+    return _show_trained(document, root, policy_id, as_json)
+
+
+def _show_trained(document: dict[str, Any], root: Path, policy_id: str, as_json: bool) -> None:
+    from headrace.output import console, results
+    from policy.inference.weight_store import WeightStore
+
+    if as_json:
+        return console.line(document)
+    return results.trained(document, WeightStore(root, policy_id).latest())
 
 
 def _require_no_other(root: Path, policy_id: str) -> None:

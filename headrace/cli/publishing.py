@@ -27,6 +27,14 @@ from headrace.cli.serving import (
     report_served,
 )
 
+Why = Annotated[
+    str,
+    typer.Option(
+        help="Reason, kept with the decision and shown while the policy is pinned; default: what "
+        "was done. It cannot be added later."
+    ),
+]
+
 
 def audited(event: str, **fields: Any) -> None:
     """Write an audit line to stderr about a change under a root, as a collector does."""
@@ -44,7 +52,7 @@ def rollback(
             help="Version to return to, not live; default: the previous one that was served."
         ),
     ] = None,
-    why: Annotated[str, typer.Option(help="Reason, shown while the policy is pinned.")] = "",
+    why: Why = "",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     url: Url = None,
@@ -99,7 +107,7 @@ def _person() -> str:
 
 
 def pause(
-    why: Annotated[str, typer.Option(help="Reason, shown while the policy is pinned.")] = "",
+    why: Why = "",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     as_json: Json = False,

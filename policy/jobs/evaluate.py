@@ -109,8 +109,9 @@ def evaluate(
       `manifest`: only these ordinals (stream -> inclusive ranges). `schema_id`: instead of the
       declared schema. `retry_for`: seconds for which an unreadable shard is tried again.
     - `reward_range`: the limits of a step's reward, by default the declared ones, never the log's.
-      Without limits the verdict is approximate. `gamma` discounts rewards; `confidence` is that of
-      the two-sided intervals; `min_ess` is the effective sample size that a verdict needs.
+      Without limits, or with infinite ones, the verdict is approximate. `gamma` discounts rewards;
+      `confidence` is that of the two-sided intervals; `min_ess` is the effective sample size that a
+      verdict needs.
     - `earlier`: decisions (storage.weights.decisions), to count earlier looks. `alpha_budget`: the
       error of all candidates on overlapping rows together; the k-th gets 6 / (pi k)^2 of it.
     - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide. One with an
@@ -120,7 +121,7 @@ def evaluate(
     named and none are live, ValueError for invalid arguments and for spaces that do not fit.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
-    limits = reward_range or _declared_range(root, policy_id)
+    limits = _limits(reward_range, root, policy_id)
     _check_names(split, estimators)
     loaded, live = _load_both(store or WeightFolder(root, policy_id), weights)
     share = loaded.reserve.share if evaluation_share is None else evaluation_share
@@ -180,10 +181,14 @@ def _judged(
     }
 
 
-def _declared_range(root: Path | str, policy_id: str) -> tuple[float, float] | None:
-    """The limits of a step's reward in the policy's declaration, or None."""
-    declaration = load_declarations(Path(root)).get(policy_id)
-    return None if declaration is None else declaration.reward_range
+def _limits(
+    given: tuple[float, float] | None, root: Path | str, policy_id: str
+) -> tuple[float, float] | None:
+    """The limits of a step's reward: given or declared; None without, or with infinite ones."""
+    if given is None:
+        declaration = load_declarations(Path(root)).get(policy_id)
+        return None if declaration is None else declaration.reward_range
+    return None if given == (-math.inf, math.inf) else given
 
 
 def _with_earlier(rules: Rules, before: Earlier, budget: float | None, *, streams: int) -> Rules:

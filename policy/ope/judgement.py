@@ -560,8 +560,8 @@ class _StepSummary:
         return (
             f"the interval is wide because the lowest logged propensity is {lowest:.2g}: one step "
             f"with it may count for {1 / lowest:,.0f}, and with a reward range the interval allows "
-            "for that. Judge without a range (approximate), or by episodes with larger "
-            "propensities (more exploration, --since, --until)"
+            "for that. Judge without a range (--reward-range -inf inf; approximate), or by "
+            "episodes with larger propensities (more exploration, --since, --until)"
         )
 
     def range_check(self, limits: tuple[float, float] | None) -> list[Diagnostic]:

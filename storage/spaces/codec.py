@@ -340,7 +340,9 @@ def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes
             f"{where}: expected {describe(leaf.space)}, got {_shown(value)}"
         ) from error
     if array.shape != leaf.shape:
-        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got shape {array.shape}")
+        text = f"{where}: expected {describe(leaf.space)}, got shape {array.shape}"
+        in_a_list = (array.shape, leaf.shape) == ((), (1,))
+        raise SpaceError(f"{text}: write [{array.item()!r}]" if in_a_list else text)
     bounds = slot.bounds
     if bounds is not None:
         if check_range or array.dtype.kind != "f":

@@ -85,6 +85,13 @@ def test_train_tells_people_the_same(log: Path, trained: dict[str, Any], tmp_pat
     assert result.stdout.endswith(f"Candidate {candidate}\n")
     again = headrace("train", "--root", root, "--algorithm", "snips", "--epochs", "1").stdout
     assert f"Candidate {candidate}\nIt was there already: trained on the same rows" in again
+    assert "`latest`" not in again
+    later = headrace("train", "--root", root, "--algorithm", "snips", "--epochs", "2").stdout
+    (latest,) = {*WeightStore(root, "default").candidates()} - {trained["candidate"], candidate}
+    assert later.endswith(f"Candidate {latest}\n")
+    repeated = headrace("train", "--root", root, "--algorithm", "snips", "--epochs", "1").stdout
+    assert f"Candidate {candidate}\n" in repeated
+    assert f"`latest` is {latest}, which was added after it" in repeated
     assert trained["unchanged"] is False
 
 

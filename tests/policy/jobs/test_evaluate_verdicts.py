@@ -201,6 +201,9 @@ def test_a_declared_range_bounds_without_being_said_again(tmp_path: Path) -> Non
     assert (found.reward_range, found.judgement.approximate) == ((0.0, 1.0), False)
     asked = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 2.0))
     assert asked.reward_range == (0.0, 2.0)
+    no_limits = (-math.inf, math.inf)
+    free = evaluate(tmp_path, "default", digest, split="all", reward_range=no_limits)
+    assert (free.reward_range, free.judgement.approximate) == (None, True)
 
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])

@@ -151,6 +151,7 @@ def test_short_cuts_are_taken() -> None:
 @pytest.mark.parametrize(
     ("space", "value", "message"),
     [
+        (Box((1,)), 3, r"\$: expected .* got shape \(\): write \[3\.0\]"),
         (Box((2,)), [1.0], r"\$: expected finite float32 of shape \(2,\) .* got shape \(1,\)"),
         (Box((2,)), [1.0, float("nan")], "finite"),
         (Box((2,)), [1.0, 1e39], "finite"),
