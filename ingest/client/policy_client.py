@@ -426,7 +426,7 @@ class PolicyClient:
         Several rewards of a step are combined as the policy declares. `info` belongs to the step.
         `step` is the number of a step of any episode, also of another client's: the reward is
         accepted while the policy's `reward_window` is open after the action, and refused later
-        (`window_closed`). A reward with a `reward_id` counts once, even if it is sent again.
+        (`window_closed`). With a `reward_id` as well, it counts once, even if it is sent again.
 
         In an episode of several agents rewards and infos are mappings by agent.
         `multiagent_done_dict` marks agents that have terminated, `multiagent_truncated_dict` those
@@ -455,7 +455,10 @@ class PolicyClient:
             late = late_reward(episode_id, amount, raw, step, reward_id, ts)
             self._queueing.put(late, EVENT_BYTES + size_of(raw))
             return self._queueing.settle(episode_id)
-        episode = self._book.find(episode_id)
+        try:
+            episode = self._book.find(episode_id)
+        except Refusal as refusal:
+            raise self._book.foreign(episode_id) or refusal from None
         if not (episode.acted or self._outbox.dropped.is_dropped(episode_id)):
             raise no_action(episode_id, episode.missed)
         if raw is not None:

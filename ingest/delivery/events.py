@@ -255,6 +255,8 @@ def late_reward(
     agent_id: str | None = None,
 ) -> LogReturns:
     """A reward event for a named step, without a sequence number. Raises ValueError."""
+    if step is None:
+        raise ValueError(f"Episode {episode_id}: step: expected one with a reward_id, got none")
     t = whole(f"Episode {episode_id}: step", step, 0, 2**53)
     check_id("episode_id", episode_id)
     if reward_id is not None:

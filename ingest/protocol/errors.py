@@ -119,9 +119,9 @@ class Refusal(IngestError, ValueError):
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.message}" if self.path else self.message
-        return (
-            text if self.step is None else f"{text} (reward {self.reward_id!r}, step {self.step})"
-        )
+        if self.step is None:
+            return text
+        return f"reward {self.reward_id!r} of step {self.step}: {text}"
 
 
 def _cut(text: str, characters: int) -> str:

@@ -87,7 +87,10 @@ def test_the_tutorial_runs_as_it_stands(tmp_path: Path, loaded: Path) -> None:
             input="nobody\nno-one\n", cwd=tmp_path, env=env, capture_output=True, text=True,
         )  # fmt: skip
         assert told.stdout == "0 orders logged, 0 known already, 2 refused\n"
-        assert told.stderr == "Episode nobody not found.\nEpisode no-one not found.\n"
+        assert told.stderr.splitlines() == [
+            "reward 'order-of-nobody' of step 0: Episode nobody not found.",
+            "reward 'order-of-no-one' of step 0: Episode no-one not found.",
+        ]
         assert stop(process) == 0
     orders = (tmp_path / "orders.txt").read_text().splitlines()
     assert 250 < len(orders) < 350  # of 1,000 visits; random offers make about 175

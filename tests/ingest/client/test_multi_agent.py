@@ -520,7 +520,7 @@ def test_a_named_step_of_an_agent_takes_a_late_reward(river: River) -> None:
         other.log_returns("n", {"bird": 1.0, "agent0": 2.0}, step=0)
         other.flush()
         assert other.stats.duplicates == 1
-        with pytest.raises(ValueError, match="step: expected a whole number"):
+        with pytest.raises(ValueError, match="step: expected one with a reward_id"):
             other.log_returns("n", {"bird": 1.0}, reward_id="r")
         other.log_returns("n", 1.0, step=0)
         with pytest.raises(Refusal, match="It has several agents: expected an agent_id"):
