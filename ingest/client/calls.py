@@ -61,6 +61,7 @@ class PolicyLookup:
     def require_declared(self, policy: ClientPolicy) -> None:
         """Wait until a policy's declaration is known. Raises ValueError, ClientError."""
         if policy.is_declared:
+            self._has_waited = False
             return
         try:
             timeout = 0.0 if self._has_waited else self._timeout

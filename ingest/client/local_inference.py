@@ -143,9 +143,25 @@ class LocalPolicy:
         return canary[0] if canary is not None and canary[0].version == episode.arm else live
 
     def ensure(self, *, waits: bool = True) -> None:
-        """Fetch required weights now if it `waits`; otherwise a thread asks for newer ones."""
+        """Fetch required weights now if it `waits`; otherwise a thread asks for newer ones.
+
+        While there are no weights and the latest request got no answer, only that thread waits.
+        Raises CollectorUnavailable.
+        """
+        failed: CollectorUnavailable | None = None
         if waits and self.asks:
-            self.refresh(required=self.current is None)
+            if self._failed is not None and self.current is None and self._interval:
+                failed = CollectorUnavailable(self._failed[1])
+            else:
+                try:
+                    self.refresh(required=self.current is None)
+                except CollectorUnavailable as error:
+                    failed = error
+        self._ask_in_background()
+        if failed is not None:
+            raise failed
+
+    def _ask_in_background(self) -> None:
         if self._interval is None or self._closed:
             return
         if self._long_poll:
@@ -188,11 +204,7 @@ class LocalPolicy:
     def _refresh(self, begin: float) -> None:
         if self._failed is not None and self._failed[0] >= begin:
             raise CollectorUnavailable(self._failed[1])
-        try:
-            self._take(self._ask(None))
-        except CollectorUnavailable as error:
-            self._failed = time.monotonic(), str(error)
-            raise
+        self._take(self._ask(None))
 
     def wait_newer(self, version: int, timeout: float) -> bool:
         """Wait until another version than `version` is in use; return False at the timeout."""
@@ -220,7 +232,16 @@ class LocalPolicy:
         if wait is not None:
             headers["prefer"] = f"wait={wait:.0f}"
         timeout = self._transport.timeout + (wait or 0.0)
-        return self._transport.attempt("GET", self._path, None, headers, timeout)
+        try:
+            answer = self._transport.attempt("GET", self._path, None, headers, timeout)
+        except CollectorUnavailable as error:
+            self._failed = time.monotonic(), str(error)
+            raise
+        except Refusal:
+            self._failed = None
+            raise
+        self._failed = None
+        return answer
 
     def _poll(self) -> None:
         backoff, failures = RetryDelays(), 0

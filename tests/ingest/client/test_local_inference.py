@@ -71,6 +71,42 @@ def test_without_a_version_get_action_says_so(collector: CollectorProcess) -> No
         client.end_episode(episode)
 
 
+def test_only_one_action_waits_for_weights_of_a_collector_that_hangs(tmp_path: Path) -> None:
+    """With a policy file a service that starts during an outage waits once; a thread goes on."""
+    declare(tmp_path, "box:4", "discrete:2")
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # connections, but no answers
+        address = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        given = tmp_path / "policies" / "default.json"
+        client = PolicyClient(address, policy_file=given, timeout=0.5)
+        name = client.start_episode()
+        with pytest.raises(CollectorUnavailable):
+            client.get_action(name, OBS)
+        client._transport.timeout = 1_000.0  # a call that waits would reach the test's limit
+        for _ in range(3):
+            with pytest.raises(CollectorUnavailable):
+                client.get_action(name, OBS)
+            client.log_action(name, OBS, 1, action_prob=0.5)
+        client._sender.retire()
+        client._transport.close()
+
+
+def test_a_client_that_starts_before_its_collector_acts_when_it_comes(tmp_path: Path) -> None:
+    """The weights come in the background: no call has to wait for the collector again."""
+    declare(tmp_path, "box:4", "discrete:2")
+    publish(tmp_path, 1)
+    with CollectorProcess(tmp_path) as earlier:
+        port = int(earlier.address.rpartition(":")[2])
+    given = tmp_path / "policies" / "default.json"
+    with PolicyClient(earlier.address, policy_file=given) as client:
+        name = client.start_episode()
+        with pytest.raises(CollectorUnavailable, match="no collector is listening"):
+            client.get_action(name, OBS)
+        with CollectorProcess(tmp_path, port=port):
+            assert client._actor.policy("default").wait_newer(-1, 60.0)
+            assert client.get_action(name, OBS) in (0, 1)
+            client.flush(60)
+
+
 def test_steps_store_what_acted(collector: CollectorProcess) -> None:
     """Version, log-probability and distribution inputs are those of the weights that acted."""
     for seed in (1, 2):

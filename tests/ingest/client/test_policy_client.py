@@ -122,7 +122,7 @@ def test_an_unknown_and_an_ended_episode_are_told_apart(client: PolicyClient) ->
     """
     name = client.start_episode()
     client.end_episode(name)
-    step = r" This client did not start it: name a step \(step=0 for the first\)\."
+    step = r" It is not open in this client: name a step \(step=0 for the first\)\."
     for call, more in (
         (lambda known: client.log_action(known, OBS, 1), ""),
         (lambda known: client.log_returns(known, 1.0), step),
@@ -542,6 +542,7 @@ def test_only_one_get_action_waits_for_a_collector_that_is_away(unused_address: 
     with ScriptedCollector(port=int(unused_address.rpartition(":")[2])) as collector:
         client.connect(60)
         assert client.get_action(name, OBS) == 2
+        assert not client._policies._has_waited, "the next policy is waited for"
         client.close()
         assert len(collector.episodes[name].events) == 2
 
