@@ -31,13 +31,22 @@ TITLES = {
     "ingest.delivery": "Clients",
     "ingest.access": "Access",
     "ingest.embedded": "Inside the trainer's process",
+    "ingest.importing": "Imports",
+    "ingest.protocol": "Errors of clients and collectors",
+    "ingest.server": "Errors of clients and collectors",
+    "policy.algorithms": "Learning",
+    "policy.envs": "Environments",
     "policy.inference": "Acting",
     "policy.jobs": "Jobs",
+    "policy.networks": "Networks",
     "policy.ope": "Off-policy evaluation",
+    "policy.sampling": "Workers",
     "policy.worker": "Workers",
     "storage.declarations": "Declarations",
+    "storage.errors": "Errors of storage",
     "storage.experience": "Experience",
     "storage.reading": "Reading",
+    "storage.shards": "Shards",
     "storage.spaces": "Spaces",
     "storage.weights": "Weights",
 }
@@ -91,7 +100,7 @@ def _names() -> Iterator[str]:
         if home is not None:
             path = home if home.endswith(f".{name}") else f"{home}.{name}"
             folder = ".".join(home.split(".")[:2])
-            titled[TITLES.get(folder, folder)].append(path)
+            titled[TITLES[folder]].append(path)
     yield "# Python\n\nEverything here is imported from `headrace`.\n"
     for title, paths in sorted(titled.items()):
         yield f"## {title}\n"
@@ -139,14 +148,16 @@ def _command(command: Any, path: str) -> Iterator[str]:
     yield f"## {path}\n\n{command.help or ''}\n"
     rows = [one for one in command.params if one.name != "help"]
     if rows:
-        yield "| option | meaning | default | variable |\n|---|---|---|---|"
+        yield "| argument or option | meaning | default | variable |\n|---|---|---|---|"
     for one in rows:
         record = ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts))
         told = getattr(one, "help", "") or ""
         default = (
             "" if one.default in (None, False) or callable(one.default) else f"`{one.default}`"
         )
-        variable = one.envvar or "_".join([*path.split(), one.name]).upper()
-        told = f"| {record} | {told} | {default} | `{variable}` |"
+        variable = f"`{one.envvar or '_'.join([*path.split(), one.name]).upper()}`"
+        if one.param_type_name == "argument":  # only an option has one
+            variable = ""
+        told = f"| {record} | {told} | {default} | {variable} |"
         yield told.replace("\n", " ")
     yield ""
