@@ -41,7 +41,7 @@ Exceptions:
         └── ReaderState             a saved position does not belong to this reader
     ValueError                      an argument or a document is wrong
     ├── SpaceError, DeclarationError, SpecError, EpisodeError, BatchError, NotFinite
-    └── ManifestError, NothingToFreeze, NothingToTrainOn, DataIncomplete
+    └── FrozenDataError, NothingToFreeze, NothingToTrainOn, DataIncomplete
     RuntimeError
     ├── EnvFailed                   an environment failed more often than it may
     └── ExportError                 a policy cannot be exported
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from policy.inference.spec import PolicySpec as PolicySpec
     from policy.inference.spec import SpecError as SpecError
     from policy.inference.weight_store import WeightStore as WeightStore
-    from policy.jobs.freeze import ManifestError as ManifestError
+    from policy.jobs.freeze import FrozenDataError as FrozenDataError
     from policy.jobs.freeze import NothingToFreeze as NothingToFreeze
     from policy.jobs.run_once import DataIncomplete as DataIncomplete
     from policy.jobs.train import NothingToTrainOn as NothingToTrainOn
@@ -287,7 +287,7 @@ _HOMES = {
     "JournalLocked": "storage.errors",
     "JournalLookedAt": "storage.errors",
     "LeaseHeld": "storage.errors",
-    "ManifestError": "policy.jobs.freeze",
+    "FrozenDataError": "policy.jobs.freeze",
     "MixedSchemas": "storage.experience.interfaces",
     "NotFinite": "policy.inference.distributions",
     "NothingToFreeze": "policy.jobs.freeze",

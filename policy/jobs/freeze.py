@@ -35,7 +35,7 @@ from storage.system.files import make_directory, replace_file
 from storage.weights.manifest import canonical, sha256
 from storage.wording import counted
 
-__all__ = ["Frozen", "ManifestError", "NothingToFreeze", "freeze", "load_frozen"]
+__all__ = ["Frozen", "FrozenDataError", "NothingToFreeze", "freeze", "load_frozen"]
 
 FOLDER = "manifests"
 FORMAT_VERSION = 1
@@ -43,7 +43,7 @@ HASH_DIGITS = 16
 SCANS = 5
 
 
-class ManifestError(ValueError):
+class FrozenDataError(ValueError):
     """A manifest file cannot be used; the text says which and why."""
 
 
@@ -100,9 +100,9 @@ def freeze(
     `skipped`; one that cannot be read is tried again for `retry_for` seconds. `clock` gives seconds
     since the epoch.
 
-    Raises NothingYet if there is no shard of the policy's schema so far; NothingToFreeze if none
-    has a requested `schema_id` and none will, or all are damaged; ReaderError if shards could not
-    be read; and ValueError if there are several schemas and the policy is not declared.
+    Raises NothingYet if there is no shard of the policy's schema so far, and NothingToFreeze if
+    none has a requested `schema_id` and none will, or all are damaged. Raises ReaderError if shards
+    could not be read, and ValueError if there are several schemas and the policy is not declared.
     """
     root = Path(root)
     frozen = _at_rest(root, check_policy_id(policy_id), schema_id, retry_for)
@@ -127,16 +127,20 @@ def freeze(
 
 
 def load_frozen(path: Path | str) -> Frozen:
-    """Read a manifest file. Raises FileNotFoundError, ManifestError."""
+    """Read a manifest file. Raises FileNotFoundError, FrozenDataError."""
     path = Path(path)
     try:
         document = json.loads(path.read_bytes())
         frozen = _decode(document, path)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError, ShardError) as error:
-        raise ManifestError(f"{path}: expected a manifest of `headrace freeze`: {error}") from error
+        raise FrozenDataError(
+            f"{path}: expected a manifest of `headrace freeze`: {error}"
+        ) from error
     found = _hash(frozen.schema_id, frozen.streams)
     if frozen.hash != found or path.name != f"{found}.json":
-        raise ManifestError(f"{path}: expected the name and hash {found}, got {frozen.hash!r:.40}")
+        raise FrozenDataError(
+            f"{path}: expected the name and hash {found}, got {frozen.hash!r:.40}"
+        )
     return frozen
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from policy.algorithms.bandit import BanditConfig
 from policy.inference.weight_store import WeightStore
-from policy.jobs.freeze import ManifestError, NothingToFreeze, freeze, load_frozen
+from policy.jobs.freeze import FrozenDataError, NothingToFreeze, freeze, load_frozen
 from policy.jobs.gate import Gate, evaluate_once, publish
 from policy.jobs.run_once import DataIncomplete
 from policy.jobs.train import train_once
@@ -113,7 +113,7 @@ def test_a_spoilt_manifest_is_refused(bandit_log, tmp_path, spoil):
     bandit_log(20).write(tmp_path)
     path = freeze(tmp_path).path
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
-    with pytest.raises(ManifestError, match=str(path)):
+    with pytest.raises(FrozenDataError, match=str(path)):
         load_frozen(path)
 
 
