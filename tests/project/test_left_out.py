@@ -14,9 +14,21 @@ LEFT_OUT = HEADRACE["left-out"]
 
 
 def test_what_is_left_out_is_a_target_of_make() -> None:
-    """Exactly the targets with longer tests are named."""
+    """The targets are those of a whole run, those that test nothing, and those that are named."""
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(LEFT_OUT) <= set(targets)
+    run_or_idle = {
+        "help",
+        "setup",
+        "test",
+        "lint",
+        "dags",
+        "unit",
+        "format",
+        "demo",
+        "docs",
+        "clean",
+    }
+    assert sorted(LEFT_OUT) == sorted(set(targets) - run_or_idle)
 
 
 def test_a_whole_run_names_what_it_leaves_out(tmp_path: Path) -> None:
