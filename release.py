@@ -2,10 +2,11 @@
 
     python release.py [--tag]
 
-It builds the wheel and the sdist into dist/; installs each into fresh environments of every
-supported Python version and runs the whole loop there; writes a CycloneDX SBOM of an installation
-to dist/; refuses licences that are not known to be compatible; and with --tag tags the commit
-`v{version}`. Nothing is uploaded. Each step prints its result; the first failure ends the release.
+It builds the wheel and the sdist into dist/, and installs each into fresh environments of every
+supported Python version, where it logs, reads, publishes and acts. It writes a CycloneDX SBOM of an
+installation to dist/, and refuses licences that are not known to be compatible. With --tag it tags
+the commit `v{version}`. Nothing is uploaded. Each step prints its result; the first failure ends
+the release.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def up(
     configure()
 
     def told(who: str, said: dict[str, Any]) -> None:
-        return console.line({who: said}) if as_json else results.heard(root, said)
+        return console.line({who: said}) if as_json else results.child_message(root, said)
 
     with stop_on_signal() as stop:
         both = Up(

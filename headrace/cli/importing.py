@@ -145,6 +145,8 @@ def _show(report: ImportReport, options: ImportOptions, *, as_json: bool) -> Non
         print(
             "Import mended rows from a file of their own: the whole file, changed, would be "
             "another import, which stores its other rows again."
+            if options.name is None
+            else "Append mended rows to the source: under its name, other changes are refused."
         )
     if options.name is None and options.query is None:
         print(

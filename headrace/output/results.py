@@ -223,7 +223,7 @@ def refused(gate: Document) -> None:
     if gate["comparisons"]:
         look, less = (
             gate["looks"] + 1,
-            "a further one may err less often, so it needs more evidence",
+            "a further look has a wider interval, so it needs more evidence",
         )
         print(f"note: this was look {look} at the candidate; {less}", file=sys.stderr)
 
@@ -273,8 +273,8 @@ def arms(document: Document) -> None:
     if count["canary"] or count["live"]:
         compared += (
             f". Of these, {document['open']:,} had not ended when they were counted, and in "
-            f"{document['crossed']:,} the other version acted first, in {document['unacted']:,} no "
-            "version did"
+            f"{document['crossed']:,} the other version acted first; in {document['unacted']:,} "
+            "the program chose the first action itself"
         )
     print(f"Compared: {compared}.")
     print(
@@ -562,7 +562,7 @@ def _short(number: float | None) -> str:
     return "-" if number is None or number != number else f"{number:.4g}"
 
 
-def heard(root: Path, said: Document) -> None:
+def child_message(root: Path, said: Document) -> None:
     """Print a message of a child of `headrace up` as a line."""
     if "address" in said:
         print(f"Collecting on {said['address']} into {root}.", flush=True)

@@ -216,11 +216,12 @@ class EpisodeBook:
         return completed(*ids) if cause is None else replace(cause)
 
     def foreign(self, name: Name) -> Refusal | None:
-        """The refusal of a reward without a step for an episode that this client did not start."""
-        refusal = None if name in self.open or name in self._ended else self._missing(name)
-        if refusal is not None:
-            refusal.message += " This client did not start it: name a step (step=0 for the first)."
-        return refusal
+        """The refusal of a reward without a step for an episode that this client does not know."""
+        if name in self.open or name in self._ended:
+            return None
+        unknown = self._missing(name)
+        hint = "It is not open in this client: name a step (step=0 for the first)."
+        return replace(unknown, message=f"{unknown.message} {hint}")
 
     def _met(self, episode: ClientEpisode) -> Refusal:
         """The refusal of an earlier event: raised once if it is in `_PASSING`, else always."""

@@ -64,6 +64,7 @@ class Publisher:
         self.close()
 
     def close(self) -> None:
+        """Close the connections."""
         self._transport.close()
         if self._own is not None:
             self._own.close()

@@ -5,10 +5,10 @@ holds is an `EventQueue`.
 
 A signal handler, or a finalizer that the garbage collector runs in any thread, may call the client
 in the middle of another call. So the lock is reentrant, and another complete call may run inside
-every section that holds it: state that must agree is changed by statements without a call between
-them, and an index is read before its event is added, so it may be too low but never too high. Where
-this is impossible (`_is_solid`), and in the client's own threads, which would wait for themselves,
-such an inner call does not wait.
+every section that holds it. State that must agree is therefore changed by statements without a call
+between them, and an index is read before its event is added: it may be too low but never too high.
+Where this is impossible (`_is_solid`), and in the client's own threads, which would wait for
+themselves, such an inner call does not wait.
 """
 
 from __future__ import annotations
@@ -80,12 +80,14 @@ class Outbox:
     """A bounded queue of events. Every method may be called from any thread.
 
     `max_events` and `max_bytes` bound pending events; `batch` (events) and `size` (bytes) bound a
-    batch, `request_bytes` any request. `on_full` is the behaviour of a full queue: "raise" and
-    "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop" drops starting
-    episodes and cuts open ones short, without waiting; "spool" writes every event to disk, in
-    `spool`, within `max_wait`, and keeps events that do not fit only there. `linger`: seconds that
-    a batch waits for more events when nothing is in flight. `named`: the caller gives the start
-    numbers, for an instance that can be resumed.
+    batch, `request_bytes` any request. `linger`: seconds that a batch waits for more events when
+    nothing is in flight. `named`: the caller gives the start numbers, for an instance that can be
+    resumed.
+
+    `on_full` is the behaviour of a full queue. "raise" and "block" wait for `max_wait` or `timeout`
+    seconds, then raise BufferFull. "drop" drops starting episodes and cuts open ones short, without
+    waiting. "spool" writes every event to disk, in `spool`, within `max_wait`, and keeps events
+    that do not fit only there.
 
     `asked` makes the sending thread ask for the collector's declarations before it sends more;
     `drafted` says that drafts in the queue wait for them.

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ingest.delivery.transport import UNAVAILABLE
 from ingest.delivery.unconfirmed import LOST, Kept, seq_of
@@ -145,9 +146,9 @@ def to_repeat(
 
 
 def summary(refused: list[Refusal]) -> Refusal:
-    """One Refusal for all refusals since the last flush."""
+    """One Refusal for all refusals since the last flush. Of several it describes the first."""
     first = refused[0]
     if len(refused) == 1:
         return first
-    message = f"{len(refused)} events were refused since the last flush, first: {first.message}"
-    return Refusal(first.code, message, first.path, first.episode_id, first.expected_seq)
+    message = f"{len(refused)} events were refused since the last flush, first: {first}"
+    return replace(first, message=message, path=None, step=None, reward_id=None)

@@ -80,7 +80,7 @@ TRIES = 3
 """Unexpected errors in a row after which the sender searches for the event that causes them."""
 
 _MSGPACK = {"Content-Type": wire.MSGPACK}
-_SPLIT = ("malformed", "too_large", "invalid")  # the batch holds something that spoils the rest
+_SPLIT = ("malformed", "too_large", "invalid")  # one event may have caused it
 _encode = msgspec.msgpack.Encoder().encode
 R = TypeVar("R")
 T = TypeVar("T")
@@ -423,7 +423,7 @@ class Sender:
         except Refusal as refusal:
             if len(chunk) > 1 and refusal.code in _SPLIT:
                 todo.extendleft(_halves(chunk, delivery.maybe_applied))
-                if refusal.code == "too_large":  # so is what else is larger than what fits
+                if refusal.code == "too_large":  # split other oversized parts, too
                     most = self.outbox.size.refused(len(body))
                     rest = [(piece, t) for part, t in todo for piece in cut_at(part, most)]
                     todo.clear()
@@ -814,7 +814,7 @@ def _same(event: Event, other: Event) -> bool:
 
 
 def renewed_by_fork(renew: Callable[[T], object]) -> weakref.WeakSet[T]:
-    """Where objects are put of which a forked child is to renew its copies."""
+    """A weak set of objects, whose copies in a forked child `renew` renews."""
     known: weakref.WeakSet[T] = weakref.WeakSet()
 
     def renew_all() -> None:

@@ -6,9 +6,9 @@ the queue's bounds, and are written as soon as the disk answers. While a write h
 HANG_SECONDS, no call waits.
 
 Two locks: `lock` is the queue's; the disk is never accessed with it. `disk` is held during work on
-the spool, and acquired first. Logging calls never acquire it, and the sending thread does not wait
-for it while a write hangs (`try_disk`), except to use a new client instance, which has to be on
-disk first, and to take up the segments of earlier processes.
+the spool, and acquired first. Logging calls never acquire it. The sending thread does not wait for
+it while a write hangs (`try_disk`), with two exceptions: a new client instance has to be on disk
+before it is used, and the segments of earlier processes are taken up.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Entry:
 class SharedSpool:
     """Writes events, and notes which of them were judged, in the order of the calls.
 
-    The queue's functions, called with `lock` held: `number` numbers starts and returns a function
-    that undoes it; `queue_has_room` says whether a number of events and bytes fits into the queue;
-    `enter` queues written events, or leaves them on disk, and returns their indices. `settled` is
-    notified when a call's events are written or have failed.
+    The queue's functions are called with `lock` held. `number` numbers starts and returns a
+    function that undoes it. `queue_has_room` says whether a number of events and bytes fits into
+    the queue. `enter` queues written events, or leaves them on disk, and returns their indices.
+    `settled` is notified when a call's events are written or have failed.
     """
 
     def __init__(

@@ -6,9 +6,9 @@ The worker's policies are declared with their own spaces. Each time the worker a
 policies whose weights have changed are published, so that one round of sampling and learning is one
 version. It includes the state of their filters and their lineage.
 
-The collector ends with the worker's process, so that temporary failures must not end it: while a
-rollback pins a policy, its candidates are stored; a version that another publisher makes live is
-taken over; and after a full disk, publishing is tried again in the next round.
+The collector ends with the worker's process, so temporary failures must not end it. While a
+rollback pins a policy, its candidates are stored. A version that another publisher makes live is
+taken over. After a full disk, publishing is tried again in the next round.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ retry. The content of a start is compared while its episode is open, and its epi
 that is remembered.
 
 An episode of this table has one agent, or is one agent's track in an episode of several
-(ingest.protocol.agent_names). For a whole episode of several agents: one client instance starts all
-tracks; no track can start once the number of agents given by an end is reached; the time-out counts
-from the latest event of any agent; and the episode is abandoned or broken as a whole.
+(ingest.protocol.agent_names). All tracks of an episode are started by one client instance, and none
+once the number of agents given by an end is reached. The time-out counts from the latest event of
+any agent. The episode is abandoned or broken as a whole.
 
 An event that follows a get_action names the decision that was acted on. The open step can hold a
 different decision, if the collector was killed before it stored the first one and the client asked

@@ -71,9 +71,10 @@ def import_table(
     says what the import understood, and which rows it would leave out. A collector that does not
     answer is then no error, and the spaces are inferred from the columns.
 
-    Raises ImportFailed for a source or columns that cannot be used; CollectorUnavailable if the
-    collector does not answer for `timeout` seconds (run it again to continue); Refusal if it
-    refuses the client (a wrong token); ValueError for a policy that it does not have.
+    Raises ImportFailed for a source or columns that cannot be used, and ValueError for a policy
+    that the collector does not have. Raises CollectorUnavailable if the collector does not answer
+    for `timeout` seconds (run it again to continue), and Refusal if it refuses the client (a wrong
+    token).
     """
     options = ImportOptions(source=source, **meaning)
     return run_import(options, check=check, on_progress=on_progress)

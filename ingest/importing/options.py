@@ -201,11 +201,13 @@ class ImportOptions:
         return [self.reward] if isinstance(self.reward, str) else sorted(self.reward)
 
     def observations_of(self, policy_id: str | None) -> list[ColumnOption]:
+        """The columns of a policy's observation."""
         return [
             ColumnOption.parse(text) for text in _of("observation", self.observation, policy_id)
         ]
 
     def actions_of(self, policy_id: str | None) -> list[ColumnOption]:
+        """The columns of a policy's action."""
         return [ColumnOption.parse(text) for text in _of("action", self.action, policy_id)]
 
     def finals_of(self, policy_id: str | None) -> list[ColumnOption]:
@@ -223,10 +225,12 @@ class ImportOptions:
 
     @property
     def actions(self) -> list[ColumnOption]:
+        """The columns of the actions of all policies."""
         return [one for name in _keys(self.action) for one in self.actions_of(name)]
 
     @property
     def finals(self) -> list[ColumnOption]:
+        """The columns of the final observations of all policies."""
         return [one for name in _keys(self.observation) for one in self.finals_of(name)]
 
     @property

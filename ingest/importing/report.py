@@ -99,6 +99,7 @@ class ImportReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as a JSON object, as `headrace import --json` prints it."""
         return {**asdict(self), "bad": [row._asdict() for row in self.bad]}
 
 

@@ -68,8 +68,8 @@ class Refusal(IngestError, ValueError):
     """A refused request or event.
 
     `code` is a key of `STATUS`. `path` is the place in the request (`$.events[3].obs`; for an event
-    that a client logged, `obs`), `agent_id` the track in an episode of several agents,
-    `expected_seq` the sequence number that was expected at a gap or conflict; `retry_after` is in
+    that a client logged, `obs`). `agent_id` is the track in an episode of several agents,
+    `expected_seq` the sequence number that was expected at a gap or conflict. `retry_after` is in
     seconds. `token_id` is the rejected caller's token, for the audit line; it is not sent. Of a
     refused reward for a named step, a client adds the `step` and the `reward_id`.
     """
@@ -93,6 +93,7 @@ class Refusal(IngestError, ValueError):
 
     @property
     def status(self) -> int:
+        """The HTTP status of the code."""
         return STATUS[self.code]
 
     @property
@@ -102,7 +103,8 @@ class Refusal(IngestError, ValueError):
 
     def with_broken_episode(self) -> Refusal:
         """The same refusal, which also says that the event's episode has ended."""
-        return replace(self, message=f"{self.message}; the episode has ended as broken")
+        end = "; the episode has ended as broken"
+        return replace(self, message=_cut(self.message, MESSAGE_CHARACTERS - len(end)) + end)
 
     def to_json(self) -> dict[str, Any]:
         """The error as JSON: `ErrorBody` without the fields that are None."""

@@ -6,7 +6,7 @@ import contextlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -35,6 +35,9 @@ from ingest.web.connections import ConnectionWatch
 from ingest.web.limits import Budget, ServerLimits
 from storage.spaces.descriptors import space_to_json
 from storage.wording import counted
+
+if TYPE_CHECKING:
+    from ingest.server.metrics import Metrics  # loaded at the first request for metrics
 
 STALLED_SECONDS = 10.0
 _NUMBER_EVENTS = (
@@ -68,7 +71,7 @@ class Routes:
         self._connections = connections
         self._openapi = b""
         self._router: Router | None = None
-        self._metrics: Any = None
+        self._metrics: Metrics | None = None
         self._acted_on: set[Given] = set()  # calls that are being answered
         self.weights = WeightDownloads(live).weights
         self.publish, self.rollback = (

@@ -1,10 +1,10 @@
 """Weights over HTTP: changes of the live version, versions, and downloads.
 
 `WeightChanges` is for callers with the scope `weights:publish`. A publication is checked before
-anything is stored: its digest; that it is safetensors of finite numbers; that a policy of the
-declared spaces computes finite numbers with it; and that all other fields can be sent again, in
-JSON and in msgpack. The publisher proposes the version's number, and gets 409 with the next number
-if it is another; a repeated request has the same answer.
+anything is stored. Its digest has to be right, and its weights safetensors of finite numbers, with
+which a policy of the declared spaces computes finite numbers. All other fields have to be such that
+they can be sent again, in JSON and in msgpack. The publisher proposes the version's number, and
+gets 409 with the next number if it is another; a repeated request has the same answer.
 
 `WeightDownloads` answers `GET /v1/policies/{id}/weights` with msgpack `{manifest, generation,
 weights}` and an `ETag` of store, generation and version. `If-None-Match` with `Prefer: wait=25`

@@ -119,6 +119,7 @@ class BanditConfig:
             raise ValueError(f"baseline: expected a number or 'mean', got {self.baseline!r}")
 
     def build(self, policy: Policy) -> Bandit:
+        """The bandit learner of a policy."""
         return Bandit(policy, self)
 
 

@@ -81,7 +81,9 @@ class AlgorithmConfig(Protocol):
     # to be read from shards, in addition to `t` and the rows' identity
     columns: ClassVar[tuple[str, ...]]
 
-    def build(self, policy: Policy) -> Algorithm: ...
+    def build(self, policy: Policy) -> Algorithm:
+        """The algorithm that computes the losses of a policy."""
+        ...
 
 
 def default_rule(config: AlgorithmConfig) -> ActionRule:

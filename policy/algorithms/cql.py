@@ -87,6 +87,7 @@ class CQLConfig:
         require_not_negative(self, "alpha")
 
     def build(self, policy: Policy) -> CQL:
+        """The Q-learner of a policy."""
         return CQL(policy, self)
 
 

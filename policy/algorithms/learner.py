@@ -102,8 +102,8 @@ class Learner:
     def update(self, batch: SampleBatch, on_progress: Progress = no_progress) -> dict[str, float]:
         """Learn from a batch, and return metrics. A batch without usable rows changes no weights.
 
-        Metrics always have the same names: `rows`, the number of rows trained on; `left_out`, the
-        number of rows that could not be learned from; and the algorithm's `metric_names`, which are
+        Metrics always have the same names: `rows`, the number of rows trained on, `left_out`, the
+        number of rows that could not be learned from, and the algorithm's `metric_names`. These are
         NaN if there was no row to learn from, or the update was reverted (`learn`). Raises
         ValueError for a batch that lacks columns.
         """

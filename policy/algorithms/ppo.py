@@ -133,6 +133,7 @@ class PPOConfig:
             require_at_least(self, 1, "schedule_steps")
 
     def build(self, policy: Policy) -> PPO:
+        """The PPO learner of a policy."""
         return PPO(policy, self)
 
 

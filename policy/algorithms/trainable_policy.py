@@ -198,9 +198,9 @@ class TrainablePolicy(Policy):
         return _OWN_KEYS.union(cls.config_keys)
 
     @classmethod
-    def check_config(cls, config: Mapping[str, Any], beside: Collection[str] = ()) -> None:
-        """Raise TypeError for keys that are neither known to this class nor in `beside`."""
-        known = cls.known_config().union(beside)
+    def check_config(cls, config: Mapping[str, Any], allowed: Collection[str] = ()) -> None:
+        """Raise TypeError for keys that are neither known to this class nor in `allowed`."""
+        known = cls.known_config().union(allowed)
         unknown = sorted(set(config) - known)
         if unknown:
             told = "".join(near_names(name, known) for name in unknown)

@@ -70,6 +70,7 @@ class ActionRule:
         return self.kind == "sample" or bool(self.epsilon)
 
     def to_json(self) -> dict[str, Any]:
+        """The rule as it stands in a spec, without parameters of other kinds."""
         own = _PARAMETERS[self.kind]
         return {"kind": self.kind} | ({} if own is None else {own[0]: getattr(self, own[0])})
 

@@ -70,6 +70,7 @@ class ModuleSpec:
             )
 
     def to_json(self) -> Json:
+        """The module as it stands in a spec."""
         return {
             "kind": self.kind,
             "hidden": list(self.hidden),
@@ -79,6 +80,7 @@ class ModuleSpec:
 
     @classmethod
     def from_json(cls, document: Json) -> ModuleSpec:
+        """Parse the result of `to_json`. Raises SpecError."""
         _check_keys(document, {"kind", "hidden", "activation", "value_head"}, "module")
         if not isinstance(document["hidden"], list):
             raise SpecError(f"module: expected hidden as a list, got {document['hidden']!r:.80}")
@@ -173,6 +175,7 @@ class PolicySpec:
         return shapes
 
     def to_json(self) -> dict[str, Any]:
+        """The spec as a JSON object, as manifests and policy files have it."""
         return {
             "version": FORMAT_VERSION,
             "observation": space_to_json(self.observation),

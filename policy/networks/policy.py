@@ -86,6 +86,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
+        """The torch device of the weights."""
         return next(self.module.parameters()).device
 
     # for learners; `observed` comes from `observe`

@@ -252,10 +252,10 @@ def episodes_needed(
 
     `deviation`: standard deviation of a return; `width`: the range of returns, None if unknown.
     With a width the returns are assumed to be rare events, whose early bets cost most, and the
-    effect to be a gain, of the canary or of an arm with the other share, whichever needs more
-    episodes; a loss, in which fewer events differ, needs fewer. So the number is the same for
-    `share` and 1 - `share`. In 60 simulated logs per case (shares .05 to .95) the power was then
-    .8 to 1. Rounded up to two digits.
+    effect to be a gain; a loss, in which fewer events differ, needs fewer. The gain is of the
+    canary or of an arm with the other share, whichever needs more episodes. So the number is the
+    same for `share` and 1 - `share`. In 60 simulated logs per case (shares .05 to .95) the power
+    was .8 to 1. Rounded up to two digits.
     """
     if width is not None:
         needs = [_bets(deviation, effect, one, error, width) for one in (share, 1 - share)]

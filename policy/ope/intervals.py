@@ -4,8 +4,8 @@
     interval = Bootstrap(np.random.default_rng(7), resamples=1000)
 
 An estimate is a function of sums over episodes (`Sums`, `PerStepSums`), from which both intervals
-are computed: the bootstrap weights each episode by how often it was drawn, and the delta method
-gives the standard error of a ratio of sums. Pure: randomness is passed as a Generator.
+are computed. The bootstrap weights each episode by how often it was drawn. The delta method gives
+the standard error of a ratio of sums. Pure: randomness is passed as a Generator.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class BoundedRewardModel:
     """Another model, clipped to limits: by default those of the rewards that it was fitted on.
 
     For observations far from the others a linear model predicts values beyond all rewards, and one
-    such value can outweigh a whole log. q and its expectation are both of the clipped model, so
+    such value can outweigh a whole log. The clipped model gives both q and its expectation, so
     that a doubly robust estimate stays unbiased; clipping only q would bias it.
     """
 

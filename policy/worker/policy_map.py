@@ -1,8 +1,8 @@
 """A worker's policies, and the choice of the policy that acts for an agent.
 
-`policy` may be None or a class, the single policy of all agents; a `PolicySpec`; or a mapping of
-ids to a class, a spec, or (class, observation space, action space, config), in which None stands
-for `TrainablePolicy` and for the environment's own spaces.
+`policy` may be None or a class, the single policy of all agents; a `PolicySpec`; or a mapping. A
+mapping has ids as keys, and as values a class, a spec, or (class, observation space, action space,
+config). There None stands for `TrainablePolicy` and for the environment's own spaces.
 """
 
 from __future__ import annotations

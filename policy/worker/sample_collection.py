@@ -42,7 +42,7 @@ from policy.worker.env_creation import (
 )
 from policy.worker.input_evaluation import SIMULATION
 from policy.worker.settings import WorkerSettings
-from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.episode import policy_of_id
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import Batch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
@@ -195,8 +195,7 @@ class Sampling:
             return batch
         policies = self._worker.policies
         if not isinstance(batch, MultiAgentBatch):
-            lone = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY
-            return self._finish_read(lone, batch)
+            return self._finish_read(policy_of_id(None, policies), batch)
         finished = {
             policy_id: self._finish_read(policy_id, rows)
             for policy_id, rows in batch.policy_batches.items()

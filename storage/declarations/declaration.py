@@ -147,13 +147,16 @@ class PolicyDeclaration:
 
     @property
     def schema_id(self) -> str:
+        """The id of the spaces: 12 hex digits of a hash."""
         return schema_id(self.observation, self.action)
 
     @property
     def canonical_spaces(self) -> str:
+        """The spaces as canonical JSON, of which `schema_id` is the hash."""
         return canonical_json(self.observation, self.action)
 
     def to_json(self) -> dict[str, Any]:
+        """The declaration as it stands in the policy's file."""
         document = {"version": FORMAT_VERSION, **asdict(self)}
         document["observation"] = space_to_json(self.observation)
         document["action"] = space_to_json(self.action)

@@ -164,6 +164,7 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
         return values + len(self.env_t) + 49 * self.steps
 
     def with_ordinals(self, ordinal: int, episode_ordinal: int) -> Part:
+        """The part with its ordinal and that of its episode."""
         return msgspec.structs.replace(self, ordinal=ordinal, episode_ordinal=episode_ordinal)
 
 
@@ -236,14 +237,17 @@ class Episode:
 
     @property
     def terminated(self) -> bool:
+        """Whether the episode reached its end."""
         return self.ended == "terminated"
 
     @property
     def truncated(self) -> bool:
+        """Whether it ended by a limit, abandoned or broken."""
         return self.ended in ("truncated", "abandoned", "broken")
 
     @property
     def total_reward(self) -> float:
+        """The sum of all rewards, not discounted."""
         return float(np.sum(self.columns["rewards"]))
 
 

@@ -45,6 +45,7 @@ class RangeSet:
     # changes
 
     def add(self, number: int) -> None:
+        """Add one number."""
         lasts = self._lasts
         if lasts and number == lasts[-1] + 1:  # the common case: the next one
             lasts[-1] = number
@@ -147,17 +148,20 @@ class RangeSet:
     # new sets
 
     def copy(self) -> RangeSet:
+        """A set of the same numbers, which changes on its own."""
         result = RangeSet()
         result._firsts, result._lasts = self._firsts.copy(), self._lasts.copy()
         result._count = self._count
         return result
 
     def union(self, other: RangeSet) -> RangeSet:
+        """A new set of the numbers in either set."""
         result = self.copy()
         result.update(other)
         return result
 
     def difference(self, other: RangeSet) -> RangeSet:
+        """A new set of the numbers in this set only."""
         result = self.copy()
         if not self:
             return result
@@ -167,6 +171,7 @@ class RangeSet:
         return result
 
     def intersection(self, other: RangeSet) -> RangeSet:
+        """A new set of the numbers in both sets."""
         return self.difference(self.difference(other))
 
     # JSON

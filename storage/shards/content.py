@@ -60,7 +60,7 @@ def check_footer(
     if any(before >= after for before, after in pairwise(edges)):
         raise ShardDamaged(f"expected ascending ranges of ordinals, got {metadata.ranges[:5]}")
     try:
-        known = _laws(metadata.spaces)
+        known = _content_rules(metadata.spaces)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ShardDamaged(f"the footer's spaces: {error}") from error
     if metadata.schema_id != known.schema_id:
@@ -74,7 +74,7 @@ def check_footer(
         _check_fields(schema, known)
 
 
-def _check_fields(schema: pa.Schema, known: _Laws) -> None:
+def _check_fields(schema: pa.Schema, known: _ContentRules) -> None:
     for field in known.schema:
         at = schema.get_all_field_indices(field.name)
         if len(at) != 1:
@@ -86,7 +86,7 @@ def _check_fields(schema: pa.Schema, known: _Laws) -> None:
             raise ShardDamaged(f"{field.name}: expected {field.type}, got {kind}")
 
 
-class _Laws:
+class _ContentRules:
     """What follows from a pair of spaces: the columns, and their allowed values."""
 
     def __init__(self, canonical_json: str) -> None:
@@ -116,8 +116,8 @@ def _is_bounded(space: Box) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _laws(canonical_json: str) -> _Laws:
-    return _Laws(canonical_json)
+def _content_rules(canonical_json: str) -> _ContentRules:
+    return _ContentRules(canonical_json)
 
 
 # --- columns ---------------------------------------------------------------------------------
@@ -130,16 +130,16 @@ def check_column(
 
     Raises ShardDamaged.
     """
-    laws = _laws(metadata.spaces)
-    if column.null_count and not laws.nullable.get(name, True):
+    rules = _content_rules(metadata.spaces)
+    if column.null_count and not rules.nullable.get(name, True):
         raise ShardDamaged(f"{name}: expected a value in every row, got {column.null_count} nulls")
-    leaf = laws.leaves.get(name)
+    leaf = rules.leaves.get(name)
     if name in CODED or name == "infos" or (leaf is not None and leaf.is_text):
         _check_texts(column, name, leaf)
     elif leaf is not None and values is not None:
         check_values(values, leaf, name)
     elif values is not None:
-        _check_numbers(column, values, name, has_densities=laws.has_densities)
+        _check_numbers(column, values, name, has_densities=rules.has_densities)
 
 
 def check_values(values: Array, leaf: Leaf, name: str, *, strict: bool = False) -> None:
@@ -167,7 +167,7 @@ def check_values(values: Array, leaf: Leaf, name: str, *, strict: bool = False) 
 
 def bounded_actions(metadata: ShardMetadata) -> list[str]:
     """The columns of actions that may leave their bounds if a policy sampled them unclipped."""
-    return list(_laws(metadata.spaces).bounded)
+    return list(_content_rules(metadata.spaces).bounded)
 
 
 def check_choices(
@@ -178,7 +178,7 @@ def check_choices(
     `sources`: the column `source` as a dictionary. Raises ShardDamaged.
     """
     others = np.concatenate([_differs(chunk, "on_policy") for chunk in sources.chunks])
-    for name, leaf in _laws(metadata.spaces).bounded.items():
+    for name, leaf in _content_rules(metadata.spaces).bounded.items():
         if name in columns and others.any():
             check_values(columns[name][others], leaf, name, strict=True)
 

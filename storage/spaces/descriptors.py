@@ -268,6 +268,7 @@ class Discrete:
         return found
 
     def to_json(self) -> Json:
+        """The space as it stands in a policy's file."""
         node: Json = {"kind": "discrete", "n": self.n, "start": self.start}
         if self.names:
             node["names"] = list(self.names)
@@ -325,6 +326,7 @@ class MultiDiscrete:
                 raise SpaceError(f"multi_discrete: expected int64 values, got {n} from {start}")
 
     def to_json(self) -> Json:
+        """The space as it stands in a policy's file."""
         return {"kind": "multi_discrete", "nvec": list(self.nvec), "start": list(self.start)}
 
 
@@ -341,6 +343,7 @@ class MultiBinary:
         _require_elements("multi_binary", self.shape)
 
     def to_json(self) -> Json:
+        """The space as it stands in a policy's file."""
         return {"kind": "multi_binary", "shape": list(self.shape)}
 
 
@@ -362,6 +365,7 @@ class Text:
             )
 
     def to_json(self) -> Json:
+        """The space as it stands in a policy's file."""
         return {
             "kind": "text",
             "min_length": self.min_length,
@@ -393,6 +397,7 @@ class Dict:
         return f"Dict({dict(self.spaces)})"
 
     def to_json(self) -> Json:
+        """The space as it stands in a policy's file."""
         return {"kind": "dict", "spaces": [[name, s.to_json()] for name, s in self.spaces]}
 
 
@@ -409,6 +414,7 @@ class Tuple:
         _spaces("tuple", self.spaces)
 
     def to_json(self) -> Json:
+        """The space as it stands in a policy's file."""
         return {"kind": "tuple", "spaces": [s.to_json() for s in self.spaces]}
 
 

@@ -32,7 +32,7 @@ from storage.system.process import drop_pipes, own_environment
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
 from storage.wording import counted
 
-__all__ = ["Disagreement", "SecondReader", "Told"]
+__all__ = ["ColumnReply", "Disagreement", "SecondReader"]
 
 SHARD_SECONDS = 300.0
 """The longest time that the second reader may take for one shard, in seconds."""
@@ -42,7 +42,7 @@ _STORAGE = __name__.removesuffix(".verify.second_reader")
 DisagreementKind: TypeAlias = Literal["differs", "unreadable", "crashed"]
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class ColumnReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first frame of an answer: a column of a row group, the end, or an error.
 
     `first` is the first row of the row group, or the number of all rows at the end.
@@ -55,7 +55,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-_decode_told = msgspec.msgpack.Decoder(Told).decode
+_decode_reply = msgspec.msgpack.Decoder(ColumnReply).decode
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,9 @@ class SecondReader:
         self.close()
 
 
-def _answers(child: subprocess.Popen[bytes], path: Path) -> Iterator[tuple[Told, list[bytes]]]:
+def _answers(
+    child: subprocess.Popen[bytes], path: Path
+) -> Iterator[tuple[ColumnReply, list[bytes]]]:
     """The process's answers about a shard, to the last one. Raises EOFError if it dies before."""
     if child.stdin is None or child.stdout is None:
         raise EOFError("it has no pipes")
@@ -149,14 +151,14 @@ def _answers(child: subprocess.Popen[bytes], path: Path) -> Iterator[tuple[Told,
         frames = read_message(child.stdout)
         if not frames:
             raise EOFError("it was gone before its answer")
-        told = _decode_told(frames[0])
+        told = _decode_reply(frames[0])
         yield told, frames[1:]
         if told.end or told.error:
             return
 
 
 def _compared(
-    table: pa.Table, answers: Iterator[tuple[Told, list[bytes]]], name: str
+    table: pa.Table, answers: Iterator[tuple[ColumnReply, list[bytes]]], name: str
 ) -> list[Disagreement]:
     wrong: dict[str, str] = {}
     found: set[str] = set()
@@ -181,7 +183,7 @@ def _compared(
     return [Disagreement("differs", text) for text in wrong.values()]
 
 
-def _difference(table: pa.Table, told: Told, theirs: ColumnValues) -> str:
+def _difference(table: pa.Table, told: ColumnReply, theirs: ColumnValues) -> str:
     """How a column of a row group differs from our reader's, "" if it does not."""
     if told.column not in table.column_names:
         return "no such column here, one"

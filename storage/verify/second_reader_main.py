@@ -20,7 +20,7 @@ import pandas as pd
 
 from storage.shards.writer_process import read_message, write_message
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
-from storage.verify.second_reader import Told
+from storage.verify.second_reader import ColumnReply
 
 
 def read_shards() -> None:
@@ -44,14 +44,14 @@ def _answer(path: str, replies: IO[bytes]) -> None:
     except BrokenPipeError:
         raise
     except Exception as error:  # any error that fastparquet raises for an unreadable shard
-        _send(replies, Told(error=f"{type(error).__name__}: {error}"), [])
+        _send(replies, ColumnReply(error=f"{type(error).__name__}: {error}"), [])
 
 
-def _send(replies: IO[bytes], told: Told, frames: list[bytes]) -> None:
+def _send(replies: IO[bytes], told: ColumnReply, frames: list[bytes]) -> None:
     write_message(replies, [[frame] for frame in (msgspec.msgpack.encode(told), *frames)])
 
 
-def _read(path: str) -> Iterator[tuple[Told, ColumnValues | None]]:
+def _read(path: str) -> Iterator[tuple[ColumnReply, ColumnValues | None]]:
     """The columns of each row group in turn, and finally the end."""
     file = fastparquet.ParquetFile(path)
     specs = {spec["name"]: spec for spec in json.loads(file.key_value_metadata["headrace.columns"])}
@@ -59,9 +59,9 @@ def _read(path: str) -> Iterator[tuple[Told, ColumnValues | None]]:
     for frame in file.iter_row_groups():
         for name in frame.columns:
             values = _values(frame[name], specs.get(name))
-            yield Told(column=name, first=first, dtype=values.dtype), values
+            yield ColumnReply(column=name, first=first, dtype=values.dtype), values
         first += len(frame)
-    yield Told(end=True, first=first), None
+    yield ColumnReply(end=True, first=first), None
 
 
 def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnValues:

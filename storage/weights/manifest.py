@@ -167,6 +167,7 @@ class _Document:
         return cls(**body)
 
     def to_json(self) -> dict[str, Json]:
+        """The document as a JSON object."""
         # as above: only the subclasses are dataclasses
         body: dict[str, Json] = asdict(self)  # type: ignore[call-overload]
         for known in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
@@ -205,6 +206,7 @@ class Candidate(_Document):
 
     @property
     def digest(self) -> str:
+        """The SHA-256 of the document in hex: the name of the candidate."""
         return sha256(canonical(self.to_json()))
 
 

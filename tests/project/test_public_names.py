@@ -48,6 +48,24 @@ def test_every_public_name_is_there(name: str) -> None:
         assert value.__module__ == home
 
 
+@pytest.mark.parametrize("name", headrace.__all__)
+def test_every_public_method_has_a_docstring(name: str) -> None:
+    """The site's reference leaves out what has none."""
+    value = getattr(headrace, name)
+    own = [one for one in inspect.getmro(value) if one.__module__.startswith(PACKAGES)] if (
+        inspect.isclass(value)
+    ) else []  # fmt: skip
+    bare = [
+        f"{one.__qualname__}.{method}"
+        for one in own
+        for method, given in vars(one).items()
+        if not method.startswith("_")
+        and (inspect.isfunction(given) or isinstance(given, (classmethod, staticmethod, property)))
+        and not inspect.getdoc(getattr(value, method))
+    ]
+    assert bare == []
+
+
 def test_the_type_checker_is_told_the_same_names() -> None:
     """The names at run time and those declared for mypy are the same."""
     tree = ast.parse((ROOT / "headrace" / "__init__.py").read_text())

@@ -154,6 +154,7 @@ def test_forgotten_propensities_are_said(file: Path, tmp_path: Path) -> None:
             assert note not in headrace(*words, given, "--uniform", "--check").stdout
         named = headrace(*words, "--name", "shop").stdout
         assert "needs another --name, and adds all rows again" in named
+        assert "Import mended rows" not in named
         assert refused(
             headrace(*words, "--name", "shop", "--uniform"), "another name all of its rows"
         )
