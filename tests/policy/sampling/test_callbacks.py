@@ -29,6 +29,7 @@ class Recording(Callbacks):
         episode.user_data["steps"] = []
 
     def on_episode_step(self, *, worker, base_env, policies, episode, env_index):
+        assert episode.get_agents() == ["agent0"]
         seen = episode.last_observation_for("agent0")
         episode.user_data["steps"].append((episode.length, float(seen[0])))
         assert episode.last_info_for("agent0") == {"t": episode.length}
