@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -36,6 +37,17 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never held")
 
 
+def restore(backup: Path, weights: Path) -> None:
+    """Put a backup in the place of a folder at once, as half of one would be taken for damage."""
+    staged = shutil.copytree(backup, weights.with_name("staged"))
+    weights.rename(weights.with_name("old"))
+    while True:
+        try:
+            return os.rename(staged, weights)
+        except OSError:  # the collector has registered there again
+            shutil.rmtree(weights)
+
+
 def test_weights_from_a_backup_under_a_running_collector(tmp_path: Path) -> None:
     """The collector keeps serving the later weights and logs that; the next publication has a new
     number."""
@@ -49,9 +61,7 @@ def test_weights_from_a_backup_under_a_running_collector(tmp_path: Path) -> None
         episode = client.start_episode()
         client.get_action(episode, OBS)
         assert client.acting_version() == 3
-        (root / "weights").rename(tmp_path / "old")
-        # the collector may have registered there again in between
-        shutil.copytree(tmp_path / "backup", root / "weights", dirs_exist_ok=True)
+        restore(tmp_path / "backup", root / "weights")
         until(lambda: "not served (older)" in log.read_text())
         assert collector.get("/v1/spec")[1]["policies"]["default"]["live_version"] == 3
         assert publish(root, 4) == Live(generation=4, version=4)
