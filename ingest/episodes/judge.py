@@ -372,7 +372,7 @@ class Judge:
         if episode is None and name not in self._known.finished:
             raise self.missing(event.episode_id, event.agent_id)
         if episode is None:
-            raise window_closed(event, t, self._known.finished[name].how)
+            raise window_closed(event, t, f"its episode is {self._known.finished[name].how}")
         event = self._redacted(event, episode.rules)
         reward_id = event.reward_id or ""
         try:

@@ -121,7 +121,7 @@ class Refusal(IngestError, ValueError):
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.message}" if self.path else self.message
-        if self.step is None:
+        if self.step is None or repr(self.reward_id) in self.message:
             return text
         return f"reward {self.reward_id!r} of step {self.step}: {text}"
 

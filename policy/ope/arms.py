@@ -131,7 +131,10 @@ def compare_arms(
             verdict=CANNOT_TELL, reasons=(told,), mismatch=told, **nothing, **known
         )
     if not 0 < k < n:
-        told = f"the canary has {counted(k, 'episode')} and the live version {n - k}: more of both"
+        told = (
+            f"{counted(k, 'episode')} of the canary and {n - k:,} of the live version are "
+            "compared: more of both"
+        )
         nothing = {"returns": None, "failures": None, "missing": None, "mismatch": None}
         return ArmsComparison(verdict=CANNOT_TELL, reasons=(told,), **nothing, **known)
     end = error / 3

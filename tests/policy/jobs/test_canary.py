@@ -147,7 +147,7 @@ def test_what_is_missing_is_said(traffic: Traffic) -> None:
     """
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     (none,) = judge_canary(traffic.root, "default")["reasons"]
-    assert "0 episodes and the live version 0: more of both" in none
+    assert "0 episodes of the canary and 0 of the live version are compared: more of both" in none
     traffic.log(200, {True: 1.0, False: 1.0})
     wall = 699.0  # the last one started; each counts 165 s after its start, or later
     found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
