@@ -278,7 +278,7 @@ def arms(document: Document) -> None:
         )
     print(f"Compared: {compared}.")
     print(
-        f"Not compared yet: {document['young'] - document['waiting']:,} too recent, "
+        f"In shards, not compared yet: {document['young'] - document['waiting']:,} too recent, "
         f"{document['waiting']:,} waiting for later ones."
     )
     if "journal" in document:
@@ -413,7 +413,7 @@ def versions(document: Document) -> None:
     rows += [
         (
             None,
-            "candidate, latest" if one["digest"] == document["latest"] else "candidate",
+            "latest candidate" if one["digest"] == document["latest"] else "candidate",
             one["digest"][:12],
             moment(one["added"]),
             None,
@@ -445,7 +445,7 @@ def _states(document: Document, one: Document) -> list[str]:
     found += [f"served by {serving}"] if serving else []
     if live is not None and live.get("canary_version") == version:
         found.append(f"canary in {live['canary_share']:.3g} of the episodes")
-    found += ["latest"] if one["candidate"] == document["latest"] else []
+    found += ["latest candidate"] if one["candidate"] == document["latest"] else []
     return [*found, "off the chain"] if one.get("off_chain") else found
 
 

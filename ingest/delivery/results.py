@@ -150,5 +150,6 @@ def summary(refused: list[Refusal]) -> Refusal:
     first = refused[0]
     if len(refused) == 1:
         return first
-    message = f"{len(refused)} events were refused since the last flush, first: {first}"
-    return replace(first, message=message, path=None, step=None, reward_id=None)
+    one = replace(first, path=None)  # the place in an event says nothing without the event
+    message = f"{len(refused)} events were refused since the last flush, first: {one}"
+    return replace(one, message=message, step=None, reward_id=None)

@@ -47,7 +47,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         shown = headrace("canary", "--root", tmp_path).stdout
         assert "Version 2 in 0.1" in shown
         assert "Compared: 0 episodes of the canary and 0 of the live version.\n" in shown
-        assert "Not compared yet: 0 too recent, 0 waiting" in shown
+        assert "In shards, not compared yet: 0 too recent, 0 waiting" in shown
         assert "Open episodes of the policy, and those that await late rewards: 0.\n" in shown
         events = [
             {"type": "start", "episode_id": "new"},

@@ -656,6 +656,12 @@ def test_a_late_reward_that_is_refused_leaves_the_episode(
     client.log_action(name, OBS, 1)
     client.flush()
     assert len(collector.episodes[name].events) == 2
+    for reward_id in ("b", "c"):
+        client.log_returns(name, 1.0, step=0, reward_id=reward_id)
+    both = "^2 events were refused since the last flush, first: reward 'b' of step 0: scripted"
+    with pytest.raises(Refusal, match=both) as caught:
+        client.flush()
+    assert (caught.value.step, caught.value.reward_id) == (None, None)
 
 
 @pytest.mark.parametrize("status_code", [(413, "too_large"), (422, "invalid"), (400, "malformed")])
