@@ -103,10 +103,10 @@ class ShardReader(InputReader):
     - "episodes": whole episodes, joined over their parts, at least `batch_size` rows; incomplete
       ones wait, and are returned at the end of a finite input if `incomplete` is set.
 
-    Every mode returns `new_obs` and `has_new_obs` (False where a row is not terminated and has no
-    next observation; `new_obs` is zeros there), and the identity of each row: `stream`, `ordinal`,
-    `episode_ordinal`, `t`. Arrays of unshuffled batches, and columns of one value, may be read-only
-    views.
+    Every mode returns `new_obs`, the next observation: zeros where there is none (with `names` the
+    first name). `has_new_obs` is False where a target would need it, because the row is not
+    terminated. Each row has its identity: `stream`, `ordinal`, `episode_ordinal`, `t`. Arrays of
+    unshuffled batches, and columns of one value, may be read-only views.
 
     Arguments
     - `policy_id`, `tags`, `since`/`until` (microseconds of the client's ts) choose parts by their

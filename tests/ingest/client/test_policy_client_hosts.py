@@ -238,7 +238,10 @@ ENDINGS = {
         3,
     ),
     "an error": ("raise ValueError('the service died')", 1),
-    "interrupted": ("import signal\nsignal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    "interrupted": (  # a background job inherits that the signal is ignored
+        "from signal import *\nsignal(SIGINT, default_int_handler)\nraise_signal(SIGINT)",
+        -signal.SIGINT,
+    ),
     "exit in a coroutine": (
         "import asyncio\nasync def main(): sys.exit(4)\n\nasyncio.run(main())",
         4,
