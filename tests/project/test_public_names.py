@@ -51,19 +51,18 @@ def test_every_public_name_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", headrace.__all__)
 def test_every_public_method_has_a_docstring(name: str) -> None:
     """The site's reference leaves out what has none."""
-    value = getattr(headrace, name)
-    own = [one for one in inspect.getmro(value) if one.__module__.startswith(PACKAGES)] if (
-        inspect.isclass(value)
-    ) else []  # fmt: skip
-    bare = [
-        f"{one.__qualname__}.{method}"
-        for one in own
-        for method, given in vars(one).items()
+    public = getattr(headrace, name)
+    classes = inspect.getmro(public) if inspect.isclass(public) else ()
+    undocumented = [
+        f"{base.__qualname__}.{method}"
+        for base in classes
+        if base.__module__.startswith(PACKAGES)
+        for method, given in vars(base).items()
         if not method.startswith("_")
         and (inspect.isfunction(given) or isinstance(given, (classmethod, staticmethod, property)))
-        and not inspect.getdoc(getattr(value, method))
+        and not inspect.getdoc(getattr(public, method))
     ]
-    assert bare == []
+    assert undocumented == []
 
 
 def test_the_type_checker_is_told_the_same_names() -> None:

@@ -238,6 +238,7 @@ def test_memory_is_bounded_while_the_disk_hangs(
         client._outbox.wait_until(lambda: False, 0.01)
     assert client.stats.spooled == 30
     client.log_step(SHORT, 1, 1.0)
+    client.close(0.01)
 
 
 def test_late_events_outlast_a_full_disk(
