@@ -116,7 +116,10 @@ class ShardReader(InputReader):
     - `ordinals`: a manifest, stream -> ranges: nothing else is read.
     - `schema_id`: which schema to read if the roots hold several; default with a `policy_id`: the
       schema of its steps.
-    - `columns`: public names instead of `DEFAULT_COLUMNS`; `obs` includes `obs.<path>`.
+    - `columns`: which columns to return; `obs` includes `obs.<path>`. Default: `obs`, `actions`,
+      `rewards`, `terminateds`, `truncateds`, `new_obs`, `has_new_obs`, `eps_id`, `t`, `agent_id`,
+      `action_logp`, `policy_id`, `policy_version`. Others of a shard, such as `infos`, `tags` and
+      `ts`, are returned only if you name them.
     - `names`: object arrays of names instead of codes, for spaces that have names.
     - `shuffle`: rows of the shuffle window, 0 for the stored order; `prefetch`: shards read ahead.
     - `eager`: return the available rows, at most `batch_size`, without waiting for more.

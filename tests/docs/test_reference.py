@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from headrace import PolicyDeclaration, load_declarations, parse_space
+from headrace import PolicyDeclaration, ShardReader, load_declarations, parse_space
+from storage.reading.loading import DEFAULT_COLUMNS
 from tests.collector_process import CollectorProcess, declare
 
 PAGES = Path(__file__).parents[2] / "docs"
@@ -60,3 +61,12 @@ def test_every_column_of_a_shard_is_in_the_table(tmp_path: Path) -> None:
     told = first_cells((PAGES / "shard_format.md").read_text())
     found = {name for name in told if "<" not in name}
     assert found == set(pq.read_schema(shard).names)
+
+
+def test_the_columns_that_a_reader_returns_are_named() -> None:
+    page = (PAGES / "sample_batch.md").read_text().partition("**Columns.**")[2]
+    page = page.partition("`columns=`")[0]
+    described = str(ShardReader.__doc__).partition("Default:")[2].partition("Others")[0]
+    for text in (page, described):
+        named = set(re.findall(r"`(\w+)`", text)) - {"ShardReader"}
+        assert named == set(DEFAULT_COLUMNS)
