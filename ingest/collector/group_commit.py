@@ -202,6 +202,7 @@ class LoopJournal:
         self._loop, self._retry_seconds = loop, retry_seconds
         self._recover, self._take_up = recover, take_up
         self._waiting: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
+        self._asking: set[asyncio.Future[Any]] = set()
         self.committer = Committer(
             journal,
             notify=self.notify,
@@ -241,13 +242,18 @@ class LoopJournal:
         self.committer.submit(Task(self.epoch, transaction=change, done=done))
 
     async def ask(self, job: Callable[[Journal], T]) -> T:
-        """Run a short job on the journal's thread, after earlier submissions; return its result."""
+        """Run a short job on the journal's thread, after earlier submissions; return its result.
+
+        Raises Refusal or CollectorFailed as `durable` does, if the epoch ends before.
+        """
         if self.failure is not None:
             raise CollectorFailed(str(self.failure))
         answer: asyncio.Future[T] = self._loop.create_future()
+        self._asking.add(answer)
+        answer.add_done_callback(self._asking.discard)
 
         def tell(found: T) -> None:
-            if not answer.done():  # otherwise the caller has stopped waiting
+            if not answer.done():  # else the caller does not wait any more, or has an error
                 answer.set_result(found)
 
         self.committer.submit(Task(self.epoch, job=job, done=tell))
@@ -350,3 +356,6 @@ class LoopJournal:
     def _lose(self, error: Exception) -> None:
         while self._waiting:
             self._waiting.popleft()[1](error)
+        for answer in self._asking:
+            if not answer.done():
+                answer.set_exception(error)

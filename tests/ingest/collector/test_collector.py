@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ingest.collector.collector import CHECK_TOGETHER, Collector
+from ingest.collector.journal_report import ledger
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.declarations.declaration import PolicyDeclaration
@@ -87,6 +88,12 @@ async def closed(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, 10.0)
 
 
+async def turns() -> None:
+    """Let the loop do what a thread that waits at the gate has notified it of."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 def batch(instance: str, name: str, start: int, steps: int = 1) -> wire.Batch:
     return wire.Batch(instance=instance, events=numbered(name, start, steps=steps))
 
@@ -133,7 +140,7 @@ def test_nothing_is_acknowledged_before_its_commit() -> None:
             await closed(journal.entered)
             rows += [collector.accept(batch(instance, f"e{n}", n))[1] for n in range(1, 20)]
             waits = [asyncio.ensure_future(collector.journal.durable(row)) for row in rows]
-            await asyncio.sleep(0.05)
+            await turns()
             assert not any(wait.done() for wait in waits)
             assert len(list(journal.replay())) == 1
             journal.gate.set()
@@ -151,11 +158,13 @@ def test_a_retry_waits_for_what_it_repeats() -> None:
         async with running(journal) as collector:
             instance = await registered(collector)
             journal.gate.clear()
+            journal.entered.clear()
             collector.accept(batch(instance, "e", 0))
+            await closed(journal.entered)
             reply, row = collector.accept(batch(instance, "e", 0))
             assert (reply.accepted, reply.duplicates) == (0, 3)
             wait = asyncio.ensure_future(collector.journal.durable(row))
-            await asyncio.sleep(0.02)
+            await turns()
             assert not wait.done()
             journal.gate.set()
             await wait
@@ -241,6 +250,32 @@ def test_a_failed_sync_stops_everything() -> None:
                 collector.accept(batch(instance, "f", 1))
             with pytest.raises(CollectorFailed):
                 await collector.journal.durable(1)
+
+    run(body)
+
+
+@pytest.mark.parametrize("error", [JournalFull("no space"), JournalFailed("EIO")])
+def test_a_question_behind_a_failed_write_is_answered_with_its_error(error: Exception) -> None:
+    """It does not wait for the time after which the journal counts as busy."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            instance = await registered(collector)
+            journal.gate.clear()
+            journal.entered.clear()
+            journal.errors = [error]
+            collector.accept(batch(instance, "e", 0))
+            await closed(journal.entered)
+            account = asyncio.ensure_future(ledger(collector))
+            await turns()
+            journal.gate.set()
+            (answer,) = await asyncio.gather(account, return_exceptions=True)
+            if isinstance(error, JournalFull):
+                assert isinstance(answer, Refusal)
+                assert answer.code == "disk_full"
+            else:
+                assert isinstance(answer, CollectorFailed)
 
     run(body)
 
