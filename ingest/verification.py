@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from ingest.protocol.errors import CollectorUnavailable
 from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalLocked
 from storage.journal.database import DATABASE, past_damage
-from storage.journal.sqlite_journal import Plan, ShardRecord, SqliteJournal
+from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
 from storage.system.files import FileLock
 from storage.verify.audit import (
     JournalAccount,
@@ -213,18 +212,22 @@ def live_account(
             waiting_ordinals=told.waiting_ordinals,
             live=True,
         )
+        records, damaged = _records(transport)
         # the pages are later than the ledger, and may have shards that it lacks
-        records = (r for r in _records(transport) if not account.is_behind(r.stream, r.first))
-        return replace(account, records=tuple(records))
+        known = (r for r in records if not account.is_behind(r.stream, r.first))
+        damage = (*told.damage, *damage_texts(DamageReport(damaged_records=damaged)))
+        return replace(account, records=tuple(known), damage=damage)
 
 
-def _records(transport: Transport) -> Iterator[ShardRecord]:
+def _records(transport: Transport) -> tuple[list[ShardRecord], int]:
+    """(recorded shards, how many records do not match their checksums)."""
+    found, damaged = list[ShardRecord](), 0
     after: int | None = -1
     while after is not None:
         page = Delivery(transport, "GET", f"/v1/ledger/records?after={after}").run(wire.LedgerPage)
-        for record in page.records:
-            yield ShardRecord(**msgspec.structs.asdict(record))
-        after = page.last
+        found += [ShardRecord(**msgspec.structs.asdict(record)) for record in page.records]
+        after, damaged = page.last, page.damaged
+    return found, damaged
 
 
 def _plan(plan: wire.LedgerPlan) -> Plan:
@@ -254,16 +257,18 @@ def _account(root: Path, directory: Path, copy: Path) -> JournalAccount:
 
 def _told(journal: SqliteJournal, found: Recovered, past: tuple[str, ...]) -> JournalAccount:
     episodes = [*found.assembler.episodes.values(), *found.assembler.closing.values()]
+    records = tuple(journal.shards())  # counts damaged ones in the journal's damage
+    damage = msgspec.structs.replace(journal.damage, lost_state=found.damage.lost_state)
     return JournalAccount(
         collector_id=found.damage.previous_collector_id or journal.collector_id,
         accepted=found.assembler.steps,
-        records=tuple(journal.shards()),
+        records=records,
         plans={plan: _steps(parts) for plan, parts in found.planned},
         next_ordinals=journal.streams(),
         waiting_steps=_steps(found.waiting),
         open_steps=sum(len(episode.rewards) for episode in episodes),
         open_episodes=dict(Counter(episode.started.policy_id for episode in episodes)),
-        damage=(*past, *damage_texts(found.damage)),
+        damage=(*past, *damage_texts(damage)),
         waiting_ordinals=_ordinals(journal, found.waiting),
     )
 

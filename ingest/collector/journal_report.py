@@ -56,7 +56,10 @@ async def records(collector: Collector, after: int) -> wire.LedgerPage:
 
     `last` is the `after` of the next page. Raises Refusal as `ledger` does.
     """
-    page = await _ask(collector, lambda journal: list(islice(journal.shards(after=after), PAGE)))
+    page, damaged = await _ask(
+        collector,
+        lambda journal: (list(islice(journal.shards(after), PAGE)), journal.damage.damaged_records),
+    )
     rows = [
         wire.LedgerRecord(
             plan_id=record.plan_id,
@@ -70,7 +73,8 @@ async def records(collector: Collector, after: int) -> wire.LedgerPage:
         )
         for record in page
     ]
-    return wire.LedgerPage(records=rows, last=page[-1].plan_id if len(page) == PAGE else None)
+    last = page[-1].plan_id if len(page) == PAGE else None
+    return wire.LedgerPage(records=rows, last=last, damaged=damaged)
 
 
 def _plans_and_streams(journal: Journal) -> tuple[list[Any], dict[str, int]]:
@@ -92,6 +96,7 @@ def damage_texts(damage: DamageReport) -> list[str]:
         "rows were acknowledged and are missing at its end": damage.missing_rows,
         "rows are missing inside it": damage.lost_rows,
         "rows do not match their checksum": damage.damaged_rows,
+        "records of shards do not match their checksum": damage.damaged_records,
     }
     told = [f"{count} {text}" for text, count in texts.items() if count]
     if damage.set_aside is not None:

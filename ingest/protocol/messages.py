@@ -516,10 +516,14 @@ class JournalLedger(Struct, kw_only=True):
 
 
 class LedgerPage(Struct, kw_only=True):
-    """`GET /v1/ledger/records`: a page of recorded shards; `last` is null on the last one."""
+    """`GET /v1/ledger/records`: a page of recorded shards; `last` is null on the last one.
+
+    `damaged` counts the records read so far that do not match their checksums; pages lack them.
+    """
 
     records: list[LedgerRecord]
     last: int | None
+    damaged: int = 0
 
 
 M = TypeVar("M")

@@ -108,9 +108,9 @@ class MemoryJournal:
     def plans(self) -> list[Plan]:
         return [plan for _, plan in sorted(self._content.plans.items())]
 
-    def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
+    def shards(self, after: int = -1) -> Iterator[ShardRecord]:
         for plan_id, record in sorted(self._content.shards.items()):
-            if plan_id > after and stream in (None, record.stream):
+            if plan_id > after:
                 yield record
 
     def next_ordinal(self, stream: str) -> int:

@@ -51,14 +51,16 @@ class DamageReport(msgspec.Struct, frozen=True):
 
     `missing_rows`: acknowledged rows after the last row of the database, or an upper bound of the
     rows in a database that was set aside (some may be in shards). `lost_rows`: missing rows before
-    the last one. `damaged_rows`: rows whose checksum does not match. `lost_state`: missing parts of
-    the state, reported by the caller that expects them. `set_aside`: the folder that a malformed
-    database was moved to, for `reason`. `previous_collector_id`: set if the journal took a new id.
+    the last one. `damaged_rows`: rows whose checksum does not match. `damaged_records`: the same of
+    shard records, among those read so far. `lost_state`: missing parts of the state, reported by
+    the caller that expects them. `set_aside`: the folder that a malformed database was moved to,
+    for `reason`. `previous_collector_id`: set if the journal took a new id.
     """
 
     missing_rows: int = 0
     lost_rows: int = 0
     damaged_rows: int = 0
+    damaged_records: int = 0
     set_aside: Path | None = None
     reason: str = ""
     previous_collector_id: str | None = None
@@ -69,6 +71,7 @@ class DamageReport(msgspec.Struct, frozen=True):
             self.missing_rows
             or self.lost_rows
             or self.damaged_rows
+            or self.damaged_records
             or self.lost_state
             or self.set_aside is not None
         )
@@ -127,10 +130,10 @@ class Journal(Protocol):
     def plans(self) -> list[Plan]:
         """The plans without a record, by id."""
 
-    def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
+    def shards(self, after: int = -1) -> Iterator[ShardRecord]:
         """The recorded shards with plan ids greater than `after`, by plan id.
 
-        Only those of `stream` if it is given.
+        Damaged records are counted in `damage`, not yielded.
         """
 
     def next_ordinal(self, stream: str) -> int:

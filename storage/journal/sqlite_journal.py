@@ -167,7 +167,7 @@ class SqliteJournal:
             self._streams: dict[str, int] = dict(self._checked("streams"))
             self._plans = {fields[0]: Plan(*fields) for fields in self._checked("plans")}
             self._state: dict[str, bytes] = dict(self._checked("state"))
-            self._bad, present = RangeSet(), RangeSet()
+            self._bad, self._bad_records, present = RangeSet(), RangeSet(), RangeSet()
             for number, blob in self._pages():
                 present.add(number)
                 if blob is None:
@@ -271,7 +271,12 @@ class SqliteJournal:
 
     @property
     def damage(self) -> DamageReport:
-        return replace(self._damage, lost_rows=len(self._lost), damaged_rows=len(self._bad))
+        return replace(
+            self._damage,
+            lost_rows=len(self._lost),
+            damaged_rows=len(self._bad),
+            damaged_records=len(self._bad_records),
+        )
 
     def replay(self) -> Iterator[tuple[int, bytes]]:
         """Yield (number, blob) of the rows that still exist, ascending; see `Journal.replay`."""
@@ -292,26 +297,22 @@ class SqliteJournal:
     def plans(self) -> list[Plan]:
         return [plan for _, plan in sorted(self._plans.items())]
 
-    def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
-        """The recorded shards; see `Journal.shards`. Raises JournalFailed at a damaged record."""
+    def shards(self, after: int = -1) -> Iterator[ShardRecord]:
+        """The recorded shards; see `Journal.shards`."""
         while True:
             self._require_usable()
             try:
                 page = self._db.execute(
-                    "SELECT * FROM shards WHERE plan_id > ?1 AND (?2 IS NULL OR stream = ?2) "
-                    "ORDER BY plan_id LIMIT 500",
-                    (after, stream),
+                    "SELECT * FROM shards WHERE plan_id > ? ORDER BY plan_id LIMIT 500", (after,)
                 ).fetchall()
             except sqlite3.Error as error:
                 raise self._fail(error) from error
             for *fields, stored in page:
-                if checksum(*fields) != stored:
-                    raise JournalFailed(
-                        f"the journal in {self.directory}: expected a record of plan {fields[0]} "
-                        f"that matches its checksum, got {fields}"
-                    )
-                yield ShardRecord(*fields)
                 after = fields[0]
+                if checksum(*fields) == stored:
+                    yield ShardRecord(*fields)
+                else:
+                    self._bad_records.add(after)
             if not page:
                 return
 

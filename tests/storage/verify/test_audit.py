@@ -387,6 +387,25 @@ def test_a_running_collector_tells_of_past_and_present_damage(root: Path) -> Non
     assert "do not match their checksum" in told
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_damaged_record_of_a_shard_is_found(root: Path, live: bool) -> None:
+    """It stops neither the account nor the collector that gives it."""
+    with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:
+        assert database.execute("UPDATE shards SET rows = rows + 1 WHERE plan_id = 0").rowcount == 1
+        database.commit()
+    with CollectorProcess(root) if live else contextlib.nullcontext() as collector:
+        account = journal_account(root)
+        assert account is not None
+        assert account.damage == ("1 records of shards do not match their checksum",)
+        assert [record.plan_id for record in account.records] == [1]
+        report = verified(root)
+        assert {"journal", "unrecorded"} <= set(kinds(report))
+        if collector is not None:
+            status, _ = collector.post("/v1/events", batch("after", STEPS, end=True))
+            assert status == 200
+            assert collector.stop() == 0
+
+
 def test_a_forgotten_record_is_found(root: Path) -> None:
     """A shard that the journal does not know was not written by it."""
     database = sqlite3.connect(root / "journal" / "journal.db")
