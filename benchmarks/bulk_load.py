@@ -93,13 +93,13 @@ def send(address: str, requests: deque[bytes]) -> dict[str, float]:
         connection.sendall(flying[-1][1])
     while flying:
         connection, sent = flying.popleft()
-        status, told = _answer(connection)
+        status, reply = _answer(connection)
         if status == 429:
             busy += 1
             requests.append(sent)
             time.sleep(BUSY_SECONDS)
-        elif status != 200 or b"refused" in told:
-            raise RuntimeError(f"the server answered {status}: {told!r:.200}")
+        elif status != 200 or b"refused" in reply:
+            raise RuntimeError(f"the server answered {status}: {reply!r:.200}")
         if requests:
             flying.append((connection, requests.popleft()))
             connection.sendall(flying[-1][1])

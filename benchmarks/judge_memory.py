@@ -58,10 +58,10 @@ def main() -> None:
             for way in given.only or WAYS:
                 command = [sys.executable, "-m", "benchmarks.judge_memory", "--way", way]
                 command += ["--episodes", str(episodes), "--steps", str(given.steps)]
-                told = subprocess.run(
+                output = subprocess.run(
                     [*command, "--root", folder], check=True, stdout=subprocess.PIPE
                 ).stdout
-                found = json.loads(told)
+                found = json.loads(output)
                 print(
                     f"{episodes:,} episodes of {given.steps} steps, {way}: "
                     f"{found['seconds']:.0f} s ({found['processor']:.0f} of processor time), "

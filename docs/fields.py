@@ -27,9 +27,9 @@ class FieldComments(Extension):
         elif not any("dataclass" in str(one.value) for one in cls.decorators):
             return
         if cls.docstring and not _LISTED.search(cls.docstring.value):
-            told = [f"    {one.name}: {text}" for one in _fields(cls) if (text := _comment(one))]
-            if told:
-                cls.docstring.value = "\n".join([cls.docstring.value, "", "Attributes:", *told])
+            lines = [f"    {one.name}: {text}" for one in _fields(cls) if (text := _comment(one))]
+            if lines:
+                cls.docstring.value = "\n".join([cls.docstring.value, "", "Attributes:", *lines])
 
 
 def _fields(cls: Class) -> list[Attribute]:

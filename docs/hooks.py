@@ -73,8 +73,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         r"\[([^]]+)\]\(\.\./((?:examples|airflow_dags|data|tests)/?[^)]*)\)", r"`\2`", markdown
     )
     made = {"routes": _routes, "codes": _codes}
-    told = _MADE.sub(lambda found: "\n".join(made[found[1]]()), linked)
-    return _FILE.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", told)
+    with_tables = _MADE.sub(lambda found: "\n".join(made[found[1]]()), linked)
+    return _FILE.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", with_tables)
 
 
 def _moved(text: str) -> str:
@@ -151,13 +151,13 @@ def _command(command: Any, path: str) -> Iterator[str]:
         yield "| argument or option | meaning | default | variable |\n|---|---|---|---|"
     for one in rows:
         record = ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts))
-        told = getattr(one, "help", "") or ""
+        help_text = getattr(one, "help", "") or ""
         default = (
             "" if one.default in (None, False) or callable(one.default) else f"`{one.default}`"
         )
         variable = f"`{one.envvar or '_'.join([*path.split(), one.name]).upper()}`"
         if one.param_type_name == "argument":  # only an option has one
             variable = ""
-        told = f"| {record} | {told} | {default} | {variable} |"
-        yield told.replace("\n", " ")
+        row = f"| {record} | {help_text} | {default} | {variable} |"
+        yield row.replace("\n", " ")
     yield ""

@@ -46,10 +46,10 @@ def main() -> None:
         _follow_parent()
         _command_line()()
     except ModuleNotFoundError as missing:
-        told = missing_extra(missing, "this command")
-        if told is None:
+        hint = missing_extra(missing, "this command")
+        if hint is None:
             raise
-        _fail(str(told), 2)
+        _fail(str(hint), 2)
     except Exception as error:
         if not _is_the_users(error) or os.environ.get("HEADRACE_DEBUG"):
             raise

@@ -163,15 +163,15 @@ class Up:
         on_line: Callable[[str, dict[str, Any]], None],
     ) -> None:
         declare_live(root, policy_id, steps_per_version, max_lag)
-        self._told = threading.Event()
+        self._listening = threading.Event()
         self._on_line = on_line
         self.address = ""
         self._first = ["collect", "--root", str(root), "--port", str(port)]
         self.collector = CollectorChild(self._first, self._collector_says)
         due = time.monotonic() + STOP_SECONDS
-        while not (self._told.wait(0.05) or self.collector.ended or time.monotonic() > due):
+        while not (self._listening.wait(0.05) or self.collector.ended or time.monotonic() > due):
             pass
-        if not self._told.is_set():
+        if not self._listening.is_set():
             self.collector.stop()
             status = max(self.collector.process.returncode, 1)
             raise ServeError("the collector did not start; its message is above", status)
@@ -180,12 +180,12 @@ class Up:
         words = ["train", "--follow", "--root", str(root), "--policy-id", policy_id]
         words += ["--seed", str(seed), "--steps-per-update", str(steps_per_version)]
         words += [] if max_lag is None else ["--max-lag", str(max_lag)]
-        self.trainer = Training(words, lambda said: on_line("train", said))
+        self.trainer = Training(words, lambda message: on_line("train", message))
 
-    def _collector_says(self, said: dict[str, Any]) -> None:
-        self.address = said.get("address", self.address)
-        self._told.set()
-        self._on_line("collect", said)
+    def _collector_says(self, message: dict[str, Any]) -> None:
+        self.address = message.get("address", self.address)
+        self._listening.set()
+        self._on_line("collect", message)
 
     def watch(self, stop: threading.Event) -> bool:
         """Keep both running until `stop`; return False if the collector died too often."""

@@ -198,18 +198,18 @@ def live_account(
     named = not live.loopback()  # certificates name the address that clients use, not loopback
     with admin_session(ca, named=named) as session:
         transport = Transport(live.address, session=session, token=sent, timeout=LEDGER_SECONDS)
-        told = Delivery(transport, "GET", "/v1/ledger").run(wire.JournalLedger)
+        ledger = Delivery(transport, "GET", "/v1/ledger").run(wire.JournalLedger)
         account = JournalAccount(
-            collector_id=told.collector_id,
-            accepted=told.accepted,
+            collector_id=ledger.collector_id,
+            accepted=ledger.accepted,
             records=(),
-            plans={_plan(plan): plan.steps for plan in told.plans},
-            next_ordinals=told.next_ordinals,
-            waiting_steps=told.waiting_steps,
-            open_steps=told.open_steps,
-            open_episodes=told.open_episodes,
-            damage=tuple(told.damage),
-            waiting_ordinals=told.waiting_ordinals,
+            plans={_plan(plan): plan.steps for plan in ledger.plans},
+            next_ordinals=ledger.next_ordinals,
+            waiting_steps=ledger.waiting_steps,
+            open_steps=ledger.open_steps,
+            open_episodes=ledger.open_episodes,
+            damage=tuple(ledger.damage),
+            waiting_ordinals=ledger.waiting_ordinals,
             live=True,
         )
         records, damaged = _records(transport)
@@ -252,10 +252,10 @@ def _account(root: Path, directory: Path, copy: Path) -> JournalAccount:
                 "account is what the collector's next start makes of it; nothing is changed now",
                 restored.beyond,
             )
-        return _told(journal, recover(journal, policies), past)
+        return _account_of(journal, recover(journal, policies), past)
 
 
-def _told(journal: SqliteJournal, found: Recovered, past: tuple[str, ...]) -> JournalAccount:
+def _account_of(journal: SqliteJournal, found: Recovered, past: tuple[str, ...]) -> JournalAccount:
     episodes = [*found.assembler.episodes.values(), *found.assembler.closing.values()]
     records = tuple(journal.shards())  # counts damaged ones in the journal's damage
     damage = msgspec.structs.replace(journal.damage, lost_state=found.damage.lost_state)

@@ -81,15 +81,15 @@ class CollectorProcess(Closing):
         words = ["collect", "--root", str(self.root), "--port", str(self.port), *self._options]
         words += ["--supervise"] if self.supervise else []
         with contextlib.ExitStack() as files:
-            told = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()
+            stderr = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()
             process: subprocess.Popen[str] | Forked
             if self._program is None and self._env is None:
-                process = template().fork(words, told, self._plant)
+                process = template().fork(words, stderr, self._plant)
             else:
                 process = subprocess.Popen(
                     [sys.executable, *(self._program or ("-m", INGEST)), *words],
                     stdout=subprocess.PIPE,
-                    stderr=told,
+                    stderr=stderr,
                     text=True,
                     env={**os.environ, **(self._env or {})},
                     cwd=Path(__file__).parent.parent,

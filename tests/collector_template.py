@@ -90,12 +90,12 @@ class Template:
         os.umask(umask := os.umask(0o077))
         job = json.dumps([arguments, umask, dict(os.environ), plant]).encode()
         out, theirs = os.pipe()
-        ended, told = os.pipe()
+        ended, write_end = os.pipe()
         with self._lock:
-            socket.send_fds(self._link, [job], [theirs, stderr, told])
+            socket.send_fds(self._link, [job], [theirs, stderr, write_end])
             pid = int(self._link.recv(16))
         os.close(theirs)
-        os.close(told)
+        os.close(write_end)
         return Forked(pid, os.fdopen(out), ended)
 
     def close(self) -> None:
@@ -185,9 +185,9 @@ def _turn_clock_by_signal() -> None:
     Collector.__init__.__kwdefaults__["clock"] = lambda: time.monotonic() + ahead  # type: ignore[attr-defined]
 
 
-def _tell_end(pid: int, told: int) -> None:
+def _tell_end(pid: int, write_end: int) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with contextlib.suppress(BrokenPipeError), os.fdopen(told, "wb", buffering=0) as file:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb", buffering=0) as file:
         file.write(str(code).encode())
 
 

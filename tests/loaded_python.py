@@ -62,8 +62,8 @@ def _start(bins: Path, python: str, user: int) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    with process.stdout or contextlib.nullcontext() as told:
-        if told is None or told.readline() != f"{_READY}\n":
+    with process.stdout or contextlib.nullcontext() as output:
+        if output is None or output.readline() != f"{_READY}\n":
             raise RuntimeError(f"it ended with {process.wait()}; its error is on stderr")
     process.returncode = 0  # it outlives this process, which does not wait for it
     for name, words in {"headrace": ["-m", "headrace"], "python": []}.items():

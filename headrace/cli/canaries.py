@@ -69,10 +69,10 @@ def start(
 
     document = start_canary(root, policy_id, candidate, share_of(share))
     version = document["canary"]
-    told = {"canary": version, "share": document["share"], "by": "command line"}
+    details = {"canary": version, "share": document["share"], "by": "command line"}
     acts = f"version {version} acts in {document['share']:.3g} of the episodes"
     if document["started"]:
-        audited("canary_started", policy=policy_id, version=document["version"], **told)
+        audited("canary_started", policy=policy_id, version=document["version"], **details)
     else:
         acts += ", as before"
     note = f", and {acts}; {size_of(document)}"

@@ -179,8 +179,8 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
     from storage.experience.episode import policy_of_id
 
     if as_json:
-        told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
-        return console.line({**told, "pid": os.getpid()})
+        document = {"address": address, "root": str(root), "collector_id": collector.collector_id}
+        return console.line({**document, "pid": os.getpid()})
     print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
     curl = "curl --cacert CA.pem" if address.startswith("https:") else "curl"
     curl += ' -H "Authorization: Bearer $HEADRACE_TOKEN"' if load_tokens(root) else ""
@@ -223,8 +223,8 @@ def up(
 
     configure()
 
-    def told(who: str, said: dict[str, Any]) -> None:
-        return console.line({who: said}) if as_json else results.child_message(root, said)
+    def show_message(who: str, message: dict[str, Any]) -> None:
+        return console.line({who: message}) if as_json else results.child_message(root, message)
 
     with stop_on_signal() as stop:
         both = Up(
@@ -234,7 +234,7 @@ def up(
             seed=seed,
             steps_per_version=steps_per_version,
             max_lag=max_lag,
-            on_line=told,
+            on_line=show_message,
         )
         well = both.watch(stop)
         both.close()

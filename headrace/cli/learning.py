@@ -199,13 +199,13 @@ def train(
     }
     settings |= {"threads": threads, "seed": seed}
     settings["action_rule"] = None if action_rule is None else ActionRule.parse(action_rule)
-    with console.progress() as told:
+    with console.progress() as progress:
         if manifest is None:
             settings["schema_id"] = schema_id
-            document = run(root, policy_id, chosen, on_progress=told, **settings).to_dict()
+            document = run(root, policy_id, chosen, on_progress=progress, **settings).to_dict()
         else:
             frozen = load_frozen(manifest)
-            document = train_once(root, policy_id, chosen, frozen, on_progress=told, **settings)
+            document = train_once(root, policy_id, chosen, frozen, on_progress=progress, **settings)
     return _show_trained(document, root, policy_id, as_json)
 
 
@@ -245,14 +245,14 @@ def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool)
 
     configure()
 
-    def told(metrics: dict[str, float]) -> None:
+    def show_update(metrics: dict[str, float]) -> None:
         return console.line(finite(metrics)) if as_json else results.updated(metrics)
 
     def began(version: int) -> None:
         return console.line({"start_version": version}) if as_json else results.began(version)
 
     with stop_on_signal() as stop:
-        settings |= {"on_start": began, "on_update": told}
+        settings |= {"on_start": began, "on_update": show_update}
         result = follow(root, policy_id, stop=stop.is_set, **settings)
     if as_json:
         console.line({"followed": asdict(result)})
@@ -314,7 +314,7 @@ def evaluate(
     from policy.jobs.gate import evaluate_logs
 
     chosen = _weights(WeightStore(root, policy_id), weights)
-    with console.progress() as told:
+    with console.progress() as progress:
         document = evaluate_logs(
             root,
             policy_id,
@@ -322,7 +322,7 @@ def evaluate(
             others=log or (),
             manifest=manifest,
             plot=plot,
-            on_progress=told,
+            on_progress=progress,
             split=split,  # type: ignore[arg-type]  # checked by evaluate
             estimators=estimator,
             gamma=gamma,
@@ -423,9 +423,9 @@ def publish(
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
     frozen = None if manifest is None else load_frozen(manifest)
     judge = settings if gate else None
-    with _elsewhere(url, token, ca) as elsewhere, console.progress() as told:
+    with _elsewhere(url, token, ca) as elsewhere, console.progress() as progress:
         document = run(
-            root, policy_id, chosen, judge, frozen=frozen, on_progress=told, elsewhere=elsewhere
+            root, policy_id, chosen, judge, frozen=frozen, on_progress=progress, elsewhere=elsewhere
         )
     for note in document.get("notes", ()):
         print(f"note: {note}", file=sys.stderr)

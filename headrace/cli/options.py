@@ -37,8 +37,8 @@ class Group(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
-            told = ["interrupted", *getattr(interrupt, "__notes__", ())]
-            print(f"headrace: {'; '.join(told)}", file=sys.stderr)
+            parts = ["interrupted", *getattr(interrupt, "__notes__", ())]
+            print(f"headrace: {'; '.join(parts)}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from interrupt
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -82,8 +82,8 @@ def rollback(
     if url is None:
         now = store.rollback(to, by=_person(), why=why)
         target = now.version if canary else store.manifest(now.version).copy_of
-        told = {"to": target, "pinned_by": now.pinned.by, "why": now.pinned.why}
-        audited("rolled_back", policy=policy_id, version=now.version, by="command line", **told)
+        details = {"to": target, "pinned_by": now.pinned.by, "why": now.pinned.why}
+        audited("rolled_back", policy=policy_id, version=now.version, by="command line", **details)
     else:
         with Publisher(url, token=token, ca=ca) as elsewhere:
             before = elsewhere.versions(policy_id).live

@@ -32,8 +32,8 @@ def report(
     from headrace.output.report_page import report_page
     from policy.jobs.overview import overview
 
-    with console.progress() as told:
-        document = overview(root, policy_id, retry_for=retry_for, on_progress=told)
+    with console.progress() as progress:
+        document = overview(root, policy_id, retry_for=retry_for, on_progress=progress)
     page = report_page(document).encode(errors="backslashreplace")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_bytes(page)

@@ -208,12 +208,12 @@ class _Silent:
         if live is None:
             return []
         with contextlib.closing(live):
-            said = self._asked(live.address, self._token if live.private() else None)
-        if isinstance(said, str):
-            why = f"it is not registered, and its answer was: {said}"
+            answer = self._asked(live.address, self._token if live.private() else None)
+        if isinstance(answer, str):
+            why = f"it is not registered, and its answer was: {answer}"
             return [] if registered else [_record(live.address, {"why": why})]
-        self._id = str(said["collector_id"])
-        weights = said["policies"].get(self._policy_id, {}).get("weights")
+        self._id = str(answer["collector_id"])
+        weights = answer["policies"].get(self._policy_id, {}).get("weights")
         return [] if self._id in registered or weights is None else [_record(self._id, weights)]
 
     def _asked(self, address: str, token: str | None) -> dict[str, Any] | str:

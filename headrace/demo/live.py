@@ -58,7 +58,7 @@ class LiveRun:
     steps: int = 0
     acted: int = 0  # from the players' last reports
     reports: int = 0
-    told: threading.Event = field(default_factory=threading.Event)
+    listening: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -67,22 +67,24 @@ class LiveRun:
         last = self.episodes[-WINDOW:]
         return sum(e.total for e in last) / WINDOW if len(last) == WINDOW else 0.0
 
-    def up_says(self, said: Json) -> None:
-        if "collect" in said:
-            self.address = said["collect"]["address"]
-            self.collector_pid = said["collect"]["pid"]
-            self.told.set()
-        elif "version" in said.get("train", {}):
-            self.version = int(said["train"]["version"])
-            self.lag = said["train"]["policy_lag_mean"] or 0.0  # None: an update without rows
+    def up_says(self, message: Json) -> None:
+        if "collect" in message:
+            self.address = message["collect"]["address"]
+            self.collector_pid = message["collect"]["pid"]
+            self.listening.set()
+        elif "version" in message.get("train", {}):
+            self.version = int(message["train"]["version"])
+            self.lag = message["train"]["policy_lag_mean"] or 0.0  # None: an update without rows
 
-    def player_says(self, said: Json) -> None:
+    def player_says(self, message: Json) -> None:
         with self.lock:
-            if "return" in said:
-                self.steps += said["steps"]
-                self.episodes.append(PlayedEpisode(self.steps, said["return"], said["version"]))
-            elif "acted" in said:
-                self.acted += said["acted"]
+            if "return" in message:
+                self.steps += message["steps"]
+                self.episodes.append(
+                    PlayedEpisode(self.steps, message["return"], message["version"])
+                )
+            elif "acted" in message:
+                self.acted += message["acted"]
                 self.reports += 1
 
 
@@ -138,7 +140,7 @@ def run_live(
     with contextlib.ExitStack() as stack:
         say(f"$ {' '.join(words)} &")
         up = stack.enter_context(_running([*words, "--seed", str(seed), "--json"], live.up_says))
-        if not live.told.wait(START_SECONDS):
+        if not live.listening.wait(START_SECONDS):
             raise LiveFailed("headrace up did not report its collector's address")
         players = [
             stack.enter_context(_running(_player(live.address, seed, i), live.player_says))

@@ -87,8 +87,8 @@ def report_page(document: Document) -> str:
 def evaluation_page(logs: Sequence[Document]) -> str:
     """Return the page of `evaluate`: verdicts, bars, checks, and the estimates of each log."""
     title, *_ = estimated(logs)
-    told = "".join(f"<p>{_text(line)}</p>" for line in verdicts(logs))
-    return _page(title, told + _evaluated(logs))
+    paragraphs = "".join(f"<p>{_text(line)}</p>" for line in verdicts(logs))
+    return _page(title, paragraphs + _evaluated(logs))
 
 
 def _page(title: str, body: str) -> str:
@@ -156,10 +156,10 @@ def _data(data: Document) -> str:
     def version(one: Document) -> str:
         return "no version" if one["version"] < 0 else f"version {one['version']}"
 
-    told = f"{counted(data['steps'], 'step')}, by the time at which they arrived."
+    caption = f"{counted(data['steps'], 'step')}, by the time at which they arrived."
     if bars and min(one["version"] for one in bars) < 0:
-        told += " No version: the step was imported, or no published version chose its action."
-    parts = [f"<p>{told}</p>"]
+        caption += " No version: the step was imported, or no published version chose its action."
+    parts = [f"<p>{caption}</p>"]
     for title, key in (("version", version), ("source", _source)):
         parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key)}")
     return "".join(parts) + _by_version(bars, version)

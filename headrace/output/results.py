@@ -90,9 +90,9 @@ def imported(document: Document, given: str | None = None) -> None:
     table(title, ("rows", "count"), counts.items())
     if "codes" in document["understood"]:
         codes = document["understood"]["codes"]
-        told = [f"{column} {counted(names, 'name')}" for column, names in codes["names"].items()]
+        columns = [f"{column} {counted(names, 'name')}" for column, names in codes["names"].items()]
         none = "not used, because the policy declares the names"
-        print(f"File of codes {codes['file']}: {', '.join(told) or none}")
+        print(f"File of codes {codes['file']}: {', '.join(columns) or none}")
     if document["checked"]:
         _understood(document["understood"])
     for bad in document["bad"]:
@@ -374,17 +374,19 @@ def not_used(logs: Sequence[Document]) -> list[str]:
     """What is not used for the estimates of each log, and what their intervals leave out."""
     lines = []
     for log in logs:
-        told = [
+        reasons = [
             f"{counted(count, 'episode')} {_label(why)}" for why, count in log["excluded"].items()
         ]
-        told += [
+        reasons += [
             f"{counted(count, 'step')} {_label(why)}"
             for why, count in log["not_read"].items()
             if count
         ]
-        told += [f"{name}: {why}" for name, why in {**log["unavailable"], **log["skipped"]}.items()]
-        if told:
-            lines.append(f"{log['label']}: left out: {', '.join(told)}")
+        reasons += [
+            f"{name}: {why}" for name, why in {**log["unavailable"], **log["skipped"]}.items()
+        ]
+        if reasons:
+            lines.append(f"{log['label']}: left out: {', '.join(reasons)}")
     if any(one["name"] == "dm" for log in logs for one in log["target"]):
         lines.append("The interval of dm ignores the error of its model.")
     return lines
@@ -562,11 +564,11 @@ def _short(number: float | None) -> str:
     return "-" if number is None or number != number else f"{number:.4g}"
 
 
-def child_message(root: Path, said: Document) -> None:
+def child_message(root: Path, message: Document) -> None:
     """Print a message of a child of `headrace up` as a line."""
-    if "address" in said:
-        print(f"Collecting on {said['address']} into {root}.", flush=True)
-    elif "start_version" in said:
-        began(said["start_version"])
-    elif "version" in said:
-        updated(said)
+    if "address" in message:
+        print(f"Collecting on {message['address']} into {root}.", flush=True)
+    elif "start_version" in message:
+        began(message["start_version"])
+    elif "version" in message:
+        updated(message)

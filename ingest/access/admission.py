@@ -49,8 +49,8 @@ class Hosts:
     """
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
-        told = {host_of(name) or name for name in allowed}
-        self._names = {"localhost", "127.0.0.1", "::1", bound.lower(), *told}
+        hosts = {host_of(name) or name for name in allowed}
+        self._names = {"localhost", "127.0.0.1", "::1", bound.lower(), *hosts}
         address = _address(bound)
         self._any_address = address is not None and address.is_unspecified
         self._met: set[str] = set()

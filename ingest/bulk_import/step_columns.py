@@ -85,7 +85,7 @@ class StepBlock:
     part_steps: int
     faults: RowFaults
     ends: RowFaults  # of final observations
-    told: int = 0
+    causes: int = 0
 
     def columns_of(self, some: Sequence[Run]) -> dict[str, Any]:
         """The columns of only the good rows of some episodes, in order."""
@@ -129,16 +129,16 @@ class StepBlock:
 
     def cause(self, row: int) -> str:
         """Why an episode broke; only the first causes show the value found."""
-        self.told += 1
-        if self.told > NAMED:
+        self.causes += 1
+        if self.causes > NAMED:
             return self._of(row).expected(row - self.begin)
         return str(self.error(row, "")["message"])
 
     def error(self, row: int, name: str) -> dict[str, Any]:
         """The error of an invalid row of the table, as a reply contains it."""
         path, message = self._of(row).name(row - self.begin)
-        said = f"Episode {name}: {message}" if name else message
-        return dict(Refusal("invalid", said, path, name or None).to_json())
+        text = f"Episode {name}: {message}" if name else message
+        return dict(Refusal("invalid", text, path, name or None).to_json())
 
     def _of(self, row: int) -> RowFaults:
         return self.faults if self.faults.has(row - self.begin) else self.ends

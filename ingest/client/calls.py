@@ -120,5 +120,5 @@ class Queueing:
         except TimeoutError as error:
             raise TimeoutError(f"Episode {episode_id}: {error}") from error
         except Refusal as refusal:
-            self._book.told(name_in(episode_id, refusal.agent_id))
+            self._book.note_seen(name_in(episode_id, refusal.agent_id))
             raise

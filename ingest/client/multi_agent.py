@@ -170,9 +170,9 @@ class MultiAgentCalls:
             for agent, amount in by_agent(episode_id, "reward", reward or {}).items()
         }
         infos = {
-            agent: encode_info(label((episode_id, agent)), said)
-            for agent, said in by_agent(episode_id, "info", info or {}).items()
-            if said
+            agent: encode_info(label((episode_id, agent)), agent_info)
+            for agent, agent_info in by_agent(episode_id, "info", info or {}).items()
+            if agent_info
         }
         gone = ended_agents(episode_id, done, truncated)
         self._require_acted(whole, amounts.keys() | infos.keys() | gone.keys())
@@ -193,8 +193,8 @@ class MultiAgentCalls:
         infos = by_agent(episode_id, "info", info or {})
         events = []
         for agent, amount in by_agent(episode_id, "reward", reward).items():
-            where, said = label((episode_id, agent)), infos.get(agent)
-            raw = encode_info(where, said) if said else None
+            where, agent_info = label((episode_id, agent)), infos.get(agent)
+            raw = encode_info(where, agent_info) if agent_info else None
             paid = number(where, "reward", amount)
             events.append(late_reward(episode_id, paid, raw, step, reward_id, ts, agent))
         self._put(events)
@@ -511,11 +511,11 @@ def ended_agents(episode_id: str, done: Any, truncated: Any) -> dict[Any, bool]:
     """
     gone = {
         agent: cut
-        for name, said, cut in (
+        for name, ends, cut in (
             ("multiagent_truncated_dict", truncated, True),
             ("multiagent_done_dict", done, False),
         )
-        for agent, over in by_agent(episode_id, name, said or {}).items()
+        for agent, over in by_agent(episode_id, name, ends or {}).items()
         if over
     }
     if ALL_AGENTS in gone:

@@ -313,7 +313,7 @@ class EpisodeBook:
             self.open.pop(name)
         return refusal
 
-    def told(self, name: Name) -> None:
+    def note_seen(self, name: Name) -> None:
         """Note that the caller has seen a refusal; one in `_PASSING` is not raised again."""
         episode = self.open.get(name)
         if episode is not None and episode.error is not None and episode.error.code in _PASSING:

@@ -412,7 +412,7 @@ class Collector:
         flow = self.flow
         if not flow.active:
             return []
-        reply.hold = flow.told()
+        reply.hold = flow.versions_to_hold()
         fresh = flow.newly_held(flow.held())
         for cut in list(self.assembler.cuts(fresh, row.now)) if fresh else ():
             row.apply(cut)
@@ -498,11 +498,11 @@ class Collector:
     def _offer(self, tap: Tap, stream: str, canonical_json: str, parts: list[Part]) -> None:
         """Offer parts to the tap once the row that sealed them (the latest row) is on disk."""
 
-        def told(lost: Exception | None) -> None:
+        def offer(lost: Exception | None) -> None:
             if lost is None:  # otherwise a replay offers them again, if the journal has them
                 tap.offer(stream, canonical_json, parts)
 
-        self.journal.tell(self.journal.submitted_row, told)
+        self.journal.tell(self.journal.submitted_row, offer)
 
     def _resume(self) -> None:
         """Continue with open plans, waiting parts and incomplete episodes of the read state."""

@@ -71,7 +71,7 @@ class FlowControl:
         held, now = self.held(), self._clock()
         return {name: now - self._since[name][1] if name in held else 0.0 for name in self._quota}
 
-    def told(self) -> dict[str, int]:
+    def versions_to_hold(self) -> dict[str, int]:
         """policy -> version, for replies: clients with this version or an older one wait.
 
         It is a version with enough steps, or one that lags by more than `max_policy_lag`.

@@ -38,7 +38,7 @@ class FlowControlFile:
             for name, policy in collector.policies.items()
             if policy.steps_per_version is not None
         }
-        self._said: dict[str, int | None] = {}
+        self._latest: dict[str, int | None] = {}
         self._changes: queue.SimpleQueue[tuple[str, int | None]] = queue.SimpleQueue()
 
     async def follow(self) -> None:
@@ -57,8 +57,8 @@ class FlowControlFile:
             version = held.get(name)
             if version is not None and not self._collector.sealing.written(schema_id):
                 version = None
-            if name not in self._said or self._said[name] != version:
-                self._said[name] = version
+            if name not in self._latest or self._latest[name] != version:
+                self._latest[name] = version
                 self._changes.put((name, version))
 
     def _write(self) -> None:
@@ -67,21 +67,21 @@ class FlowControlFile:
         A file that cannot be written is tried again and logged once. A file that was removed or
         restored from a backup is written again.
         """
-        said: dict[str, int | None] = {}
-        told = False
+        latest: dict[str, int | None] = {}
+        warned = False
         while True:
             with contextlib.suppress(queue.Empty):
                 name, version = self._changes.get(timeout=AGAIN_SECONDS)
-                said[name] = version
-            for name, version in said.items():
+                latest[name] = version
+            for name, version in latest.items():
                 if held_version(self._root, name) == version:
                     continue
                 try:
                     say_held(self._root, name, version)
                 except OSError as error:
-                    if not told:
+                    if not warned:
                         text = "policy %s: its trainer's flow-control file cannot be written: %s"
                         log.warning(text, name, error)
-                    told = True
+                    warned = True
                 else:
-                    told = False
+                    warned = False

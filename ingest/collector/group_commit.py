@@ -283,7 +283,7 @@ class LoopJournal:
         """`durable` as a future, which is completed even if nobody awaits it yet."""
         future = self._loop.create_future()
 
-        def told(lost: Exception | None) -> None:
+        def complete(lost: Exception | None) -> None:
             if future.done():  # the caller has stopped waiting
                 return
             if lost is None:
@@ -291,17 +291,17 @@ class LoopJournal:
             else:
                 future.set_exception(lost)
 
-        self.tell(row, told)
+        self.tell(row, complete)
         return future
 
-    def tell(self, row: int, told: Callable[[Exception | None], None]) -> None:
-        """Call `told` with None once a row is on disk, or with the error if it will not be."""
+    def tell(self, row: int, callback: Callable[[Exception | None], None]) -> None:
+        """Call `callback` with None once a row is on disk, or with the error if it will not be."""
         if self.failure is not None:
-            told(CollectorFailed(str(self.failure)))
+            callback(CollectorFailed(str(self.failure)))
         elif row <= self.durable_row:
-            told(None)
+            callback(None)
         else:
-            self._waiting.append((row, told))
+            self._waiting.append((row, callback))
 
     # --- what the threads report -------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def damage_texts(damage: DamageReport) -> list[str]:
         "rows do not match their checksum": damage.damaged_rows,
         "records of shards do not match their checksum": damage.damaged_records,
     }
-    told = [f"{count} {text}" for text, count in texts.items() if count]
+    lines = [f"{count} {text}" for text, count in texts.items() if count]
     if damage.set_aside is not None:
-        told.append(f"the database cannot be read: {damage.reason}")
-    return [*told, *damage.lost_state]
+        lines.append(f"the database cannot be read: {damage.reason}")
+    return [*lines, *damage.lost_state]

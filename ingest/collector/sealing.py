@@ -58,7 +58,7 @@ class _Ready(msgspec.Struct):
     schema_id: str
     since: float
     first: int
-    told: int = 0  # how many of the parts were passed to `fresh`
+    next_part: int = 0  # how many of the parts were passed to `fresh`
     parts: list[Sealed] = msgspec.field(default_factory=list)
     nbytes: int = 0  # of columns
 
@@ -162,8 +162,8 @@ class Sealing:
             else:
                 self._queue(item, item.part, now)
         for stream, ready in list(self._ready.items()):
-            self._tell(stream, ready.rule, ready.parts[ready.told :])
-            ready.told = len(ready.parts)
+            self._tell(stream, ready.rule, ready.parts[ready.next_part :])
+            ready.next_part = len(ready.parts)
             if ready.nbytes >= ready.rule.seal_bytes:
                 self._plan(stream)
         if self.pending_bytes - self._in_flight_bytes >= MOST_WAITING:

@@ -40,25 +40,25 @@ class DroppedByClients:
     def __init__(self) -> None:
         self.episodes = 0
         self.steps = 0
-        self._told: OrderedDict[str, Dropped] = OrderedDict()
+        self._totals: OrderedDict[str, Dropped] = OrderedDict()
 
-    def note(self, instance: str, told: Dropped) -> None:
+    def note(self, instance: str, totals: Dropped) -> None:
         """Add the increase of an instance's totals; a repeated report adds nothing."""
-        known = self._told.pop(instance, Dropped())
-        self.episodes += max(0, told.episodes - known.episodes)
-        self.steps += max(0, told.steps - known.steps)
-        self._told[instance] = told
-        if len(self._told) > _INSTANCES:
-            self._told.popitem(last=False)
+        known = self._totals.pop(instance, Dropped())
+        self.episodes += max(0, totals.episodes - known.episodes)
+        self.steps += max(0, totals.steps - known.steps)
+        self._totals[instance] = totals
+        if len(self._totals) > _INSTANCES:
+            self._totals.popitem(last=False)
 
     def by_instance(self) -> dict[str, Lost]:
         """The totals of the latest instances that dropped anything."""
-        told = self._told.items()
-        return {name: Lost(one.episodes, one.steps) for name, one in told if one != Dropped()}
+        totals = self._totals.items()
+        return {name: Lost(one.episodes, one.steps) for name, one in totals if one != Dropped()}
 
-    def restore(self, told: Mapping[str, Lost]) -> None:
+    def restore(self, totals: Mapping[str, Lost]) -> None:
         """Restore the totals from before a restart."""
-        for name, one in told.items():
+        for name, one in totals.items():
             self.note(name, Dropped(episodes=one.episodes, steps=one.steps))
 
 
@@ -77,19 +77,19 @@ class DroppedRecord:
         """Have changes written until cancelled."""
         self._dropped.restore(read_dropped(self._root, self._name()))
         threading.Thread(target=self._write, name="headrace-dropped", daemon=True).start()
-        said = self._dropped.by_instance()
+        last = self._dropped.by_instance()
         try:
             while True:
                 await asyncio.sleep(_WRITE_SECONDS)
-                if (now := self._dropped.by_instance()) != said:
-                    said = now
+                if (now := self._dropped.by_instance()) != last:
+                    last = now
                     self._changes.put(now)
         finally:
             self._changes.put(None)
 
     def _write(self) -> None:
-        while (told := self._changes.get()) is not None:
+        while (totals := self._changes.get()) is not None:
             try:
-                say_dropped(self._root, self._name(), told)
+                say_dropped(self._root, self._name(), totals)
             except OSError as error:
                 log.warning("the number of steps that clients dropped cannot be written: %s", error)

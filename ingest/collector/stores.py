@@ -84,16 +84,16 @@ def _opened(directory: Path) -> SqliteJournal:
 
 def _once_unseen(directory: Path) -> SqliteJournal:
     """Open the journal as soon as no other process reads it."""
-    until, told = time.monotonic() + LOCK_SECONDS, False
+    until, warned = time.monotonic() + LOCK_SECONDS, False
     while True:
         try:
             return SqliteJournal.open(directory)
         except JournalLookedAt as error:
             if time.monotonic() > until:
                 raise
-            if not told:
+            if not warned:
                 log.warning("startup is waiting: %s", error)
-            told = True
+            warned = True
         time.sleep(LOOK_SECONDS)
 
 

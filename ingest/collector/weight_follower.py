@@ -213,9 +213,9 @@ class WeightFollower(Generic[P]):
                 "policy %s: the highest seen numbers cannot be stored: %s", self._policy_id, error
             )
             return
-        told = self._store.restored
-        if told is not None:
-            log.warning("%s", told)
+        message = self._store.restored
+        if message is not None:
+            log.warning("%s", message)
 
     # registering
 

@@ -328,8 +328,8 @@ class Declarations:
             known[given.policy_id or ""] = given
             sources[given.policy_id or ""] = "the policy file"
         for name, policy in known.items():
-            told = spec.policies.get(name)
-            if told is None or told.schema_id != policy.schema_id:
+            new_policy = spec.policies.get(name)
+            if new_policy is None or new_policy.schema_id != policy.schema_id:
                 log.error(
                     "policy %s: %s declares other spaces than %s; new episodes use them",
                     name,

@@ -150,7 +150,7 @@ class Sender:
         self._trouble: Refusal | None = None
         self._away: Exception | None = None  # the reason without an answer
         self._postponed: Refusal | None = None  # why the collector takes an event only later
-        self._told = self._base = (0, 0)  # dropped: reported, and by earlier instances
+        self._reported_drops = self._base = (0, 0)  # dropped: reported, and by earlier instances
         self._logged_drops = self._told_unreadable = 0
         self.held: dict[str, int] = {}  # policy -> its held version
 
@@ -251,8 +251,8 @@ class Sender:
             self._put_back()
             return not self.transport.closing.wait(self.backoff.delay(self._failures))
         if self._failure is not None:
-            told = counted(self._failures, "unexpected error")
-            log.warning("sending resumed after %s", told)
+            errors = counted(self._failures, "unexpected error")
+            log.warning("sending resumed after %s", errors)
             self._failure, self._failures = None, 0
         return not is_over
 
@@ -435,7 +435,7 @@ class Sender:
             errors = [(item.index, refusal_from_json(item.error)) for item in reply.refused]
             self.outbox.size.passed()
             self.held.update(reply.hold)
-            self._told = dropped
+            self._reported_drops = dropped
             if reply.redeclared:
                 self.learn_anew()
             self._settle(chunk, errors, reply.duplicates, instance, delivery.maybe_applied)
@@ -483,7 +483,8 @@ class Sender:
     def _owes_drops(self) -> bool:
         """Whether dropped steps are to be reported to a collector that counts them."""
         return (
-            self.outbox.dropped.total > self._told and "batch.dropped" in self.declarations.fields
+            self.outbox.dropped.total > self._reported_drops
+            and "batch.dropped" in self.declarations.fields
         )
 
     def _tell_drops(self, instance: str) -> None:
@@ -502,15 +503,17 @@ class Sender:
             self.ensure_running()
             self.outbox.owe()
             left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-            self.outbox.wait_until(lambda: self._told >= dropped or self._is_stuck(), left)
+            self.outbox.wait_until(
+                lambda: self._reported_drops >= dropped or self._is_stuck(), left
+            )
 
     def _log_drops(self) -> None:
         """Log the totals of dropped steps once, when the queue is no longer full."""
         dropped, steps = self.outbox.dropped.total
         if dropped > self._logged_drops and not self.outbox.pending:
             self._logged_drops = dropped
-            told = counted(dropped, "episode"), counted(steps, "step")
-            log.warning("the queue was full: %s, %s dropped so far", *told)
+            counts = counted(dropped, "episode"), counted(steps, "step")
+            log.warning("the queue was full: %s, %s dropped so far", *counts)
 
     def _pack(
         self, events: list[Event], instance: str, dropped: tuple[int, int]
@@ -586,7 +589,7 @@ class Sender:
             "a new one. Episodes whose start may have arrived are not sent again",
             self.transport.address,
         )
-        self._base = self._told
+        self._base = self._reported_drops
         self.outbox.renew(instance, again, self._book.open_ids())
 
     def _patiently(self, delivery: Delivery, kind: type[M], read: Callable[[M], R]) -> R:

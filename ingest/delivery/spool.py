@@ -475,8 +475,8 @@ class SpoolSegment:
         end = self._next if following is None else following.base
         missing = sum(one not in self._done for one in range(number, end))
         if missing:
-            told = counted(missing, "event")
-            log.error("%s: %s cannot be read: %s", self.folder, told, why)
+            amount = counted(missing, "event")
+            log.error("%s: %s cannot be read: %s", self.folder, amount, why)
             self.unreadable += missing
             self.unread -= missing
         if following is not None:
@@ -825,11 +825,11 @@ class Spool:
                 continue
             segment.address = self.address  # noted on disk with the next write
             if segment.damaged:
-                told = counted(segment.damaged, "damaged byte was", "damaged bytes were")
-                log.error("%s: %s skipped", folder, told)
+                amount = counted(segment.damaged, "damaged byte was", "damaged bytes were")
+                log.error("%s: %s skipped", folder, amount)
             if segment.waiting:
-                told = counted(segment.waiting, "unsent event")
-                log.warning("%s: %s of an earlier process", folder, told)
+                amount = counted(segment.waiting, "unsent event")
+                log.warning("%s: %s of an earlier process", folder, amount)
                 found.append(segment)
             else:
                 segment.close()

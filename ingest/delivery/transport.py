@@ -418,7 +418,7 @@ class Transport:
             return reply
         except Exception as error:  # a session can raise any error; none may end the sending thread
             raise CollectorUnavailable(
-                f"{self.address}: {_told(self._url, error, known=self._is_known)}",
+                f"{self.address}: {_reason(self._url, error, known=self._is_known)}",
                 maybe_applied=not _never_connected(error),
                 retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
@@ -584,7 +584,7 @@ def _is_distrusted(error: BaseException) -> bool:
     return _has_cause(error, (ssl.SSLCertVerificationError,))
 
 
-def _told(url: Url, error: BaseException, *, known: bool) -> str:
+def _reason(url: Url, error: BaseException, *, known: bool) -> str:
     """What is wrong in plain words, if they are known, and then in the library's.
 
     `known`: whether the server has answered before, so that its scheme cannot be the cause.
@@ -602,10 +602,10 @@ def _in_plain_words(url: Url, error: BaseException, cause: BaseException, *, kno
         why = getattr(cause, "verify_message", "") or "it cannot be verified"
         if "mismatch" in why:
             return "the server's certificate does not name this address"
-        told = f"the server's certificate is not trusted: {why}"
+        text = f"the server's certificate is not trusted: {why}"
         if any(sign in why for sign in _UNKNOWN_AUTHORITY):
-            told += "; pass the CA certificate as --ca, HEADRACE_CA or ca="
-        return told
+            text += "; pass the CA certificate as --ca, HEADRACE_CA or ca="
+        return text
     if isinstance(cause, NewConnectionError) and "refused" in str(cause):
         return "no collector is listening there"
     if known:

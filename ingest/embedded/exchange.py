@@ -44,7 +44,7 @@ OwnAction: TypeAlias = Callable[[str, Any, Any], Any]
 Poll: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
 
 
-class _Said(NamedTuple):
+class _Reports(NamedTuple):
     """What a program reported about the agents' latest actions."""
 
     rewards: ByAgent
@@ -58,11 +58,11 @@ class _News(NamedTuple):
     obs: ByAgent
     logged: ByAgent  # agent -> LoggedAction; empty if the worker is asked, and at the end
     over: str  # "", "terminated", "truncated"
-    said: _Said
+    reports: _Reports
 
 
 class _Episode:
-    """An open episode. `said` collects rewards, infos and ended agents since the latest news."""
+    """An open episode. `reports` collects rewards, infos and ended agents since the latest news."""
 
     __slots__ = (
         "acted",
@@ -74,7 +74,7 @@ class _Episode:
         "key",
         "missed",
         "news",
-        "said",
+        "reports",
         "training_enabled",
         "waiting",
     )
@@ -83,7 +83,7 @@ class _Episode:
         self.episode_id = episode_id
         self.training_enabled = training_enabled
         self.news: deque[_News] = deque()
-        self.said = _Said({}, {}, {})
+        self.reports = _Reports({}, {}, {})
         self.acted: set[Any] = set()  # agents that can get rewards
         self.missed: dict[Any, Missed] = {}  # their latest action was taken, but not recorded
         self.gone: set[Any] = set()  # agents whose end was reported, or will be with the next news
@@ -95,7 +95,7 @@ class _Episode:
 
     def require_agents(self, obs: Mapping[Any, Any]) -> None:
         """Raise ValueError for agents that have ended, or if no agent can act."""
-        ended = self.gone - self.said.gone.keys()
+        ended = self.gone - self.reports.gone.keys()
         back = ended & obs.keys()
         if back:
             raise ValueError(
@@ -122,8 +122,8 @@ class _Episode:
 
     def note(self, obs: ByAgent, logged: ByAgent, over: str = "") -> _News:
         """Queue news, together with the reports since the previous news."""
-        news = _News(obs, logged, over, self.said)
-        self.said = _Said({}, {}, {})
+        news = _News(obs, logged, over, self.reports)
+        self.reports = _Reports({}, {}, {})
         self.news.append(news)
         return news
 
@@ -242,11 +242,11 @@ class Exchange:
             for agent in sorted(missed, key=str):
                 name = episode_id if agent == DEFAULT_AGENT else label((episode_id, agent))
                 raise no_action(name, episode.missed[agent])
-            total, told, ended = episode.said
+            total, known_infos, ended = episode.reports
             for agent, amount in rewards.items():
                 total[agent] = total.get(agent, 0.0) + amount
             for agent, info in infos.items():
-                told[agent] = {**told.get(agent, {}), **info}
+                known_infos[agent] = {**known_infos.get(agent, {}), **info}
             ended |= {agent: cut for agent, cut in gone.items() if agent not in episode.gone}
             episode.gone |= gone.keys()
 
@@ -367,7 +367,7 @@ class Exchange:
             return episode.answer
         self._require_open()
         if episode.news:  # the last item is the question, as no news can follow it
-            episode.said = episode.news.pop().said
+            episode.reports = episode.news.pop().reports
             episode.asked = None
             self._pending -= 1
             if not episode.news:
@@ -408,7 +408,7 @@ class Exchange:
 def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
     """Put one item of an episode's news into a poll, with an entry for every agent."""
     name = episode.episode_id
-    rewards, infos, gone = news.said
+    rewards, infos, gone = news.reports
     agents = dict.fromkeys([*news.obs, *rewards, *infos, *gone])
     if news.over:
         agents |= dict.fromkeys(episode.acted - episode.gone)
@@ -427,7 +427,7 @@ def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
 
 def _require_answer(episode: _Episode, actions: Mapping[Any, Any]) -> None:
     asked = episode.asked
-    waiting = asked.obs.keys() - asked.said.gone.keys() if asked else set()
+    waiting = asked.obs.keys() - asked.reports.gone.keys() if asked else set()
     if actions.keys() != waiting:
         raise ValueError(
             f"send_actions: episode {episode.episode_id}: expected actions of the agents "

@@ -208,9 +208,9 @@ class _MultiAgentCalls:
             for agent, amount in by_agent(episode_id, "reward", reward).items()
         }
         infos = {
-            agent: own_info(f"{episode_id}, agent {agent}", said)
-            for agent, said in by_agent(episode_id, "info", info or {}).items()
-            if said
+            agent: own_info(f"{episode_id}, agent {agent}", agent_info)
+            for agent, agent_info in by_agent(episode_id, "info", info or {}).items()
+            if agent_info
         }
         gone = ended_agents(episode_id, multiagent_done_dict, multiagent_truncated_dict)
         self._exchange.reward(episode_id, rewards, infos, gone)

@@ -237,10 +237,10 @@ def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
 def decision_unknown(episode: OpenEpisode) -> Refusal:
     """The refusal of an event that follows a decision other than the stored one."""
     name, acting = episode.started.episode_id, bool(episode.decision())
-    said = label(episode.started.name)
+    subject = label(episode.started.name)
     expected = episode.open_seq if acting else episode.next_seq
     text = (
-        f"Episode {said}: the event follows a decision that is unknown here: first log the "
+        f"Episode {subject}: the event follows a decision that is unknown here: first log the "
         f"decision that was acted on, as event {expected}"
     )
     return Refusal("decision_unknown", text, "decided", name, expected)
@@ -270,23 +270,23 @@ def invalid(event: Any, text: str) -> Refusal:
 
 def agents_of(episode: OpenEpisode, event: wire.End) -> int:
     """The number of agents that an end gives for its whole episode, -1 for none. Raises Refusal."""
-    told, whole = event.agents, episode.whole
-    if told is None:
+    number, whole = event.agents, episode.whole
+    if number is None:
         return -1
     if whole is None:
-        raise invalid(event, f"agents: expected none without agent_id, got {told}")
-    problem = agents_problem(whole, told, len(whole.acted))
+        raise invalid(event, f"agents: expected none without agent_id, got {number}")
+    problem = agents_problem(whole, number, len(whole.acted))
     if problem:
         raise invalid(event, problem)
-    return told
+    return number
 
 
-def agents_problem(whole: Whole, told: int, acted: int) -> str:
-    """Why an episode cannot have `told` agents, of which `acted` have acted; "" if it can."""
-    if 0 <= whole.agents != told:
-        return f"agents: expected {whole.agents}, as an earlier end gave, got {told}"
-    if told < acted:
-        return f"agents: expected at least {acted}, which have acted, got {told}"
+def agents_problem(whole: Whole, number: int, acted: int) -> str:
+    """Why an episode cannot have `number` agents, of which `acted` have acted; "" if it can."""
+    if 0 <= whole.agents != number:
+        return f"agents: expected {whole.agents}, as an earlier end gave, got {number}"
+    if number < acted:
+        return f"agents: expected at least {acted}, which have acted, got {number}"
     return ""
 
 

@@ -65,19 +65,19 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def refusal(self) -> Refusal:
         """The refusal of events after the end."""
-        name, said = self.episode_id, label(self.name)
+        name, subject = self.episode_id, label(self.name)
         if self.how == "abandoned":
             nobody = "no event came"
             if self.agent_id is not None:
-                said = f"{name} with all of its agents"
+                subject = f"{name} with all of its agents"
                 nobody = f"no event of any agent came (this is one of agent {self.agent_id})"
             text = (
-                f"Episode {said} was abandoned: {nobody} within its episode_timeout. "
+                f"Episode {subject} was abandoned: {nobody} within its episode_timeout. "
                 f"Continue with start_episode(continues={name!r})."
             )
             return Refusal("abandoned", text, episode_id=name, agent_id=self.agent_id)
         if self.how == "broken":
-            text = f"Episode {said} is broken: {self.cause}"
+            text = f"Episode {subject} is broken: {self.cause}"
             return Refusal("broken", text, episode_id=name, agent_id=self.agent_id)
         return completed(name, self.agent_id)
 

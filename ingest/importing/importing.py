@@ -97,7 +97,7 @@ def run_import(
             options = replace(options, policy_id=_policy_id(spec, options))
         if check or options.episode is not None or options.policy is not None:
             units = several_passes(units, options, Path(folder))
-        spaces, told = _spaces(spec, units, options)
+        spaces, document = _spaces(spec, units, options)
         every = [
             named
             for policy, pair in spaces.items()
@@ -137,7 +137,7 @@ def run_import(
         if report.rows == 0:
             raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
         report.checked, report.name = check, _name(*itertools.chain(*names.values()))
-        report.understood["spaces"] = told
+        report.understood["spaces"] = document
         if unnamed or (options.categories is not None and spec is not None):
             counts = {column: len(values) for column, values in categories.items()}
             report.understood["codes"] = {"file": str(options.categories), "names": counts}
@@ -205,16 +205,16 @@ def _spaces(
         policies = {name: spec.policy(name) for name in _policies(spec, units, options)}
         found = {name: (one.observation.space, one.action.space) for name, one in policies.items()}
     by = "the columns" if spec is None else "the collector"
-    told = {
+    documents = {
         name: {"by": by, "observation": observation.to_json(), "action": action.to_json()}
         for name, (observation, action) in found.items()
     }
     if options.has_policies:
-        return found, {"by": by, "policies": told}
+        return found, {"by": by, "policies": documents}
     (schema,) = (schema_id(*pair) for pair in found.values())
     if options.schema_id not in (None, schema):
         raise ImportFailed(f"expected spaces of schema {options.schema_id}, got {schema}")
-    return found, told[options.policy_id]
+    return found, documents[options.policy_id]
 
 
 def _reward_windows(spec: CollectorSpec, policies: Sequence[str]) -> dict[str, float]:

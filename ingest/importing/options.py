@@ -140,8 +140,8 @@ class ImportOptions:
         self._check_columns()
         if not self.rewards:
             raise ImportFailed("reward: expected one or more columns")
-        told = [self.action_prob is not None, self.action_logp is not None, self.uniform]
-        if sum(told) > 1:
+        propensities = [self.action_prob is not None, self.action_logp is not None, self.uniform]
+        if sum(propensities) > 1:
             raise ImportFailed("expected one of action_prob, action_logp and uniform, got several")
         if self.step is not None and self.episode is None:
             raise ImportFailed("step: expected an episode column as well")

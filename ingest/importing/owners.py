@@ -50,8 +50,8 @@ class Owned:
             return {}
         tracks = kept[np.diff(self.track[kept], prepend=-1) != 0]
         agents = np.bincount(self.owner[tracks], minlength=int(self.owner.max(initial=-1)) + 1)
-        told = pa.array(agents[self.owner].astype(np.int32))
-        return {"agent_id": self.agents, "env_t": pa.array(self.env_t), "agents": told}
+        counts = pa.array(agents[self.owner].astype(np.int32))
+        return {"agent_id": self.agents, "env_t": pa.array(self.env_t), "agents": counts}
 
 
 class Owners:

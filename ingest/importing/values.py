@@ -174,8 +174,8 @@ def _refuse_unknown(
     if not any(map(str.isdecimal, names)):
         numbers = pa.array([str(code) for code in range(len(names))])
         are_codes = pc.is_in(texts, numbers).to_numpy(zero_copy_only=False)
-        told = f"{expected} (not their codes: map these to names first)"
-        cells.faults.add(unknown & are_codes, told, texts)
+        reason = f"{expected} (not their codes: map these to names first)"
+        cells.faults.add(unknown & are_codes, reason, texts)
     cells.faults.add(unknown, expected, texts)
 
 

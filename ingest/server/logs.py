@@ -37,8 +37,8 @@ class TextLines(logging.Formatter):
     """`2026-01-31T12:00:00.123+00:00 WARNING headrace.collector: text`; a traceback follows."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = masked(record.getMessage()).translate(_ESCAPES)
-        line = f"{_time(record)} {record.levelname} {record.name}: {said}"
+        message = masked(record.getMessage()).translate(_ESCAPES)
+        line = f"{_time(record)} {record.levelname} {record.name}: {message}"
         if record.exc_info:
             line += "\n" + masked(self.formatException(record.exc_info))
         return line

@@ -218,20 +218,20 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
 def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[Metric]:
     text = "Time for which clients have been waiting for weights, else 0."
     yield _gauges("headrace_training_stalled_seconds", text, "policy", collector.flow.stalled())
-    said = {} if trainers is None else trainers.status()
-    lives = {name: int(alive) for name, (alive, _) in said.items()}
+    statuses = {} if trainers is None else trainers.status()
+    lives = {name: int(alive) for name, (alive, _) in statuses.items()}
     yield _gauges("headrace_trainer_up", "1 while a trainer holds the lease.", "policy", lives)
     for metric, key, text in (
         ("headrace_training_rows", "rows_trained", "Rows that the weights were trained on."),
         ("headrace_training_excluded_shards", "excluded_shards", "Excluded shards."),
         ("headrace_training_retrying_shards", "retrying", "Shards that are retried."),
     ):
-        values = {name: _number(status.get(key)) for name, (_, status) in said.items()}
+        values = {name: _number(status.get(key)) for name, (_, status) in statuses.items()}
         yield _gauges(metric, text, "policy", values)
     family = GaugeMetricFamily(
         "headrace_training_excluded_rows", "Excluded rows, by reason.", labels=["policy", "reason"]
     )
-    for name, (_, status) in said.items():
+    for name, (_, status) in statuses.items():
         excluded = status.get("excluded")
         for reason, rows in excluded.items() if isinstance(excluded, dict) else ():
             family.add_metric([name, str(reason)[:64]], _number(rows))

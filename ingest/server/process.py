@@ -170,7 +170,7 @@ class Server:
         config.load()
         config.ssl = self.access.tls  # ours, so that it can load a renewed certificate
         self._server = _Server(config, self._watch)
-        self._said: FileLock | None = None
+        self._address_lock: FileLock | None = None
 
     def _watch_trainers(self, root: Path | None) -> TrainerWatch | None:
         """Add the watches of the root's trainers to the followers; None without a root."""
@@ -198,7 +198,7 @@ class Server:
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
         if self.options.root is not None:
-            self._said = say_address(self.options.root / "journal", self.address)
+            self._address_lock = say_address(self.options.root / "journal", self.address)
         if self.options.announce is not None:
             self.options.announce(self.address, self.collector)
         ended = [
@@ -215,8 +215,8 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(serving, 1.0)
         await self.live.ended()
-        if self._said is not None:
-            self._said.release()
+        if self._address_lock is not None:
+            self._address_lock.release()
         if failed is not None:
             log.error("the collector cannot go on: %s; start it again to recover", failed)
         return 1 if failed is not None else 0

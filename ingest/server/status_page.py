@@ -130,14 +130,14 @@ def _better(one: PolicyFacts) -> str:
     radius = NORMAL * math.sqrt(mine.variance / mine.n + other.variance / other.n)
     low, high = apart - radius, apart + radius
     word, kind = ("better", "ok") if low > 0 else ("worse", "bad") if high < 0 else ("no clear", "")
-    said = f"{word} difference" if not kind else f"it looks {word}"
+    verdict = f"{word} difference" if not kind else f"it looks {word}"
     figures = f"{apart:+.4g} [{low:+.4g}, {high:+.4g}] per episode, {counts} since the start"
     note = (
         "they were live one after the other, so changes over time contribute"
         if role == "live"
         else "<code>headrace canary</code> gives the verdict"
     )
-    return _line(f"{name}{versions}: {said}, {figures}; {note}", kind)
+    return _line(f"{name}{versions}: {verdict}, {figures}; {note}", kind)
 
 
 def _data(facts: Facts) -> str:

@@ -79,7 +79,7 @@ class Learner:
         self._rng = np.random.default_rng(seed)
         self._lineage = Ledger()
         self.warns = True
-        self._told = False
+        self._warned = False
 
     def __repr__(self) -> str:
         counts = self.counts
@@ -121,8 +121,8 @@ class Learner:
             keep &= ~rows
         if NOT_FINITE in left_out:
             named = _episodes(batch.take(reasons[NOT_FINITE]))
-            told = counted(left_out[NOT_FINITE], "row is", "rows are")
-            _log.warning("%s left out as %s, of %s", told, NOT_FINITE, named)
+            amount = counted(left_out[NOT_FINITE], "row is", "rows are")
+            _log.warning("%s left out as %s, of %s", amount, NOT_FINITE, named)
         return (batch if keep.all() else batch.take(keep)), left_out
 
     def learn(
@@ -147,11 +147,11 @@ class Learner:
             self.counts.excluded[reason] = self.counts.excluded.get(reason, 0) + number
         if metrics is not None:
             self._record(used)
-            self._told = False
-        elif without and self.warns and not self._told:
-            self._told = True
-            told = ", ".join(f"{reason}: {number}" for reason, number in reasons.items())
-            _log.warning("none of %s can be learned from: %s", counted(without, "row"), told)
+            self._warned = False
+        elif without and self.warns and not self._warned:
+            self._warned = True
+            details = ", ".join(f"{reason}: {number}" for reason, number in reasons.items())
+            _log.warning("none of %s can be learned from: %s", counted(without, "row"), details)
         self.counts.updates += 1
         learned = metrics or no_metrics(self.algorithm.metric_names)
         return {"rows": trained, "left_out": without, **learned}

@@ -203,9 +203,9 @@ class TrainablePolicy(Policy):
         known = cls.known_config().union(allowed)
         unknown = sorted(set(config) - known)
         if unknown:
-            told = "".join(near_names(name, known) for name in unknown)
+            hints = "".join(near_names(name, known) for name in unknown)
             raise TypeError(
-                f"policy_config: unknown keys {unknown}{told}; list further keys of "
+                f"policy_config: unknown keys {unknown}{hints}; list further keys of "
                 f"{cls.__name__} in its config_keys"
             )
 

@@ -148,8 +148,8 @@ def evaluate(
         rules = _with_earlier(rules, before, alpha_budget, streams=len(log.rows))
         found = gathered.judged(rules, _other_unit(log, live, earlier))
         judged = _judged(log, live, rules, before, found)
-    told = informing.found(loaded.policy, gathered.sample, log, estimators)
-    return EvaluationResult(**asked, **judged, **told)
+    estimates = informing.found(loaded.policy, gathered.sample, log, estimators)
+    return EvaluationResult(**asked, **judged, **estimates)
 
 
 def _unit(reserve: Reserve, split: Split) -> str:
@@ -286,7 +286,7 @@ class _Gathered:
         scratch: Scratch,
     ) -> None:
         self._log, self._policy, self._live = log, judged.policy, live
-        self._told, self._bar = _comparable(judged.policy.spec, live)
+        self._comparability, self._bar = _comparable(judged.policy.spec, live)
         names = ["the logging policy"]
         if self._bar is not None and live is not None:
             names.insert(0, f"live version {live.version}")
@@ -317,7 +317,11 @@ class _Gathered:
     def judged(self, rules: Rules, checks: Sequence[Diagnostic]) -> Judgement:
         """The judgement by these rules and the log's checks, with those of the caller."""
         apart = max(0.0, 1 - self._kept / self._certain) if self._certain else 0.0
-        counted = [*_counted(self._log, self._live), _certain_check(self._log, apart), *self._told]
+        counted = [
+            *_counted(self._log, self._live),
+            _certain_check(self._log, apart),
+            *self._comparability,
+        ]
         return self._evidence.judged(rules, [*counted, *checks])
 
     def _asked(
@@ -358,24 +362,24 @@ def _comparable(
     spec: PolicySpec, live: _Loaded | None
 ) -> tuple[list[Diagnostic], NumpyPolicy | None]:
     """(checks that fail if the policies cannot be compared, the live policy if it is a bar)."""
-    told = []
+    checks = []
     if not spec.has_propensity:
-        told.append(at_most("no_density", 1, 0, f"the candidate's {_NO_DENSITY}: use a canary"))
+        checks.append(at_most("no_density", 1, 0, f"the candidate's {_NO_DENSITY}: use a canary"))
     if live is None:
-        return told, None
+        return checks, None
     who = f"live version {live.version}"
     if live.policy.spec.action != spec.action:
         sentence = f"{who} has another action space: use a canary"
-        return [*told, at_most("live_action_space", 1, 0, sentence)], None
+        return [*checks, at_most("live_action_space", 1, 0, sentence)], None
     try:
         require_fit((spec.observation, spec.action), (live.policy.spec.observation, spec.action))
     except ValueError:
         sentence = f"{who} has another observation space: use a canary"
-        return [*told, at_most("live_observation_space", 1, 0, sentence)], None
+        return [*checks, at_most("live_observation_space", 1, 0, sentence)], None
     if not live.policy.spec.has_propensity:
         sentence = f"{who}: its {_NO_DENSITY}: use a canary"
-        return [*told, at_most("live_no_density", 1, 0, sentence)], None
-    return told, live.policy
+        return [*checks, at_most("live_no_density", 1, 0, sentence)], None
+    return checks, live.policy
 
 
 def _target(policy: NumpyPolicy, block: JudgedBlock) -> TargetPolicy:

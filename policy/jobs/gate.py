@@ -131,8 +131,8 @@ def evaluate_logs(
         if settings.pop("schema_id", None) is not None:
             raise ValueError("--schema-id: expected none with --manifest, which is of one schema")
         frozen, settings = load_frozen(manifest), {"split": split, **settings}
-        told: dict[str, Any] = {"retry_for": retry_for, "on_progress": on_progress}
-        return evaluate_once(root, policy_id, weights, frozen, **told, **settings)
+        options: dict[str, Any] = {"retry_for": retry_for, "on_progress": on_progress}
+        return evaluate_once(root, policy_id, weights, frozen, **options, **settings)
     store = WeightStore(root, policy_id)
     shared = {
         "store": store,
@@ -267,8 +267,10 @@ def _judge(
     )
     if frozen is not None:
         require_all(frozen, result.skipped)
-    told = result.to_dict()
-    return {name: told[name] for name in told if name not in ("policy_id", "weights", "label")}
+    document = result.to_dict()
+    return {
+        name: document[name] for name in document if name not in ("policy_id", "weights", "label")
+    }
 
 
 def _still_numbered(store: WeightStore, known: Document) -> bool:

@@ -93,10 +93,10 @@ def require_fit(stored: tuple[Space, Space], wanted: tuple[Space, Space]) -> Non
             old = found.pop(leaf.path, None)
             if old is None or not _fits(old, leaf):
                 place = f"{what}.{leaf.path}" if leaf.path else what
-                said = "none" if old is None else describe(old.space)
+                actual = "none" if old is None else describe(old.space)
                 raise ValueError(
                     f"schema {schema_id(*stored)}: {place}: expected {describe(leaf.space)}, as "
-                    f"schema {schema_id(*wanted)} has it, got {said}"
+                    f"schema {schema_id(*wanted)} has it, got {actual}"
                 )
         if found:
             raise ValueError(

@@ -331,10 +331,10 @@ def _nothing(
     misnamed = selection.schema_id is not None and "other_schema" in reader.stats.excluded
     damaged = bool(reader.stats.excluded_shards)
     closed = selection.manifest is not None or reserve.share >= 1
-    told = _why_nothing(selection.policy_id, learner, reader) + never
+    message = _why_nothing(selection.policy_id, learner, reader) + never
     if closed or never or refused or misnamed or damaged:
-        return NothingToTrainOn(told)
-    return NothingYet(told)
+        return NothingToTrainOn(message)
+    return NothingYet(message)
 
 
 def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -> str:
@@ -345,8 +345,8 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
             f"policy {policy_id!r}: expected rows to learn from, found no shard yet. An episode is "
             "in a shard seconds after its end or its reward window; `headrace ls` counts them"
         )
-    told = (f"{why.replace('_', ' ')}: {rows}" for why, rows in counts.items() if rows)
-    left_out = ", ".join(told) or "none"
+    reasons = (f"{why.replace('_', ' ')}: {rows}" for why, rows in counts.items() if rows)
+    left_out = ", ".join(reasons) or "none"
     bad = (
         f"; {counted(len(reader.stats.excluded_shards), 'damaged shard')}"
         if reader.stats.excluded_shards

@@ -121,22 +121,22 @@ def compare_arms(
     known: dict[str, Any] = {"n": (k, n - k), "share": share, "error": error}
     evidence = log_evidence_of_mismatch(k, n, share)
     if evidence >= MISMATCH:
-        told = (
+        reason = (
             f"the canary has {k} of {counted(n, 'episode')}, which is not the share of "
             f"{share:.3g}: episodes "
             "of one arm are lost or miscounted, so the arms cannot be compared"
         )
         nothing: dict[str, Any] = {"returns": None, "failures": None, "missing": None}
         return ArmsComparison(
-            verdict=CANNOT_TELL, reasons=(told,), mismatch=told, **nothing, **known
+            verdict=CANNOT_TELL, reasons=(reason,), mismatch=reason, **nothing, **known
         )
     if not 0 < k < n:
-        told = (
+        reason = (
             f"{counted(k, 'episode')} of the canary and {n - k:,} of the live version are "
             "compared: more of both"
         )
         nothing = {"returns": None, "failures": None, "missing": None, "mismatch": None}
-        return ArmsComparison(verdict=CANNOT_TELL, reasons=(told,), **nothing, **known)
+        return ArmsComparison(verdict=CANNOT_TELL, reasons=(reason,), **nothing, **known)
     end = error / 3
     earned = _difference(returns, in_canary, share, limits, end)
     failures = _difference(failed.astype(np.float64), in_canary, share, (0.0, 1.0), end)
@@ -267,8 +267,8 @@ def episodes_needed(
 
     def enough(times: FloatArray) -> BoolArray:
         radii = np.array([_radius(float(n), apart, error) for n in times])
-        told: BoolArray = radii + float(ndtri(POWER)) * apart / np.sqrt(times) <= effect
-        return told
+        is_enough: BoolArray = radii + float(ndtri(POWER)) * apart / np.sqrt(times) <= effect
+        return is_enough
 
     return rounded_up(min(first_time(enough), MOST_NEEDED))
 

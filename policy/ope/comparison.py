@@ -239,8 +239,8 @@ def _missing(
 
         def enough(times: FloatArray) -> BoolArray:
             deviations = stdtrit(times, 1 - spent) + float(ndtri(POWER))
-            told: BoolArray = deviations * found.stderr * math.sqrt(n) <= size * np.sqrt(times)
-            return told
+            is_enough: BoolArray = deviations * found.stderr * math.sqrt(n) <= size * np.sqrt(times)
+            return is_enough
 
         episodes = first_time(enough)
     else:

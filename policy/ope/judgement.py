@@ -328,12 +328,12 @@ def combined(
     verdict.
     """
     failed = [one for one in diagnostics if not one.passed]
-    worse = [_told(one) for one in comparisons if one.verdict == WORSE]
+    worse = [_difference_text(one) for one in comparisons if one.verdict == WORSE]
     verdict, reasons, missing = BETTER, [], None
     if failed or not comparisons:
         needed, missing = _needed(failed, comparisons, widening)
-        told = [f"{one.name}: {one.sentence}" for one in failed] or ["nothing to judge by"]
-        verdict, reasons = CANNOT_TELL, [*told, *needed]
+        failures = [f"{one.name}: {one.sentence}" for one in failed] or ["nothing to judge by"]
+        verdict, reasons = CANNOT_TELL, [*failures, *needed]
     elif worse:
         verdict, reasons = WORSE, worse
     elif any(one.verdict == CANNOT_TELL for one in comparisons):
@@ -368,24 +368,24 @@ def _needed(
     numbers = [one.missing for one in failed]
     numbers += [one.missing if usable else None for one in undecided]
     known = [number for number in numbers if number is not None]
-    told = [_told(one) for one in undecided] if usable else []
+    needs = [_difference_text(one) for one in undecided] if usable else []
     if usable and widening and any(one.limited for one in undecided):
-        told.append(widening)
+        needs.append(widening)
     if len(known) == len(numbers):
         if len(known) > 1:
             unit = comparisons[0].unit
-            told.append(f"in all about {max(known):,} more {unit}: the largest of these numbers")
-        return told, max(known, default=None)
+            needs.append(f"in all about {max(known):,} more {unit}: the largest of these numbers")
+        return needs, max(known, default=None)
     if known and not usable and undecided:
         bars = " and ".join(one.bar for one in undecided)
-        told.append(
+        needs.append(
             f"in all at least {max(known):,} more {undecided[0].unit}: how many the difference to "
             f"{bars} needs is not known before these checks pass; or use a canary"
         )
-    return told, None
+    return needs, None
 
 
-def _told(one: Comparison) -> str:
+def _difference_text(one: Comparison) -> str:
     low, high = one.interval
     where = "within" if low <= one.difference <= high else "outside its interval"
     text = f"the difference to {one.bar} is {one.difference:+.4g}, {where} {low:.4g} .. {high:.4g}"

@@ -296,8 +296,8 @@ class BaseEnvSampler:
 
     def _tell_late(self, episode: RolloutEpisode, agent: Any, reward: float) -> None:
         """Count a reward for an agent that has ended, and whose rows were already returned."""
-        told = episode.custom_metrics
-        told["late_reward"] = told.get("late_reward", 0.0) + reward
+        metrics = episode.custom_metrics
+        metrics["late_reward"] = metrics.get("late_reward", 0.0) + reward
         if not self._warned:
             self._warned = True
             _log.warning(

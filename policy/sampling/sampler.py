@@ -47,8 +47,8 @@ TRAINING_ENABLED = "training_enabled"
 
 def is_excluded(info: Mapping[str, Any]) -> bool:
     """Whether an info says that learners are to skip the episode."""
-    said = info.get(TRAINING_ENABLED)
-    return said is not None and not said
+    enabled = info.get(TRAINING_ENABLED)
+    return enabled is not None and not enabled
 
 
 def without_marker(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class InputEvaluation:
         judged = _Whole(concat_samples(whole), [one.count for one in whole])
         return [self._estimate(name, judged) for name in self.methods]
 
-    def _told(self) -> dict[str, Any]:
+    def _unused_counts(self) -> dict[str, Any]:
         """The numbers of episodes and rows that are not used."""
         return {"given_up": self.given_up, "open_rows": self._open_rows}
 
@@ -173,7 +173,7 @@ class InputEvaluation:
             f"no complete episode came since the last call: {counted(self._open_rows, 'row')} of "
             f"{counted(len(self._open), 'episode')} waiting for others; given up: {self.given_up}"
         )
-        return OffPolicyEstimate(name, {"unavailable": text, **self._told()})
+        return OffPolicyEstimate(name, {"unavailable": text, **self._unused_counts()})
 
     def _estimate(self, name: str, whole: _Whole) -> OffPolicyEstimate:
         method = _ALIASES.get(name, name)
@@ -183,9 +183,9 @@ class InputEvaluation:
             estimate = ESTIMATORS[method](self._episodes(method, whole), gamma=self._gamma)
         except ValueError as error:
             return OffPolicyEstimate(
-                name, {"unavailable": str(error), "v_old": v_old, **self._told()}
+                name, {"unavailable": str(error), "v_old": v_old, **self._unused_counts()}
             )
-        metrics = {**estimate.to_dict(), "v_old": v_old, **self._told()}
+        metrics = {**estimate.to_dict(), "v_old": v_old, **self._unused_counts()}
         metrics["v_gain"] = estimate.value / v_old if v_old else None
         return OffPolicyEstimate(name, metrics)
 

@@ -154,8 +154,8 @@ class WorkerSettings:
         known = {one.name: one for one in fields(cls)}
         unknown = sorted(set(named) - set(known))
         if unknown:
-            told = "".join(_told(name, [*known, *_ALIASES]) for name in unknown)
-            raise TypeError(f"RolloutWorker: unknown arguments {unknown}{told}")
+            hints = "".join(_hint(name, [*known, *_ALIASES]) for name in unknown)
+            raise TypeError(f"RolloutWorker: unknown arguments {unknown}{hints}")
         given = {k: v for k, v in named.items() if v is not None or known[k].default is None}
         if "preprocessor_pref" in named:
             given["preprocessor_pref"] = named["preprocessor_pref"]
@@ -169,10 +169,10 @@ class WorkerSettings:
         """
         if arguments:
             known = [*(one.name for one in fields(cls)), *_ALIASES]
-            told = "".join(_told(name, known) for name in sorted(arguments))
+            hints = "".join(_hint(name, known) for name in sorted(arguments))
             raise TypeError(
                 f"sample: expected no arguments, got {sorted(arguments)}; set how much is sampled "
-                f"in the constructor{told}"
+                f"in the constructor{hints}"
             )
 
     @property
@@ -203,7 +203,7 @@ class WorkerSettings:
         )
 
 
-def _told(name: str, known: Collection[str]) -> str:
+def _hint(name: str, known: Collection[str]) -> str:
     """Where an unknown argument belongs, or which names are similar; "" if there are none."""
     if name in _ELSEWHERE:
         return f"; {name} is {_ELSEWHERE[name]}"

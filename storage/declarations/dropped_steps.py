@@ -46,7 +46,7 @@ def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
     """Client instance -> what it dropped; empty if there is no readable file."""
     try:
         document = json.loads(read_regular(_path(root, collector_id)))
-        return {name: Lost(int(told[0]), int(told[1])) for name, told in document.items()}
+        return {name: Lost(int(counts[0]), int(counts[1])) for name, counts in document.items()}
     except (OSError, ValueError, TypeError, AttributeError, IndexError):
         return {}
 
@@ -54,9 +54,9 @@ def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
 def dropped_steps(root: Path) -> Lost:
     """The total that clients of all collectors of this root dropped."""
     found = [
-        told
+        lost
         for path in sorted((root / FOLDER).glob("*.json"))
-        for told in read_dropped(root, path.stem).values()
+        for lost in read_dropped(root, path.stem).values()
     ]
     return Lost(sum(one.episodes for one in found), sum(one.steps for one in found))
 

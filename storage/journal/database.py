@@ -246,7 +246,7 @@ def keep_damaged(
         n += 1
     target = directory / f"damaged-{n}"
     target.mkdir()
-    write_synced(target / REPORT, json.dumps(_told(report)).encode())
+    write_synced(target / REPORT, json.dumps(_report_document(report)).encode())
     for name in move:
         if (directory / name).exists():
             (directory / name).rename(target / name)
@@ -258,7 +258,7 @@ def keep_damaged(
     return target
 
 
-def _told(report: DamageReport) -> dict[str, object]:
+def _report_document(report: DamageReport) -> dict[str, object]:
     return {
         "missing_rows": report.missing_rows,
         "reason": report.reason,
@@ -270,9 +270,9 @@ def past_damage(directory: Path) -> Iterator[tuple[Path, str]]:
     """Yield each `damaged-<n>/` that is still in a journal's directory, and its report as text."""
     for folder in sorted(directory.glob("damaged-*")):
         try:
-            told = json.loads((folder / REPORT).read_bytes())
-            lost = counted(told["missing_rows"], "acknowledged row is", "acknowledged rows are")
-            text = f"up to {lost} lost: {told['reason']}"
+            report = json.loads((folder / REPORT).read_bytes())
+            lost = counted(report["missing_rows"], "acknowledged row is", "acknowledged rows are")
+            text = f"up to {lost} lost: {report['reason']}"
         except (OSError, ValueError, LookupError, TypeError):
             text = "a journal was set aside, and its report cannot be read"
         yield folder, text

@@ -73,7 +73,7 @@ class _Group:
 
     @property
     def whole(self) -> bool:
-        return len(self.tracks) >= max(self._told(), default=len(self.tracks) + 1)
+        return len(self.tracks) >= max(self._agent_counts(), default=len(self.tracks) + 1)
 
     @property
     def stopped(self) -> bool:
@@ -84,7 +84,7 @@ class _Group:
     def received(self) -> int:
         return max(track.received for track in self.tracks.values())
 
-    def _told(self) -> Iterator[int]:
+    def _agent_counts(self) -> Iterator[int]:
         return (track.agents for track in self.tracks.values() if track.agents > 0)
 
 

@@ -96,12 +96,12 @@ class LeftOut:
         self.take_back(shard)
         if not unread:
             return
-        told = found.rows if len(unread) == shard.last - shard.first + 1 else None
-        rows = len(unread) if told is None else told
+        known_rows = found.rows if len(unread) == shard.last - shard.first + 1 else None
+        rows = len(unread) if known_rows is None else known_rows
         self._counted[shard] = found.reason, rows
         self._stats.exclude(found.reason, rows)
         self._stats.excluded_shards[shard.place] = found.text
-        least, parts = "at least " if told is None else "", counted(len(unread), "part")
+        least, parts = "at least " if known_rows is None else "", counted(len(unread), "part")
         text = f"{least}{counted(rows, 'row')} in {parts}"
         log.warning("left out as %s: %s: %s", found.reason, text, found.text)
 

@@ -64,7 +64,7 @@ class _Folder:
 
     path: str
     known: set[str] = field(default_factory=set)  # as of the last listing
-    told: set[str] = field(default_factory=set)  # named by events since then
+    event_names: set[str] = field(default_factory=set)  # named by events since then
     key: tuple[int, ...] = ()  # the latest identity and times from `stat`
     seen: float = 0.0  # when `stat` first returned it
     listed: float = float("-inf")
@@ -78,7 +78,7 @@ class _Folder:
             self.key, self.seen = key, now
         if self.listed >= self.seen + GRANULARITY:  # the listing is later than any change
             return now >= self.listed + FORCED_INTERVAL
-        burst = len(self.told) >= max(BURST, len(self.known) // BURST)
+        burst = len(self.event_names) >= max(BURST, len(self.known) // BURST)
         return thorough or burst or now >= self.listed + self.interval
 
     def list(self, now: float, interval: float) -> set[str]:
@@ -87,12 +87,12 @@ class _Folder:
         `interval`: seconds until the next listing if there are such names.
         """
         names = set(os.listdir(self.path))
-        new = names - self.known - self.told
-        proven = bool(self.known or self.told) and not new
+        new = names - self.known - self.event_names
+        proven = bool(self.known or self.event_names) and not new
         longer = min(2 * max(self.interval, interval), max(MOST_INTERVAL, interval))
         self.interval = longer if proven else interval
         self.known, self.listed = names, now
-        self.told.clear()
+        self.event_names.clear()
         return new
 
 
@@ -166,7 +166,7 @@ class RootListing:
         self._others: set[str] = set()  # entries next to the streams that are not folders
         self._interval = interval
 
-    def told(self, path: str) -> ShardFile | None:
+    def note_event(self, path: str) -> ShardFile | None:
         """The shard at a path that an event named; None if the target does not include it."""
         parent, name = os.path.split(path)
         top, stream = os.path.split(parent)
@@ -174,7 +174,7 @@ class RootListing:
             return None
         shard = ShardFile.at(parent, stream, name)
         if shard is not None and stream in self._folders:
-            self._folders[stream].told.add(name)
+            self._folders[stream].event_names.add(name)
         return shard
 
     def _is_wanted(self, stream: str, name: str | None = None) -> bool:

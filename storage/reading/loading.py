@@ -359,8 +359,8 @@ def rows_told(shard: ShardFile, content: Content | None) -> int | None:
             rows = int(file.metadata.num_rows)
     except (ShardDamaged, pa.ArrowException, OSError, MemoryError):
         return None
-    told = (metadata.rows, metadata.stream, metadata.first, metadata.last)
-    return rows if told == (rows, shard.stream, shard.first, shard.last) and rows > 0 else None
+    footer = (metadata.rows, metadata.stream, metadata.first, metadata.last)
+    return rows if footer == (rows, shard.stream, shard.first, shard.last) and rows > 0 else None
 
 
 def _is_final(name: str) -> bool:

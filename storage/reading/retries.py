@@ -32,13 +32,15 @@ class _Trial:
 class Retries:
     """Failures that may be temporary, by key: a shard, or a folder that cannot be listed.
 
-    `retry_for`: seconds after which to give up; None for never. `told` is called with place -> last
-    error whenever that changes, with a new dict each time, which other threads may keep.
+    `retry_for`: seconds after which to give up; None for never. `on_change` is called with place ->
+    last error whenever that changes, with a new dict each time, which other threads may keep.
     """
 
-    def __init__(self, retry_for: float | None, told: Callable[[dict[str, str]], None]) -> None:
+    def __init__(
+        self, retry_for: float | None, on_change: Callable[[dict[str, str]], None]
+    ) -> None:
         self._retry_for = retry_for
-        self._told = told
+        self._on_change = on_change
         self._trials: dict[Hashable, _Trial] = {}
 
     def __len__(self) -> int:
@@ -94,7 +96,7 @@ class Retries:
         return f"gave up after {patience:g} s: {len(self._trials)} cannot be read: {listed}"
 
     def _tell(self) -> None:
-        self._told({trial.place: trial.error for trial in self._trials.values()})
+        self._on_change({trial.place: trial.error for trial in self._trials.values()})
 
 
 def try_again(

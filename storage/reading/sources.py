@@ -128,7 +128,7 @@ class DirectorySource:
         self._listings: dict[Path, RootListing] = {}
         self._swept = float("-inf")
         self._changed = threading.Event()
-        self._told: deque[str] = deque()  # paths that events named
+        self._event_paths: deque[str] = deque()  # paths that events named
         self._closed = False
         self._follow = follow
         self._watched: set[Path] = set()
@@ -163,10 +163,10 @@ class DirectorySource:
         if thorough or now >= self._swept + self._poll_interval:
             self._find_targets(errors)
         found: list[ShardFile] = []
-        for _ in range(len(self._told)):
-            path = self._told.popleft()
+        for _ in range(len(self._event_paths)):
+            path = self._event_paths.popleft()
             thorough |= not path  # a new folder
-            found += [s for s in (one.told(path) for one in self._listings.values()) if s]
+            found += [s for s in (one.note_event(path) for one in self._listings.values()) if s]
         if thorough or now >= self._swept + self._poll_interval:
             self._swept = now
             for listing in self._listings.values():
@@ -221,7 +221,7 @@ class DirectorySource:
             self._observer = Observer()
             self._observer.start()
         for folder in ready:
-            handler = _Told(self._told, self._changed)
+            handler = _PathCollector(self._event_paths, self._changed)
             try:
                 self._observer.schedule(handler, str(folder), recursive=True, event_filter=_EVENTS)
             except OSError:  # out of inotify watches, or removed again: polling remains
@@ -256,11 +256,11 @@ _EVENTS: list[type[FileSystemEvent]] = [
 ]
 
 
-class _Told(FileSystemEventHandler):
+class _PathCollector(FileSystemEventHandler):
     """Collects the path of every new file, "" for a new folder, and sets a flag."""
 
-    def __init__(self, told: deque[str], changed: threading.Event) -> None:
-        self._told, self._changed = told, changed
+    def __init__(self, paths: deque[str], changed: threading.Event) -> None:
+        self._paths, self._changed = paths, changed
 
     def on_created(self, event: FileSystemEvent) -> None:
         self._note(event, event.src_path)
@@ -275,7 +275,7 @@ class _Told(FileSystemEventHandler):
         name = "" if event.is_directory else os.fsdecode(path)
         if os.path.basename(name).startswith("."):  # not a shard yet
             return
-        self._told.append(name)
+        self._paths.append(name)
         self._changed.set()
 
 

@@ -425,8 +425,8 @@ def check_endings(
     if ended is None:
         return
     words = ended[lasts]
-    told = ~is_null(words)
-    if np.count_nonzero(~is_null(ended)) != np.count_nonzero(told):
+    has_word = ~is_null(words)
+    if np.count_nonzero(~is_null(ended)) != np.count_nonzero(has_word):
         raise ShardDamaged("ended: expected values at ends of parts only")
-    if (terminated[lasts] != (words == "terminated")).any() or (over[lasts] != told).any():
+    if (terminated[lasts] != (words == "terminated")).any() or (over[lasts] != has_word).any():
         raise ShardDamaged("ended: expected values that agree with terminateds and truncateds")

@@ -525,8 +525,8 @@ class _Audit:
                 self.notes.append(f"{where} is off the chain: {why}")
         except (StorageError, ValueError, OSError) as error:
             pruned = self.account is not None and self.account.live
-            told = any(found.text == str(error) for found in self.findings)
-            if not told and not (pruned and version not in store.versions()):
+            is_reported = any(found.text == str(error) for found in self.findings)
+            if not is_reported and not (pruned and version not in store.versions()):
                 self._find("weights", where, str(error))
 
     def check_lineage(self) -> None:
@@ -545,14 +545,14 @@ class _Audit:
                 absent = absent.difference(waiting)
                 text = f"version {version} was trained on ordinals {{}} of {stream}, which "
                 if waiting:
-                    told = text.format(as_text(waiting))
-                    self.notes.append(f"{where}: {told}are in the journal, in no shard yet")
+                    beginning = text.format(as_text(waiting))
+                    self.notes.append(f"{where}: {beginning}are in the journal, in no shard yet")
                 if absent and stream.rpartition("-")[0] in ours:
-                    told = text.format(as_text(absent))
-                    self._find("weights", where, f"{told}are in no whole shard")
+                    beginning = text.format(as_text(absent))
+                    self._find("weights", where, f"{beginning}are in no whole shard")
                 elif absent:
-                    told = text.format(as_text(absent))
-                    self.notes.append(f"{where}: {told}this root never had")
+                    beginning = text.format(as_text(absent))
+                    self.notes.append(f"{where}: {beginning}this root never had")
 
     def _collectors(self) -> set[str]:
         """The ids of the collectors that this root is known to have had."""

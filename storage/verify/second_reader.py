@@ -104,10 +104,10 @@ class SecondReader:
         except (OSError, EOFError, ShardError, msgspec.MsgspecError) as error:
             child.kill()  # it is still running, but broke the protocol
             status = self._end(child)
-            told = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            outcome = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
             if late.is_set():
-                told = f"was not done after {self._seconds:g} s"
-            return [Disagreement("crashed", f"{self.name} {told} ({error})")]
+                outcome = f"was not done after {self._seconds:g} s"
+            return [Disagreement("crashed", f"{self.name} {outcome} ({error})")]
         finally:
             timer.cancel()
             if late.is_set() and self._child is child:  # it was killed right after its answer
@@ -151,9 +151,9 @@ def _answers(
         frames = read_message(child.stdout)
         if not frames:
             raise EOFError("it was gone before its answer")
-        told = _decode_reply(frames[0])
-        yield told, frames[1:]
-        if told.end or told.error:
+        reply = _decode_reply(frames[0])
+        yield reply, frames[1:]
+        if reply.end or reply.error:
             return
 
 
@@ -163,18 +163,18 @@ def _compared(
     wrong: dict[str, str] = {}
     found: set[str] = set()
     rows = 0
-    for told, frames in answers:
-        if told.error:
-            return [Disagreement("unreadable", f"{name} cannot read it: {told.error}")]
-        if told.end:
-            rows = told.first
+    for reply, frames in answers:
+        if reply.error:
+            return [Disagreement("unreadable", f"{name} cannot read it: {reply.error}")]
+        if reply.end:
+            rows = reply.first
             continue
-        found.add(told.column)
-        if told.column not in wrong:
-            theirs = ColumnValues.from_frames(told.dtype, frames)
-            text = _difference(table, told, theirs)
+        found.add(reply.column)
+        if reply.column not in wrong:
+            theirs = ColumnValues.from_frames(reply.dtype, frames)
+            text = _difference(table, reply, theirs)
             if text:
-                wrong[told.column] = f"{told.column}: {text} by {name}"
+                wrong[reply.column] = f"{reply.column}: {text} by {name}"
     for column in table.column_names:
         if column not in found and rows:
             wrong[column] = f"{column}: no such column in {name}"
@@ -183,17 +183,17 @@ def _compared(
     return [Disagreement("differs", text) for text in wrong.values()]
 
 
-def _difference(table: pa.Table, told: ColumnReply, theirs: ColumnValues) -> str:
+def _difference(table: pa.Table, reply: ColumnReply, theirs: ColumnValues) -> str:
     """How a column of a row group differs from our reader's, "" if it does not."""
-    if told.column not in table.column_names:
+    if reply.column not in table.column_names:
         return "no such column here, one"
-    part = table.slice(told.first, len(theirs))
+    part = table.slice(reply.first, len(theirs))
     try:
-        ours = _values(part, told.column)
+        ours = _values(part, reply.column)
     except Exception as error:  # an error of our reader is a difference, too
         return f"cannot be decoded here ({type(error).__name__}: {error}), can be"
     if len(ours) != len(theirs):
-        return f"{counted(len(ours), 'row')} from row {told.first} here, {len(theirs):,}"
+        return f"{counted(len(ours), 'row')} from row {reply.first} here, {len(theirs):,}"
     if ours.dtype != theirs.dtype:
         return f"{ours.dtype} here, {theirs.dtype}"
     rows = ours.differing(theirs)
@@ -201,8 +201,8 @@ def _difference(table: pa.Table, told: ColumnReply, theirs: ColumnValues) -> str
         return ""
     first = int(rows[0])
     return (
-        f"{len(rows):,} of {len(ours):,} values from row {told.first} differ, the first in row "
-        f"{told.first + first}: {ours.shown(first)} here, {theirs.shown(first)}"
+        f"{len(rows):,} of {len(ours):,} values from row {reply.first} differ, the first in row "
+        f"{reply.first + first}: {ours.shown(first)} here, {theirs.shown(first)}"
     )
 
 

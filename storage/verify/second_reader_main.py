@@ -39,16 +39,16 @@ def read_shards() -> None:
 
 def _answer(path: str, replies: IO[bytes]) -> None:
     try:
-        for told, values in _read(path):
-            _send(replies, told, [] if values is None else values.frames())
+        for reply, values in _read(path):
+            _send(replies, reply, [] if values is None else values.frames())
     except BrokenPipeError:
         raise
     except Exception as error:  # any error that fastparquet raises for an unreadable shard
         _send(replies, ColumnReply(error=f"{type(error).__name__}: {error}"), [])
 
 
-def _send(replies: IO[bytes], told: ColumnReply, frames: list[bytes]) -> None:
-    write_message(replies, [[frame] for frame in (msgspec.msgpack.encode(told), *frames)])
+def _send(replies: IO[bytes], reply: ColumnReply, frames: list[bytes]) -> None:
+    write_message(replies, [[frame] for frame in (msgspec.msgpack.encode(reply), *frames)])
 
 
 def _read(path: str) -> Iterator[tuple[ColumnReply, ColumnValues | None]]:

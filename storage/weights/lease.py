@@ -143,16 +143,16 @@ class Lease:
         """
         make_directory(directory / LEASES)
         seconds = LEASE_SECONDS if seconds is None else seconds
-        deadline, told = time.monotonic() + wait, False
+        deadline, warned = time.monotonic() + wait, False
         while True:
             try:
                 return cls(directory, _claim(directory, seconds), seconds)
             except LeaseHeld as held:
                 if time.monotonic() >= deadline or stop():
                     raise
-                if not told:
+                if not warned:
                     log.warning("%s; waiting up to %.0f s for it", held, wait)
-                told = True
+                warned = True
             threading.Event().wait(_ASK_SECONDS)
 
     @property

@@ -45,7 +45,7 @@ class LivePointer:
     ) -> None:
         self._file, self._copy = directory / "live.json", directory / "live.copy.json"
         self._versions, self._numbers, self._served = versions, numbers, served
-        self._told = ""
+        self._last_warning = ""
 
     def read(self) -> Live | None:
         """The live version, None before the first one. Logs a line if it had to be recovered."""
@@ -67,9 +67,9 @@ class LivePointer:
         text = f"{wrong}; continuing with version {live.version}, generation {live.generation}"
         if live.pinned is not None:
             text += f", pinned by {live.pinned.by} ({live.pinned.why})"
-        if text != self._told:
+        if text != self._last_warning:
             log.warning("%s", text)
-        self._told = text
+        self._last_warning = text
         return live, wrong
 
     def stamp(self) -> Hashable:

@@ -103,7 +103,7 @@ class WeightFolder:
         self._versions = VersionFolders(self.directory, policy_id)
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
-        self._told: set[str] = set()  # damage that was logged
+        self._logged_damage: set[str] = set()  # damage that was logged
         self._clock = clock
         self._numbers = HighestNumbers(Path(root), policy_id)
         self.served = ServedRecords(self.directory)
@@ -307,8 +307,11 @@ class WeightFolder:
 
     def pointer_damage(self) -> dict[str, str]:
         """File name -> what is wrong with it, for live.json and its copy."""
-        told = {"live.json": self._pointer.look()[1], "live.copy.json": self._pointer.copy_damage()}
-        return {name: text for name, text in told.items() if text is not None}
+        damage = {
+            "live.json": self._pointer.look()[1],
+            "live.copy.json": self._pointer.copy_damage(),
+        }
+        return {name: text for name, text in damage.items() if text is not None}
 
     def note_seen(self, version: int, generation: int) -> None:
         """Record numbers that a collector or a client has seen, so that the next ones are higher.
@@ -394,8 +397,8 @@ class WeightFolder:
                     f"{self.policy_id}: expected generation {expected_generation} to be live, "
                     f"got {generation}"
                 )
-            if (told := self.restored) is not None:
-                log.warning("%s", told)
+            if (message := self.restored) is not None:
+                log.warning("%s", message)
             live = Live(
                 generation=max(generation, self._numbers.read().generation) + 1,
                 version=version,
@@ -444,9 +447,9 @@ class WeightFolder:
         try:
             return self.manifest(version).candidate
         except (WeightsDamaged, WeightsNotFound) as error:
-            if str(error) not in self._told:
+            if str(error) not in self._logged_damage:
                 log.warning("%s", error)
-            self._told.add(str(error))
+            self._logged_damage.add(str(error))
             return None
 
     def _unpublished(self, candidate: str, live: Live | None) -> int | None:

@@ -23,12 +23,12 @@ HERE = Path(__file__).parent
 def trainer(write_log, loaded, tmp_path):
     """The values of a training task that takes longer than any test."""
     write_log(tmp_path, 0, 2000)
-    told = subprocess.run(
+    result = subprocess.run(
         [loaded / "headrace", "freeze", "--root", tmp_path, "--json"],
         check=True,
         capture_output=True,
     )
-    return {"root": str(tmp_path), "manifest": json.loads(told.stdout)["manifest"]}
+    return {"root": str(tmp_path), "manifest": json.loads(result.stdout)["manifest"]}
 
 
 def start_and_kill(values, *, tied):

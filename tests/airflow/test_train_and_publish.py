@@ -39,13 +39,13 @@ def quick(loaded, monkeypatch):
 
 
 def versions(root):
-    told = subprocess.run(
+    result = subprocess.run(
         [os.environ["HEADRACE_COMMAND"], "versions", "--root", root, "--json"],
         check=True,
         capture_output=True,
         text=True,
     )
-    return [one["version"] for one in json.loads(told.stdout)["versions"]]
+    return [one["version"] for one in json.loads(result.stdout)["versions"]]
 
 
 def test_the_dags_load_without_errors(dag_bag):

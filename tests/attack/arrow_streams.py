@@ -67,10 +67,10 @@ def of_columns() -> Iterator[tuple[str, bytes]]:
     }
     names = "eps_id obs actions rewards infos tags ts t policy_id final_obs action_logp continues"
     for column in [*names.split(), "agent_id", "pass_prob", "ended", "unknown", ""]:
-        for said, values in odd.items():
+        for label, values in odd.items():
             if len(values) == 20:
-                table = steps(f"a-{column}-{said}", **{column: values})
-                yield f"{column} = {said}", stream(table)
+                table = steps(f"a-{column}-{label}", **{column: values})
+                yield f"{column} = {label}", stream(table)
     for column in ("eps_id", "obs", "actions", "rewards"):
         yield f"no {column}", stream(steps("x", **{column: None}))
 
@@ -107,9 +107,9 @@ def of_streams(chance: random.Random, flips: int) -> Iterator[tuple[str, bytes]]
 def cases(seed: int, flips: int) -> list[Case]:
     """Every case, with a correct checksum, so that Arrow has to detect the error."""
     found: list[Case] = []
-    for said, body in [*of_columns(), *of_streams(random.Random(seed), flips)]:
+    for label, body in [*of_columns(), *of_streams(random.Random(seed), flips)]:
         headers = {"content-type": ARROW, "headrace-crc32": f"{zlib.crc32(body):08x}"}
-        found.append(Case(said, "POST", "/v1/steps", body, headers))
+        found.append(Case(label, "POST", "/v1/steps", body, headers))
     for crc in ("", "0", "zzzzzzzz", "x" * 1_000):
         headers = {"content-type": ARROW, "headrace-crc32": crc}
         found.append(Case(f"checksum {crc:.10}", "POST", "/v1/steps", b"x", headers))

@@ -68,7 +68,7 @@ class Arena(Closing):
     ) -> None:
         self.verdict = verdict
         self.random = random.Random(trial.seed)
-        self._told = trial.folder / "bystander"
+        self._calls = trial.folder / "bystander"
         root = trial.folder / "root"
         declare(root, observation=observation)
         self.collector = CollectorProcess(
@@ -76,7 +76,7 @@ class Arena(Closing):
         )
         command = [sys.executable, "-m", "tests.attack.bystander"]
         if observation == "box:4":
-            command += [self.collector.address, str(self._told)]
+            command += [self.collector.address, str(self._calls)]
             self._bystander: subprocess.Popen[bytes] | None = subprocess.Popen(
                 command, cwd=Path(__file__).parents[2]
             )
@@ -219,7 +219,7 @@ class Arena(Closing):
             self._judge_bystander()
 
     def _judge_bystander(self) -> None:
-        lines = [line.split() for line in self._told.read_text().splitlines()]
+        lines = [line.split() for line in self._calls.read_text().splitlines()]
         calls = [(float(at), float(took), status) for at, took, status in (x for x in lines)]
         odd = [call for call in calls if call[2] not in ("200", "201")]
         self.verdict.count("bystander_calls", len(calls))

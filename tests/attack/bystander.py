@@ -24,7 +24,7 @@ def main(address: str, path: str) -> None:
     pool = urllib3.PoolManager(retries=False, timeout=30.0)
     headers = {"content-type": "application/json"}
     step = json.dumps({"obs": [0.1, 0.2, 0.3, 0.4], "action": 1, "action_prob": 0.5}).encode()
-    with open(path, "a", buffering=1) as told:
+    with open(path, "a", buffering=1) as file:
         for number in itertools.count():
             name = f"bystander-{number}"
             start = json.dumps({"episode_id": name}).encode()
@@ -39,7 +39,7 @@ def main(address: str, path: str) -> None:
                 except urllib3.exceptions.HTTPError:
                     status = 0
                 now = time.monotonic()
-                told.write(f"{now} {now - began} {status}\n")
+                file.write(f"{now} {now - began} {status}\n")
                 threading.Event().wait(PAUSE_SECONDS)
 
 

@@ -128,14 +128,14 @@ MSGPACK_VALUES: dict[str, bytes] = {
 
 def json_bodies(kind: Any) -> Iterator[tuple[str, bytes]]:
     """(name, JSON body): each hostile value in each field, and at the top."""
-    for said, value in JSON_VALUES.items():
-        yield f"{kind.__name__} = {said}", value
+    for label, value in JSON_VALUES.items():
+        yield f"{kind.__name__} = {label}", value
         for name in fields_of(kind):
             rest = {key: item for key, item in good(kind).items() if key != name}
             text = msgspec.json.encode(rest)[1:-1]
             comma = b"," if text else b""
             yield (
-                f"{kind.__name__}.{name} = {said}",
+                f"{kind.__name__}.{name} = {label}",
                 b'{"%s":%s%s%s}'
                 % (
                     name.encode(),
@@ -148,8 +148,8 @@ def json_bodies(kind: Any) -> Iterator[tuple[str, bytes]]:
 
 def msgpack_bodies(kind: Any) -> Iterator[tuple[str, bytes]]:
     """(name, msgpack body): each hostile value in each field, and at the top."""
-    for said, value in MSGPACK_VALUES.items():
-        yield f"{kind.__name__} = {said}", value
+    for label, value in MSGPACK_VALUES.items():
+        yield f"{kind.__name__} = {label}", value
         for name in fields_of(kind):
             rest = {key: item for key, item in good(kind).items() if key != name}
             packed = b"".join(
@@ -157,22 +157,22 @@ def msgpack_bodies(kind: Any) -> Iterator[tuple[str, bytes]]:
                 for key, item in rest.items()
             )
             head = bytes([0x80 + len(rest) + 1]) + msgspec.msgpack.encode(name)
-            yield f"{kind.__name__}.{name} = {said}", head + value + packed
+            yield f"{kind.__name__}.{name} = {label}", head + value + packed
 
 
 def event_bodies(packed: bool) -> Iterator[tuple[str, bytes]]:
     """(name, batch): each hostile field of each kind of event, inside `POST /v1/events`."""
     for kind in EVENTS:
         tag = str(kind.__struct_config__.tag)
-        for said, body in msgpack_bodies(kind) if packed else json_bodies(kind):
-            if " = " in said and "." not in said.partition(" = ")[0]:
+        for label, body in msgpack_bodies(kind) if packed else json_bodies(kind):
+            if " = " in label and "." not in label.partition(" = ")[0]:
                 continue  # the event as a whole is not a map
             if packed:
                 event = bytes([body[0] + 1]) + msgspec.msgpack.encode("type")
                 event += msgspec.msgpack.encode(tag) + body[1:]
-                yield f"events: {said}", b"\x81\xa6events\x91" + event
+                yield f"events: {label}", b"\x81\xa6events\x91" + event
             else:
-                yield f"events: {said}", b'{"events":[{"type":"%s",%s]}' % (tag.encode(), body[1:])
+                yield f"events: {label}", b'{"events":[{"type":"%s",%s]}' % (tag.encode(), body[1:])
 
 
 def whole_of_lists(packed: bool) -> bytes:

@@ -75,12 +75,12 @@ TYPES = (
 def cases() -> list[Case]:
     """Every case, named."""
     found = [
-        Case(f"{route.path}: {said}", "POST", path_of(route), body, allowed=(503,))
+        Case(f"{route.path}: {label}", "POST", path_of(route), body, allowed=(503,))
         for route in message_routes()
-        for said, body in json_bodies(route.body)
+        for label, body in json_bodies(route.body)
     ]
-    found += [Case(said, "POST", "/v1/events", body) for said, body in event_bodies(packed=False)]
-    found += [Case(f"whole: {said}", "POST", "/v1/events", body) for said, body in WHOLE.items()]
+    found += [Case(label, "POST", "/v1/events", body) for label, body in event_bodies(packed=False)]
+    found += [Case(f"whole: {label}", "POST", "/v1/events", body) for label, body in WHOLE.items()]
     for name in IDS:
         text = json.dumps({"episode_id": name}).encode()
         found.append(Case(f"id {name!r:.40}", "POST", "/v1/episodes", text))

@@ -81,17 +81,17 @@ def cases(characters: int) -> list[Long]:
     ]
 
 
-def send(place: Arena, said: str, kind: str, body: Any) -> tuple[int, Any]:
+def send(place: Arena, label: str, kind: str, body: Any) -> tuple[int, Any]:
     """Send one message; return its answer, which has to be short per refused event."""
     module = msgspec.json if kind == JSON else msgspec.msgpack
     data = module.encode(body)
-    status, heard = place.ask(Case(said, "POST", "/v1/events", data, {"content-type": kind}))
+    status, heard = place.ask(Case(label, "POST", "/v1/events", data, {"content-type": kind}))
     if not status:
         return status, {}
     place.verdict.count(f"answers_{status}")
     refusals = (msgspec.json if status >= 400 else module).decode(heard).get("refused", [])
     place.verdict.require(
-        len(heard) <= ENOUGH * max(1, len(refusals)), "long", f"{said}: {len(heard)} bytes"
+        len(heard) <= ENOUGH * max(1, len(refusals)), "long", f"{label}: {len(heard)} bytes"
     )
     if status < 300 and not refusals:
         place.verdict.count("taken_mb", len(data) / 1e6)
@@ -148,8 +148,8 @@ def run(trial: Trial) -> Verdict:
         grown = verdict.counts["journal_mb"] = verdict.counts["journal_mb"] - before
         most = 2 * verdict.counts.get("taken_mb", 0.0) + MAX_JOURNAL_MB
         verdict.require(grown <= most, "journal", f"{grown:.0f} MB where {most:.0f} were expected")
-        with (trial.folder / "log").open("rb") as told:
-            longest = max(map(len, told), default=0)
+        with (trial.folder / "log").open("rb") as log:
+            longest = max(map(len, log), default=0)
         verdict.require(longest <= ENOUGH, "long", f"a line of {longest} bytes in the log")
     return verdict
 

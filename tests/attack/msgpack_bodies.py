@@ -20,12 +20,13 @@ HEADERS = {"content-type": MSGPACK}
 def cases() -> list[Case]:
     """Every case, named."""
     found = [
-        Case(f"{route.path}: {said}", "POST", path_of(route), body, HEADERS, allowed=(503,))
+        Case(f"{route.path}: {label}", "POST", path_of(route), body, HEADERS, allowed=(503,))
         for route in message_routes()
-        for said, body in msgpack_bodies(route.body)
+        for label, body in msgpack_bodies(route.body)
     ]
     found += [
-        Case(said, "POST", "/v1/events", body, HEADERS) for said, body in event_bodies(packed=True)
+        Case(label, "POST", "/v1/events", body, HEADERS)
+        for label, body in event_bodies(packed=True)
     ]
     return found
 

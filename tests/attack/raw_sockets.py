@@ -87,18 +87,18 @@ def run(trial: Trial) -> Verdict:
         place.begin()
 
         def attack(every: Sequence[tuple[str, bytes]]) -> None:
-            for said, data in every:
+            for label, data in every:
                 verdict.count("sent")
                 heard = exchange(port, data, patience=1.0, answers=2)
                 answered = heard.closed or bool(heard.statuses)
-                verdict.require(answered, "silent", f"{said}: neither an answer nor a close")
+                verdict.require(answered, "silent", f"{label}: neither an answer nor a close")
                 wrong = [status for status in heard.statuses if status >= 500]
-                verdict.require(not wrong, "5xx", f"{said}: {heard.data[:200]!r}")
-                verdict.require(201 not in heard.statuses, "smuggled", f"{said}: {heard.data!r}")
-            for said, data, expected in lawful(place):
+                verdict.require(not wrong, "5xx", f"{label}: {heard.data[:200]!r}")
+                verdict.require(201 not in heard.statuses, "smuggled", f"{label}: {heard.data!r}")
+            for label, data, expected in lawful(place):
                 verdict.count("sent")
                 heard = exchange(port, data, answers=len(expected))
-                verdict.require(heard.statuses == expected, "wrong", f"{said}: {heard.statuses}")
+                verdict.require(heard.statuses == expected, "wrong", f"{label}: {heard.statuses}")
 
         every = list(cases().items())[: trial.size]
         for part in range(PAIRS):

@@ -51,11 +51,11 @@ def test_an_attack_is_a_scenario(name: str) -> None:
 
 def test_one_pair_of_windows_judges_nothing() -> None:
     """Momentary load on the machine neither fails a build nor catches a broken one."""
-    said = []
+    faults = []
     for ratios in ([], [9.0], [1.0], [1.0, 9.0], [1.0, 9.0, 1.0], [1.0, 9.0, 9.0]):
         judge_ratios(verdict := Verdict(), ratios)
-        said.append(set(verdict.faults))
-    assert said == [{"unjudged"}] * 4 + [set(), {"slowed"}]
+        faults.append(set(verdict.faults))
+    assert faults == [{"unjudged"}] * 4 + [set(), {"slowed"}]
 
 
 def test_hostile_bodies_are_refused_and_nothing_else_happens(collector: CollectorProcess) -> None:
@@ -71,8 +71,8 @@ def test_hostile_bodies_are_refused_and_nothing_else_happens(collector: Collecto
 
 
 def test_no_request_is_hidden_in_another(collector: CollectorProcess) -> None:
-    for said, data in random.Random(SEED).sample(sorted(raw_sockets.cases().items()), 40):
+    for label, data in random.Random(SEED).sample(sorted(raw_sockets.cases().items()), 40):
         heard = exchange(collector.port, data, patience=0.2, answers=2)
-        assert heard.statuses or heard.closed, said
-        assert 201 not in heard.statuses, said
+        assert heard.statuses or heard.closed, label
+        assert 201 not in heard.statuses, label
     assert collector.get("/v1/episodes/smuggled")[0] == 404

@@ -145,8 +145,8 @@ def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Pa
         assert subprocess.run(code, check=False).returncode == 0
         assert [status_of(address, host) for host in (name, "unknown.example")] == [200, 403]
         process.send_signal(signal.Signals[words_of("STOPSIGNAL")[0]])
-        _, told = process.communicate(timeout=STOP_SECONDS)
-        assert process.returncode == 0, told
+        _, stderr = process.communicate(timeout=STOP_SECONDS)
+        assert process.returncode == 0, stderr
         gone = subprocess.run(code, check=False, capture_output=True)
         assert gone.returncode != 0
     finally:
@@ -184,9 +184,9 @@ def test_the_page_tells_each_exit_status() -> None:
     """The table of the page, by which the unit decides on restarts, lists the program's exit
     statuses."""
     page = (ROOT / "docs/exit_statuses.md").read_text()
-    told = re.findall(r"^\| (\d+) \| ", page.partition("Of `import`")[0], flags=re.MULTILINE)
+    statuses = re.findall(r"^\| (\d+) \| ", page.partition("Of `import`")[0], flags=re.MULTILINE)
     ours = (0, TROUBLE, WRONG, TAKEN, CANNOT_TELL_EXIT, NOT_SERVED, 99, INTERRUPTED)
-    assert told == [str(status) for status in ours]
+    assert statuses == [str(status) for status in ours]
 
 
 def test_the_units_command_serves_and_stops_as_it_says(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_the_units_command_serves_and_stops_as_it_says(tmp_path: Path) -> None:
     try:
         assert address_of(process).startswith("http://127.0.0.1:")
         process.terminate()
-        _, told = process.communicate(timeout=float(service["TimeoutStopSec"]))
-        assert process.returncode == 0, told
+        _, stderr = process.communicate(timeout=float(service["TimeoutStopSec"]))
+        assert process.returncode == 0, stderr
     finally:
         process.kill()
         process.wait()

@@ -26,13 +26,13 @@ def test_the_policy_file_has_these_fields_and_defaults(tmp_path: Path) -> None:
     """The page's example is a valid file."""
     page = (PAGES / "policy_file.md").read_text()
     table = page.partition("## Fields")[2].partition("## Spaces")[0]
-    told = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE)
     defaults = {
         one.name: one.default_factory() if one.default is MISSING else one.default
         for one in fields(PolicyDeclaration)
         if one.default is not MISSING or one.default_factory is not MISSING
     }
-    assert {name: json.loads(text) for name, text in told} == defaults
+    assert {name: json.loads(text) for name, text in rows} == defaults
     assert set(first_cells(table)) == {one.name for one in fields(PolicyDeclaration)}
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "policies").mkdir()
@@ -58,8 +58,8 @@ def test_every_column_of_a_shard_is_in_the_table(tmp_path: Path) -> None:
         collector.settle(1)
         assert collector.stop() == 0
     (shard,) = tmp_path.glob("shards/*/*.parquet")
-    told = first_cells((PAGES / "shard_format.md").read_text())
-    found = {name for name in told if "<" not in name}
+    cells = first_cells((PAGES / "shard_format.md").read_text())
+    found = {name for name in cells if "<" not in name}
     assert found == set(pq.read_schema(shard).names)
 
 

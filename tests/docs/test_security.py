@@ -55,8 +55,8 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path, loaded: Path) -> None:
         words[words.index(file)] = str(tmp_path / file)
     with CollectorProcess(root, options=words, ca=tmp_path / "ca.pem") as process:
         code = client.replace("https://localhost:8642", f"https://localhost:{process.port}")
-        said = run([str(loaded / "python"), "-c", code], tmp_path)
-        assert re.match("[34] events acknowledged", said)  # a queued step absorbs its reward
+        output = run([str(loaded / "python"), "-c", code], tmp_path)
+        assert re.match("[34] events acknowledged", output)  # a queued step absorbs its reward
         token = (tmp_path / "web.token").read_text().strip()
         process.settle(1, authorization=f"Bearer {token}")
         assert process.stop() == 0

@@ -126,8 +126,8 @@ def test_every_field_of_a_record_is_on_the_page(site: Path) -> None:
 
 def test_every_command_has_its_place(site: Path) -> None:
     page = (site / "reference" / "commands.html").read_text()
-    told = command("--help").stdout
-    names = re.findall(r"^  ([a-z]+)\s", told.partition("Commands:")[2], re.M)
+    help_text = command("--help").stdout
+    names = re.findall(r"^  ([a-z]+)\s", help_text.partition("Commands:")[2], re.M)
     assert len(names) > 10
     for name in names:
         assert f">headrace {name}" in page
@@ -143,9 +143,9 @@ def test_every_option_has_its_variable(site: Path) -> None:
     """The option's own variable, or the one that `--help` names because commands share it."""
     page = (site / "reference" / "commands.html").read_text()
     for command_ in ("collect", "publish", "import"):
-        told = command(command_, "--help").stdout.partition("Options:")[2]
-        shared = set(re.findall(r"env\s+var:\s+(HEADRACE_\w+)", told))
-        options = re.findall(r"^  --([a-z-]+)", told, re.M)
+        help_text = command(command_, "--help").stdout.partition("Options:")[2]
+        shared = set(re.findall(r"env\s+var:\s+(HEADRACE_\w+)", help_text))
+        options = re.findall(r"^  --([a-z-]+)", help_text, re.M)
         own = {f"headrace_{command_}_{one}".upper().replace("-", "_") for one in options}
         found = set(re.findall(r"HEADRACE_\w+", page))
         assert shared <= found

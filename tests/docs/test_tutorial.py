@@ -82,12 +82,12 @@ def test_the_tutorial_runs_as_it_stands(tmp_path: Path, loaded: Path) -> None:
                 )  # fmt: skip
                 assert done.returncode == 0, done.stderr
                 printed = done.stdout
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "examples/recommender/orders.py"],
             input="nobody\nno-one\n", cwd=tmp_path, env=env, capture_output=True, text=True,
         )  # fmt: skip
-        assert told.stdout == "0 orders logged, 0 known already, 2 refused\n"
-        assert told.stderr.splitlines() == [
+        assert result.stdout == "0 orders logged, 0 known already, 2 refused\n"
+        assert result.stderr.splitlines() == [
             "reward 'order-of-nobody' of step 0: Episode nobody not found.",
             "reward 'order-of-no-one' of step 0: Episode no-one not found.",
         ]

@@ -140,9 +140,15 @@ def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> 
     answered: dict[str, int] = {}
     with CollectorProcess(tmp_path) as collector:
         clicks = Clicks(collector.address)
-        told = {"HEADRACE_ADDRESS": collector.address, "HEADRACE_CACHE": str(tmp_path / "cache")}
+        environment = {
+            "HEADRACE_ADDRESS": collector.address,
+            "HEADRACE_CACHE": str(tmp_path / "cache"),
+        }
         words = f"uvicorn --port {port} --workers 3 --log-level error examples.service.app:app"
-        with running(words.split(), env=told) as server, ThreadPoolExecutor(CALLERS) as callers:
+        with (
+            running(words.split(), env=environment) as server,
+            ThreadPoolExecutor(CALLERS) as callers,
+        ):
             until(lambda: HTTP.request("GET", f"{address}/healthz").status == 200)
             for block in range(BLOCKS):
                 some = names[block * BLOCK : (block + 1) * BLOCK]
@@ -209,17 +215,17 @@ def test_the_page_can_be_tried(tmp_path: Path) -> None:
     declare(tmp_path, *spaces, reward_window=WINDOW)
     (code,) = blocks("docs/web_service.md", "sh")
     with CollectorProcess(tmp_path) as collector:
-        told = {"HEADRACE_ADDRESS": collector.address, "PYTHONPATH": str(ROOT)}
-        told["SERVICE"] = f"http://127.0.0.1:{port}"
-        with running([*serve, "--port", str(port)], env=told):
-            until(lambda: HTTP.request("GET", f"{told['SERVICE']}/healthz").status == 200)
-            names = " ".join(f"{name}={value}" for name, value in told.items())
+        environment = {"HEADRACE_ADDRESS": collector.address, "PYTHONPATH": str(ROOT)}
+        environment["SERVICE"] = f"http://127.0.0.1:{port}"
+        with running([*serve, "--port", str(port)], env=environment):
+            until(lambda: HTTP.request("GET", f"{environment['SERVICE']}/healthz").status == 200)
+            names = " ".join(f"{name}={value}" for name, value in environment.items())
             code = code.replace("| python", f"| {sys.executable}")
             first, second, clicks = run_shell(f"export {names}\n{code}", tmp_path, collector)
             for feature in ("1e39", "1e999"):  # beyond float32, beyond JSON's usual numbers
                 body = f'{{"request_id": "big-{feature}", "features": [{feature}, 0, 0, 0]}}'
                 told_of = {"content-type": "application/json"}
-                address = f"{told['SERVICE']}/decide"
+                address = f"{environment['SERVICE']}/decide"
                 for _ in range(2):  # also once the worker knows what is declared
                     answer = HTTP.request("POST", address, body=body, headers=told_of)
                     assert answer.status == 422, answer.data
@@ -238,9 +244,12 @@ def test_a_spool_answers_without_the_collector_and_loses_nothing(tmp_path: Path)
     address = f"http://127.0.0.1:{port}"
     answered: dict[str, int] = {}
     with CollectorProcess(tmp_path) as collector:
-        told = {"HEADRACE_ADDRESS": collector.address, "HEADRACE_CACHE": str(tmp_path / "cache")}
+        environment = {
+            "HEADRACE_ADDRESS": collector.address,
+            "HEADRACE_CACHE": str(tmp_path / "cache"),
+        }
         words = f"uvicorn --port {port} --workers 2 --log-level error examples.service.app:app"
-        env = told | {"HEADRACE_SPOOL": str(spool)}
+        env = environment | {"HEADRACE_SPOOL": str(spool)}
         with running(words.split(), env=env) as server, ThreadPoolExecutor(CALLERS) as callers:
             until(lambda: HTTP.request("GET", f"{address}/healthz").status == 200)
             for block in range(3):
@@ -321,13 +330,13 @@ def test_what_kubernetes_is_told_runs(tmp_path: Path) -> None:
     words = placed(container("StatefulSet")["args"], **places)
     words[words.index("8642")] = str(port)
     words[words.index("0.0.0.0")] = "127.0.0.1"
-    told = {
+    environment = {
         "HEADRACE_ADDRESS": f"https://127.0.0.1:{port}",
         "HEADRACE_CA": str(tls.ca),
         "HEADRACE_TOKEN": made.stdout.split()[-1],
         "HEADRACE_CACHE": str(tmp_path / "cache"),
     }
-    assert {*manifest("ConfigMap")["data"], "HEADRACE_TOKEN"} == set(told)
+    assert {*manifest("ConfigMap")["data"], "HEADRACE_TOKEN"} == set(environment)
     serve = placed(container("Deployment")["command"])
     serve[serve.index("8000")], serve[serve.index("0.0.0.0")] = str(own), "127.0.0.1"
     export = tmp_path / "yesterday.csv"
@@ -336,12 +345,12 @@ def test_what_kubernetes_is_told_runs(tmp_path: Path) -> None:
     export.write_text("\n".join([head, *lines]) + "\n")
     nightly = placed(container("CronJob")["args"], **{"__exports__yesterday.csv": export})
     blind = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False)
-    with running(["headrace", *words], stdout=subprocess.DEVNULL), running(serve, env=told):
+    with running(["headrace", *words], stdout=subprocess.DEVNULL), running(serve, env=environment):
         for address in (*probe("StatefulSet", port), *probe("Deployment", own)):
             until(lambda address=address: blind.request("GET", address).status == 200)
         assert decide(f"http://127.0.0.1:{own}", "first") in (0, 1)
         metrics = HTTP.request("GET", f"http://127.0.0.1:{own}/metrics").data
         assert b"headrace_client_events_acknowledged_total" in metrics
-        runs = [headrace(*nightly, "--json", env=told) for _ in range(2)]
+        runs = [headrace(*nightly, "--json", env=environment) for _ in range(2)]
     assert [run.stderr for run in runs] == ["", ""]
     assert [json.loads(run.stdout)["steps"] for run in runs] == [30, 0]

@@ -251,10 +251,10 @@ def _judge_service(world: DiskWorld, image: Image, verdict: Verdict, where: str)
     whole = bool(served) and served == [1] * len(served)
     verdict.require(whole, "service", f"{where}: new steps are there {served} times")
     found = world.collector.damage  # a plan with damaged rows gives another shard
-    told = bool(found.damaged_rows or found.lost_rows)
+    is_reported = bool(found.damaged_rows or found.lost_rows)
     doubled = [step for step, found in stored.items() if len(found) > 1]
-    verdict.count("doubled_and_told" if told else "doubled", bool(doubled))
-    verdict.require(not doubled or told, "doubled", f"{where}: {doubled}")
+    verdict.count("doubled_and_told" if is_reported else "doubled", bool(doubled))
+    verdict.require(not doubled or is_reported, "doubled", f"{where}: {doubled}")
     _judge_rewards(world, image, stored, verdict, where)
     world.start()
     again = world.collector.damage

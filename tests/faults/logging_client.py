@@ -72,8 +72,8 @@ class LoggingClient:
             for _ in range(self._random.choice((0, 1, 1, 4))):
                 self._act(events, name, episode)
             if last or self._random.random() < 0.4:
-                told = {"agents": len(episode.acted)} if episode.acted else {}
-                events += [self._event("end", name, agent, **told) for agent in episode.agents]
+                fields = {"agents": len(episode.acted)} if episode.acted else {}
+                events += [self._event("end", name, agent, **fields) for agent in episode.agents]
                 del self._open[name]
         acts = [event for event in events if event["type"] == "log_action"]
         rewards = [event["reward"] for event in acts]

@@ -236,8 +236,8 @@ def run(trial: Trial) -> Verdict:
                 verdict.count("histories")
     finally:
         logging.disable(logging.NOTSET)
-    told = min(verdict.counts.get(name, 0) for name in ("published", "rolled_back", "restored"))
-    verdict.require(told > 0 or trial.is_caught(verdict), "idle", "something never happened")
+    fewest = min(verdict.counts.get(name, 0) for name in ("published", "rolled_back", "restored"))
+    verdict.require(fewest > 0 or trial.is_caught(verdict), "idle", "something never happened")
     return verdict
 
 

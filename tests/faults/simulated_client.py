@@ -35,7 +35,7 @@ class Ledger:
     expected: dict[int, float] = field(default_factory=dict)  # acknowledged step -> its reward
     possible: dict[int, float] = field(default_factory=dict)  # ... with all that was ever sent
     places: dict[int, Place] = field(default_factory=dict)
-    told: dict[tuple[str, str], int] = field(default_factory=dict)  # (episode, agent) -> agents
+    agents: dict[tuple[str, str], int] = field(default_factory=dict)  # (episode, agent) -> agents
     refused: set[int] = field(default_factory=set)
     codes: Counter[str] = field(default_factory=Counter)
     apart: list[str] = field(default_factory=list)  # episodes of which one batch was half refused
@@ -195,7 +195,7 @@ class Client:
         )
         self._events.append((end, None))
         agent = DEFAULT_AGENT if track.agent is None else track.agent
-        self._ledger.told[track.episode_id, agent] = NO_TRACK if agents is None else agents
+        self._ledger.agents[track.episode_id, agent] = NO_TRACK if agents is None else agents
 
     def _forget(self, episode_id: str) -> None:
         self._open.pop(episode_id, None)

@@ -199,8 +199,8 @@ def _judge_tracks(world: World, ledger: Ledger, verdict: Verdict, where: str) ->
             place = (part.episode_id, part.agent_id, t)
             if ledger.places.get(int(step)) != place:
                 wrong.append((int(step), place))
-        told = ledger.told.get((part.episode_id, part.agent_id)) if part.ended else NO_TRACK
-        if part.agents != (NO_TRACK if part.ended == "abandoned" else told):
+        agents = ledger.agents.get((part.episode_id, part.agent_id)) if part.ended else NO_TRACK
+        if part.agents != (NO_TRACK if part.ended == "abandoned" else agents):
             wrong.append((part.episode_id, part.agent_id, part.agents))
     verdict.require(not wrong, "misplaced", f"{where}: {wrong}")
     verdict.count("steps_of_tracks", sum(part.steps for part in world.writer.parts if part.env_t))

@@ -69,7 +69,7 @@ class Rounds:
         agents = [{"episode_id": name, "agent_id": agent} for agent in ("agent0", "b")]
         return [event for agent in agents for event in self._track(agent, {"agents": len(agents)})]
 
-    def _track(self, whose: dict[str, Any], told: dict[str, Any]) -> list[dict[str, Any]]:
+    def _track(self, whose: dict[str, Any], fields: dict[str, Any]) -> list[dict[str, Any]]:
         """The events of a lone agent's episode, or of one agent of several."""
         steps = self._chance.randrange(1, 4)
         self.steps += steps
@@ -77,8 +77,8 @@ class Rounds:
         self._starts += 1
         for seq in range(1, steps + 1):
             step = {**STEP, **whose, "seq": seq, "reward": float(seq)}
-            events.append({**step, "env_t": seq} if told else step)
-        return [*events, {"type": "end", **whose, **told, "seq": steps + 1}]
+            events.append({**step, "env_t": seq} if fields else step)
+        return [*events, {"type": "end", **whose, **fields, "seq": steps + 1}]
 
     def _post(self, pool: urllib3.PoolManager, path: str, body: Any) -> Any:
         headers = {"content-type": "application/msgpack"}

@@ -83,7 +83,7 @@ def fill(
 ) -> None:
     """The disk fills up while both log, with and without a kill, or without the collector."""
 
-    def told(what: str) -> int:
+    def least_size(what: str) -> int:
         files = [spooling.folder / f"{what}-{number}" for number in spooling.numbers]
         return min(path.stat().st_size if path.exists() else 0 for path in files)
 
@@ -94,15 +94,15 @@ def fill(
         if number % 3 == 2:
             spooling.kill(chance.randrange(2))
         wait_until(lambda: all(map(spooling.is_logging, range(2))), PATIENCE)
-        before = told("full")
+        before = least_size("full")
         disk.fill(True)
-        full = wait_until(lambda before=before: told("full") > before, PATIENCE)
+        full = wait_until(lambda before=before: least_size("full") > before, PATIENCE)
         verdict.require(full, "not_raised", "no call said that the disk is full")
         if number % 2:
             spooling.kill(chance.randrange(2))
         disk.fill(False)
-        before = told("notes")
-        going_on = wait_until(lambda before=before: told("notes") > before, PATIENCE)
+        before = least_size("notes")
+        going_on = wait_until(lambda before=before: least_size("notes") > before, PATIENCE)
         verdict.require(going_on, "not_resumed", "there is room, and no call succeeds")
         verdict.count("fillings")
         if away:

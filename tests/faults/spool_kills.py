@@ -321,10 +321,10 @@ def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
             episode = before[episode]
         return episode
 
-    told = [
+    refusals = [
         line.split() for path in folder.glob("refused-*") for line in path.read_text().splitlines()
     ]
-    refused = Counter(first(episode) for code, episode in told if code == "abandoned")
+    refused = Counter(first(episode) for code, episode in refusals if code == "abandoned")
     bare = Counter(first(row["eps_id"]) for row in rows if row["rewards"] == 0.0)
     found = []
     for reward in missing:

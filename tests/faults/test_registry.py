@@ -95,12 +95,12 @@ def test_only_its_own_symptom_catches_a_mutant() -> None:
 def test_a_slow_restart_is_a_fault_in_the_median_only() -> None:
     """A fault is reported only if the median of a supervised collector's restarts is too slow, and
     only for a build that is judged by it."""
-    said = []
+    faults = []
     for seconds, judged in (([0.1, 0.2, 9.0], True), ([0.1, 0.8, 0.9], True), ([1.0] * 3, False)):
         verdict = Verdict()
         tell_restarts(verdict, {"ready_again": seconds, "started_again": [1.0] * 3}, judged=judged)
-        said.append(set(verdict.faults))
-    assert said == [set(), {"slow"}, set()]
+        faults.append(set(verdict.faults))
+    assert faults == [set(), {"slow"}, set()]
 
 
 def test_all_pairs_run_without_a_name() -> None:

@@ -50,8 +50,8 @@ def _second(traffic: Traffic, trial: Trial, port: int, verdict: Verdict) -> None
         verdict.require(False, "both_run", f"status {second.returncode}: {out}{text}")
     named = f"127.0.0.1:{port}" if port else f"process {traffic.collector.process.pid}"
     verdict.require(named in text, "unclear", f"expected {named} in the message, got {text!r}")
-    told = port or f"serves {traffic.collector.address}" in text
-    verdict.require(bool(told), "unclear", f"expected the first one's address, got {text!r}")
+    has_address = port or f"serves {traffic.collector.address}" in text
+    verdict.require(bool(has_address), "unclear", f"expected the first one's address, got {text!r}")
     verdict.require("Traceback" not in text, "unclear", text[-300:])
 
 

@@ -88,13 +88,13 @@ def answer(result: Result) -> dict[str, Any]:
 
 def refused(result: Result, *texts: str, status: int = 2) -> bool:
     """Whether a command refused its user's input: status 2, a message, no traceback, no result."""
-    told = all(text in result.stderr for text in texts)
+    has_texts = all(text in result.stderr for text in texts)
     return (
         result.returncode == status
         and not result.stdout
         and "Traceback" not in result.stderr
         and result.stderr.count("\n") < 12
-        and told
+        and has_texts
     )
 
 

@@ -27,7 +27,7 @@ class LiveLoop(Closing):
     """A collector, its trainer and clients that play CartPole."""
 
     def __init__(self, root: Path, *words: str, players: int = 1, cwd: Path = ROOT) -> None:
-        self.root, self.said = root, threading.Condition()
+        self.root, self.condition = root, threading.Condition()
         self.address, self.versions = "", [0]
         self.began = -1
         self.updates: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ class LiveLoop(Closing):
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
-            with contextlib.suppress(ValueError), self.said:
+            with contextlib.suppress(ValueError), self.condition:
                 document = json.loads(line)
                 self.address = document.get("collect", {}).get("address", self.address)
                 train = document.get("train", {})
@@ -66,7 +66,7 @@ class LiveLoop(Closing):
                 if "version" in train:
                     self.updates.append(train)
                     self.times[int(train["version"])] = time.monotonic()
-                self.said.notify_all()
+                self.condition.notify_all()
 
     @property
     def version(self) -> int:
@@ -75,11 +75,11 @@ class LiveLoop(Closing):
     def wait(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds. Raises TimeoutError with the content of stderr."""
         end = time.monotonic() + DEADLINE
-        with self.said:
+        with self.condition:
             while not holds():
                 if time.monotonic() > end or self.process.poll() is not None:
                     raise TimeoutError(f"version {self.version}; stderr: {self.stderr()[-4000:]}")
-                self.said.wait(0.05)
+                self.condition.wait(0.05)
 
     def stderr(self) -> str:
         return Path(self._log.name).read_text()

@@ -44,10 +44,10 @@ def test_every_module_of_an_extra_is_known() -> None:
 def test_the_command_lines_extra_is_named_with_those_that_include_it() -> None:
     """The hint names the smallest extra with the module, and for the command line also `collector`,
     which includes it."""
-    told = str(missing_extra(ModuleNotFoundError("typer", name="typer"), "this command"))
-    assert "pip install 'headrace[cli]', or 'headrace[collector]' to collect" in told
-    told = str(missing_extra(ModuleNotFoundError("torch", name="torch"), "this command"))
-    assert told.endswith("pip install 'headrace[train]'")
+    text = str(missing_extra(ModuleNotFoundError("typer", name="typer"), "this command"))
+    assert "pip install 'headrace[cli]', or 'headrace[collector]' to collect" in text
+    text = str(missing_extra(ModuleNotFoundError("torch", name="torch"), "this command"))
+    assert text.endswith("pip install 'headrace[train]'")
 
 
 def test_a_bug_is_not_taken_for_a_missing_extra(tmp_path: Path) -> None:

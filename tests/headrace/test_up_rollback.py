@@ -36,9 +36,9 @@ class Running:
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
-            said = json.loads(line)
-            self.address = said.get("collect", {}).get("address", self.address)
-            self.updates = int(said.get("train", {}).get("update", self.updates))
+            message = json.loads(line)
+            self.address = message.get("collect", {}).get("address", self.address)
+            self.updates = int(message.get("train", {}).get("update", self.updates))
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -72,10 +72,10 @@ def _one(name: str, repetitions: int, seed: int) -> list[Line]:
     for one in tallied(case, repetitions, seed):
         shares = " | ".join(f"{one.share(verdict):.4f}" for verdict in COLUMNS)
         coverage = one.covered / max(1, one.compared)
-        told = "; ".join(one.failures())
+        why = "; ".join(one.failures())
         text = f"| {name} | {one.bound} | {shares} | {coverage:.4f} "
-        text += f"| {one.refused / one.repetitions:.4f} | {'FAILED: ' + told if told else 'held'} |"
-        lines.append(Line(text, bool(told), one.bound, one.refused if case.sound else None))
+        text += f"| {one.refused / one.repetitions:.4f} | {'FAILED: ' + why if why else 'held'} |"
+        lines.append(Line(text, bool(why), one.bound, one.refused if case.sound else None))
     return lines
 
 

@@ -42,9 +42,9 @@ class Tally:
             # An interval with an end at the truth, up to rounding, contains it.
             self.covered += low - 1e-12 <= self.case.difference <= high + 1e-12
         self.refused += not all(one.passed for one in found.diagnostics)
-        told = " ".join(found.reasons)
-        missing = found.verdict == "cannot tell" and not re.search("more|canary|fix|check", told)
-        self.unexplained += missing or (found.verdict != "better" and not told)
+        text = " ".join(found.reasons)
+        missing = found.verdict == "cannot tell" and not re.search("more|canary|fix|check", text)
+        self.unexplained += missing or (found.verdict != "better" and not text)
 
     def share(self, verdict: str) -> float:
         return self.verdicts.get(verdict, 0) / self.repetitions

@@ -113,7 +113,7 @@ def interpreter(version: str, path: str | None = None, home: Path | None = None)
         found = folder / f"python{version}"
         if not os.access(found, os.X_OK):
             continue
-        said = run(found, "-c", "import ensurepip, sys; print(sys.version)", cwd=ROOT)
-        if said.returncode == 0 and said.stdout.startswith(f"{version}."):
+        result = run(found, "-c", "import ensurepip, sys; print(sys.version)", cwd=ROOT)
+        if result.returncode == 0 and result.stdout.startswith(f"{version}."):
             return found
     return None

@@ -46,8 +46,8 @@ def require(holds: object, what: str) -> None:
 def command(*words: object, status: int = 0) -> str:
     """The output of a command: stdout, or stderr if it should fail with `status`."""
     done = subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)
-    said = f"{done.stdout}{done.stderr}"
-    require(done.returncode == status, f"{words[0]} to end with {status}: {said}")
+    output = f"{done.stdout}{done.stderr}"
+    require(done.returncode == status, f"{words[0]} to end with {status}: {output}")
     return done.stderr if status else done.stdout
 
 
@@ -170,8 +170,8 @@ def main(root: Path, train: bool) -> dict[str, Any]:
     found = {"python": sys.version.split()[0], "headrace": headrace.__file__, "rows": rows}
     found |= {"rewards": rewards, "torch": "torch" in sys.modules}
     if not train:
-        told = command("verify", "--root", root, "--second-reader", status=2)
-        require("pip install 'headrace[train]'" in told, f"the extra to install, got {told}")
+        message = command("verify", "--root", root, "--second-reader", status=2)
+        require("pip install 'headrace[train]'" in message, f"the extra to install, got {message}")
     else:
         found |= {"read_again": report["second_reader"]["rows"], **learn(root)}
     return found

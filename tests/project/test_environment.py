@@ -83,9 +83,9 @@ def reasons(requirement: str) -> list[str]:
 def test_a_dependency_is_imported_by_shipped_code_and_says_why(requirement: str) -> None:
     """Shipped code imports every required package, and each has a reason."""
     assert not unused([requirement], *SHIPPED)
-    said = reasons(requirement)
-    assert said
-    assert all(said)
+    texts = reasons(requirement)
+    assert texts
+    assert all(texts)
 
 
 @pytest.mark.parametrize("requirement", DEV)

@@ -92,9 +92,9 @@ def small_modules_of_one() -> dict[str, list[str]]:
 def test_a_small_module_of_one_user_says_why_it_is_apart(folder: str) -> None:
     """A small module with one user needs a reason in its package's docstring: otherwise it would be
     a part of its user."""
-    said = importlib.import_module(folder).__doc__ or ""
+    docstring = importlib.import_module(folder).__doc__ or ""
     small = small_modules_of_one().get(folder, [])
-    assert [name for name in small if f"`{name}`" not in said] == []
+    assert [name for name in small if f"`{name}`" not in docstring] == []
 
 
 @cache

@@ -53,14 +53,14 @@ def test_a_whole_run_names_what_it_leaves_out(tmp_path: Path) -> None:
         "no:schemathesis",
     ]
     line = "left out, because they take longer: make long, "
-    for chosen, told, ended in (
+    for chosen, is_named, ended in (
         ([], True, "1 passed, 1 deselected"),
         (["-m", "long"], False, "1 passed, 1 deselected"),
         (["tests/test_two.py"], False, "2 passed"),
     ):
-        said = run(*words, *chosen, cwd=tmp_path).stdout
-        assert (line in said) == told
-        assert ended in said
+        output = run(*words, *chosen, cwd=tmp_path).stdout
+        assert (line in output) == is_named
+        assert ended in output
 
 
 def test_what_begins_first_is_there() -> None:

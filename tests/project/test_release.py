@@ -12,8 +12,8 @@ from release import VERSION, NotReleased, choices, require_licences, require_rea
 ENTRY = f"# Changelog\n\n## [{VERSION}] - 2026-01-01\n"
 
 
-def component(*told: dict[str, Any]) -> dict[str, Any]:
-    return {"name": "some", "version": "1.0", "licenses": list(told)}
+def component(*licences: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "some", "version": "1.0", "licenses": list(licences)}
 
 
 def named(name: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def test_a_version_is_released_once_and_from_a_commit_that_tells_of_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("told", "names"),
+    ("licence", "names"),
     [
         (named("License :: OSI Approved :: BSD License"), [{"BSD-3-Clause"}]),
         ({"license": {"id": "MIT"}}, [{"MIT"}]),
@@ -42,17 +42,17 @@ def test_a_version_is_released_once_and_from_a_commit_that_tells_of_it() -> None
     ],
 )  # fmt: skip
 def test_licences_are_read_however_a_package_tells_them(
-    told: dict[str, Any], names: list[set[str]]
+    licence: dict[str, Any], names: list[set[str]]
 ) -> None:
-    assert list(choices(component(told))) == names
+    assert list(choices(component(licence))) == names
 
 
 def test_a_package_without_a_known_licence_is_named() -> None:
     sound = component(named("GPL-3.0-only"), {"license": {"id": "MIT"}})  # one may choose
     require_licences({"components": [sound, {"name": "headrace", "version": VERSION}]})
-    for told in ((), (named("GPL-3.0-only"),), ({"expression": "MIT AND GPL-3.0-only"},)):
+    for licences in ((), (named("GPL-3.0-only"),), ({"expression": "MIT AND GPL-3.0-only"},)):
         with pytest.raises(NotReleased, match=r"some 1\.0"):
-            require_licences({"components": [component(*told)]})
+            require_licences({"components": [component(*licences)]})
 
 
 def test_every_python_that_is_claimed_is_tried() -> None:

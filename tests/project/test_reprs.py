@@ -91,8 +91,8 @@ def test_readers_and_writers_say_where_and_how_far(tmp_path: Path) -> None:
         assert repr(reader) == where + ")"
     assert repr(reader) == where + "; closed)"
     with MultiAgentReader(tmp_path, follow=True) as several:
-        told = "MultiAgentReader(policies default, follow=True; 0 steps of 0 episodes read)"
-        assert repr(several) == told
+        text = "MultiAgentReader(policies default, follow=True; 0 steps of 0 episodes read)"
+        assert repr(several) == text
     writer = ParquetOutputWriter(tmp_path, {"default": (Box((4,)), Discrete(2))})
     assert repr(writer) == f"ParquetOutputWriter('{tmp_path}', policies default)"
     assert repr(ShardWriter(tmp_path)) == f"ShardWriter('{tmp_path}', compression='zstd')"
@@ -100,8 +100,8 @@ def test_readers_and_writers_say_where_and_how_far(tmp_path: Path) -> None:
 
 def test_policies_and_weights_say_which_version(tmp_path: Path) -> None:
     policy = Policy(spec(), version=3)
-    told = "Policy(Box((4,), 'float32', low=-inf, high=inf) -> Discrete(2), version 3, "
-    assert repr(policy).startswith(told)
+    text = "Policy(Box((4,), 'float32', low=-inf, high=inf) -> Discrete(2), version 3, "
+    assert repr(policy).startswith(text)
     trainable = TrainablePolicy(parse_space("box:4"), parse_space("discrete:2"))
     assert repr(trainable).startswith("TrainablePolicy(Box(")
     learner = Learner(policy, BanditConfig())
@@ -132,8 +132,8 @@ def test_clients_and_their_hosts_say_where_they_are() -> None:
         with PolicyClient(inputs.address) as client:
             client.end_episode(client.start_episode())
             client.flush()
-            told = f"PolicyClient('{inputs.address}', 'local', policy_id=None; 2 events acknow"
-            assert repr(client) == told + "ledged, 0 waiting)"
+            text = f"PolicyClient('{inputs.address}', 'local', policy_id=None; 2 events acknow"
+            assert repr(client) == text + "ledged, 0 waiting)"
         assert repr(client).endswith("; closed)")
     assert repr(inputs) == where + "; closed)"
     assert repr(Publisher("http://127.0.0.1:1")) == "Publisher('http://127.0.0.1:1')"
@@ -143,6 +143,6 @@ def test_clients_and_their_hosts_say_where_they_are() -> None:
 
 def test_a_worker_says_what_it_plays() -> None:
     with RolloutWorker(lambda context: gymnasium.make("CartPole-v1")) as worker:
-        told = repr(worker)
-    assert told.startswith("RolloutWorker(0 of 0, env <")
-    assert told.endswith(">; default version -1)")
+        text = repr(worker)
+    assert text.startswith("RolloutWorker(0 of 0, env <")
+    assert text.endswith(">; default version -1)")

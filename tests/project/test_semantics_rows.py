@@ -41,7 +41,7 @@ def rows_of(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def said() -> dict[str, dict[str, str]]:
+def required_rows() -> dict[str, dict[str, str]]:
     """The required rows: those of the text if it exists, else a placeholder for each."""
     if SEMANTICS.exists():
         return rows_of(SEMANTICS.read_text())
@@ -52,7 +52,7 @@ def said() -> dict[str, dict[str, str]]:
 def test_no_row_is_missing_and_none_is_made_up() -> None:
     """The rows are those of the text, in its order and with its kinds; without the text, only their
     number is checked."""
-    sections = said()
+    sections = required_rows()
     assert {section: len(rows) for section, rows in sections.items()} == SECTIONS
     assert [(row, kind) for row, (kind, _) in ROWS.items()] == [
         one for rows in sections.values() for one in rows.items()

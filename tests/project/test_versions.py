@@ -44,8 +44,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loop(bin_: Path, folder: Path, *options: str) -> dict[str, Any]:
     """What the loop found, run in a folder without the repository."""
-    said = checked(bin_ / "python", LOOP, folder / "root", *options, cwd=folder)
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    output = checked(bin_ / "python", LOOP, folder / "root", *options, cwd=folder)
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     assert found["headrace"].startswith(str(bin_.parent))
     return found
 
@@ -117,10 +117,10 @@ def test_a_missing_interpreter_is_printed(tmp_path: Path) -> None:
     """A missing interpreter is reported."""
     node = f"{Path(__file__).name}::test_the_loop_runs_on_another_python[{OTHERS[-1]}]"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", node]
-    said = run(*words, cwd=Path(__file__).parent, PATH=str(tmp_path), HOME=str(tmp_path), CI="")
-    assert said.returncode == 0, said.stdout
-    told = f"notice: Python {OTHERS[-1]} is not installed: the loop was not run on it"
-    assert told in said.stdout
+    result = run(*words, cwd=Path(__file__).parent, PATH=str(tmp_path), HOME=str(tmp_path), CI="")
+    assert result.returncode == 0, result.stdout
+    notice = f"notice: Python {OTHERS[-1]} is not installed: the loop was not run on it"
+    assert notice in result.stdout
 
 
 def test_a_missing_interpreter_fails_in_ci(

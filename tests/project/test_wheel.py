@@ -184,8 +184,8 @@ def test_an_editable_install_is_the_folder_as_it_lies_there(archive: Path, tmp_p
         "import headrace, storage.spaces.descriptors as d; from headrace import Box\n"
         "print(headrace.__file__, Box is d.Box)"
     )
-    said = checked(python, "-c", code, cwd=tmp_path).split()
-    assert said == [str(archive / "headrace" / "__init__.py"), "True"]
+    words = checked(python, "-c", code, cwd=tmp_path).split()
+    assert words == [str(archive / "headrace" / "__init__.py"), "True"]
 
 
 # --- on the base install, in somebody else's service ---------------------------------------------
@@ -235,9 +235,9 @@ def test_the_full_environment_has_the_wheel_and_not_the_repository(
 ) -> None:
     """The environment has the properties that the tests below assume."""
     code = "import headrace, storage; print(headrace.__file__, storage.OWNER)"
-    said = checked(full / "python", "-c", code, cwd=service)
-    assert said.startswith(str(full.parent / "lib"))
-    assert said.strip().endswith("the service, storage")
+    output = checked(full / "python", "-c", code, cwd=service)
+    assert output.startswith(str(full.parent / "lib"))
+    assert output.strip().endswith("the service, storage")
 
 
 @pytest.mark.long
@@ -245,8 +245,8 @@ def test_the_demo_runs_on_the_wheel(full: Path, service: Path, tmp_path: Path) -
     """`headrace demo --no-live`: collector, shard writer, replay, training, gate, publication,
     from a folder whose `storage` is not ours."""
     words = ["demo", "--no-live", "--root", tmp_path / "run", "--data", ROOT / "data", "--json"]
-    said = checked(full / "headrace", *words, cwd=service)
-    assert json.loads(said.splitlines()[-1])
+    output = checked(full / "headrace", *words, cwd=service)
+    assert json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.long
@@ -261,8 +261,10 @@ def test_a_worker_is_a_ray_actor_on_the_wheel(full: Path, service: Path) -> None
         "                       policy=TrainablePolicy, batch_steps=10)\n"
         "print(ray.get(worker.sample_with_count.remote())[1])\n"
     )
-    said = checked(full / "python", "-c", code, cwd=service, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
-    assert said.split()[-1] == "10"
+    output = checked(
+        full / "python", "-c", code, cwd=service, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"
+    )
+    assert output.split()[-1] == "10"
 
 
 INSTALLED_SUITES = [
@@ -287,6 +289,6 @@ def test_the_unit_tests_of_clients_and_readers_pass_on_the_wheel(
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "data" / "open_bandit", tmp_path / "data" / "open_bandit")
     suites = [f"tests/{suite}" for suite in INSTALLED_SUITES]
-    said = checked(full / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites,
+    output = checked(full / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites,
                    cwd=tmp_path, PYTHONDONTWRITEBYTECODE="1")  # fmt: skip
-    assert " passed" in said
+    assert " passed" in output

@@ -16,6 +16,11 @@ def test_an_estimated_number_has_two_digits() -> None:
 
 def test_a_duration_is_in_the_units_that_people_use() -> None:
     """However long, nothing is rounded away."""
-    told = {604_800: "7 days", 86_401: "1 day 1 second", 5_400: "1 hour 30 minutes", 0: "0 seconds"}
-    told |= {30.0: "30 seconds", 0.5: "0.5 seconds", 60.25: "1 minute 0.25 seconds"}
-    assert {seconds: duration(seconds) for seconds in told} == told
+    expected = {
+        604_800: "7 days",
+        86_401: "1 day 1 second",
+        5_400: "1 hour 30 minutes",
+        0: "0 seconds",
+    }
+    expected |= {30.0: "30 seconds", 0.5: "0.5 seconds", 60.25: "1 minute 0.25 seconds"}
+    assert {seconds: duration(seconds) for seconds in expected} == expected

@@ -66,7 +66,9 @@ class Notes:
                     if what == "sent":
                         notes.sent |= {(name, place) for name, place in rows}
                     elif what == "acknowledged":
-                        notes.acknowledged |= {(n, place): tuple(told) for n, place, *told in rows}
+                        notes.acknowledged |= {
+                            (n, place): tuple(answer) for n, place, *answer in rows
+                        }
                     else:
                         notes.refused += rows
         return notes
@@ -103,11 +105,11 @@ def judge_stored(notes: Notes, stored: list[Stored], verdict: Verdict) -> None:
     doubled = [place for place, number in counts.items() if number > 1]
     unknown = [place for place in counts if place not in notes.sent]
     wrong = [
-        (row.place, (row.action, row.logp), told)
+        (row.place, (row.action, row.logp), answer)
         for row in stored
         if row.mine
-        and (told := notes.acknowledged.get(row.place))
-        and (told[0] != row.action or row.logp is None or abs(told[1] - row.logp) > CLOSE)
+        and (answer := notes.acknowledged.get(row.place))
+        and (answer[0] != row.action or row.logp is None or abs(answer[1] - row.logp) > CLOSE)
     ]
     verdict.counts |= {"acknowledged": len(notes.acknowledged), "stored": len(stored)}
     verdict.counts |= {"lost": len(lost), "doubled": len(doubled)}
@@ -170,8 +172,8 @@ class Watch:
         if live is not None:
             known = self.generations.setdefault(live.generation, live.version)
             if known != live.version:
-                told = f"generation {live.generation}: version {known}, then {live.version}"
-                self.reused.append(told)
+                text = f"generation {live.generation}: version {known}, then {live.version}"
+                self.reused.append(text)
 
     def require_whole(self) -> None:
         """Every existing version is readable; called when nothing publishes or prunes any more."""
@@ -183,8 +185,8 @@ class Watch:
             except Exception as error:
                 self.damaged.append(f"version {number}: {error!r}")
 
-    def after_cut(self, told: int) -> None:
-        """Check after a power cut. `told`: the last version reported live by a trainer, or 0.
+    def after_cut(self, last: int) -> None:
+        """Check after a power cut. `last`: the last version reported live by a trainer, or 0.
 
         A version that was never live may be gone, and its number may be reused; a version that was
         live keeps its number, and the reported one is live.
@@ -196,8 +198,8 @@ class Watch:
         except Exception as error:
             self.damaged.append(f"live: {error!r}")
             return
-        if told and (live is None or live.version < told):
-            self.vanished.append(f"version {told} was told; after a cut {live} is live")
+        if last and (live is None or live.version < last):
+            self.vanished.append(f"version {last} was told; after a cut {live} is live")
         was_live = set(self.generations.values())
         for number in set(self.versions) - there - was_live:
             del self.versions[number], self._prints[number]
@@ -263,7 +265,7 @@ def parts_of(stored: Iterable[Stored]) -> dict[tuple[str, int], list[Row]]:
 
 def judge_versions(
     watch: Watch,
-    said: Testimony,
+    testimony: Testimony,
     stored: list[Stored],
     verdict: Verdict,
     *,
@@ -276,7 +278,7 @@ def judge_versions(
     parts, may = parts_of(stored), set(goes_back)
     seen: dict[int, set[Row]] = {}
     for number, version in sorted(watch.versions.items()):
-        rows = said.rows_of(version.weights)
+        rows = testimony.rows_of(version.weights)
         twice = [row for row, count in rows.items() if count > 1]
         verdict.require(not twice, "trained_twice", f"version {number}: {len(twice)}: {twice[:3]}")
         claimed = _claimed(version, parts)
@@ -292,7 +294,7 @@ def judge_versions(
         gone = before - seen[number]
         text = f"version {number} after {version.parent}: without {len(gone)} of its rows"
         verdict.require(not gone or number in may, "went_back", text)
-    verdict.counts |= {"versions": len(watch.versions), "updates_seen": said.lines}
+    verdict.counts |= {"versions": len(watch.versions), "updates_seen": testimony.lines}
     lost = sorted(watch.off_chain)
     text = f"versions {lost}: no checkpoint is behind them"
     verdict.require(loses_checkpoints or not lost, "off_chain", text)
@@ -337,7 +339,7 @@ def unread_of(position: Mapping[str, Any], parts: Mapping[tuple[str, int], list[
 def judge_end(
     root: Path,
     watch: Watch,
-    said: Testimony,
+    testimony: Testimony,
     stored: list[Stored],
     result: Mapping[str, Any],
     verdict: Verdict,
@@ -356,7 +358,7 @@ def judge_end(
         verdict.require(False, "no_version", "nothing is live")
         return
     bad = set(damaged)
-    trained = set(said.rows_of(watch.versions[live.version].weights))
+    trained = set(testimony.rows_of(watch.versions[live.version].weights))
     unread = unread_of(position_of(root), parts)
     spoiled = {one.row for one in stored if one.shard in bad}
     excluded = {one.row for one in stored} - trained - unread - spoiled
@@ -379,5 +381,5 @@ def judge_end(
     verdict.require(named == len(excluded), "unnamed", text)
     text = f"{len(trained)} rows were trained on, the result says {result['rows_trained']}"
     verdict.require(result["rows_trained"] == len(trained), "counts", text)
-    told = {Path(path).name for path in result.get("excluded_shards", {})}
-    verdict.require(bad <= told, "unnamed", f"shards not named: {sorted(bad - told)[:3]}")
+    shards = {Path(path).name for path in result.get("excluded_shards", {})}
+    verdict.require(bad <= shards, "unnamed", f"shards not named: {sorted(bad - shards)[:3]}")

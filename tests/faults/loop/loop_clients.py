@@ -128,8 +128,8 @@ class ActingClient(Client):
                     self.note("refused", [[one["episode_id"], one["error"]]])
                 del self._episodes[one["episode_id"]]
                 continue
-            told = [one["action"], one["action_logp"], one["policy_version"]]
-            acknowledged.append([one["episode_id"], episode[1], *told])
+            details = [one["action"], one["action_logp"], one["policy_version"]]
+            acknowledged.append([one["episode_id"], episode[1], *details])
             episode[1] += 1
         self.note("acknowledged", acknowledged)
 

@@ -94,7 +94,7 @@ class Trainer:
         """The last 400 characters that the process wrote to stderr."""
         return self.err.read_text()[-400:] if self.err.exists() else ""
 
-    def said(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The JSON lines that the process printed."""
         lines = []
         for line in self.out.read_text().splitlines() if self.out.exists() else []:
@@ -104,13 +104,13 @@ class Trainer:
 
     def versions(self) -> list[int]:
         """The versions that the process reported as live."""
-        return [int(said["version"]) for said in self.said() if "version" in said]
+        return [int(message["version"]) for message in self.messages() if "version" in message]
 
     def result(self) -> dict[str, Any] | None:
         """The process's last report."""
-        for said in self.said():
-            if "followed" in said:
-                found: dict[str, Any] = said["followed"]
+        for message in self.messages():
+            if "followed" in message:
+                found: dict[str, Any] = message["followed"]
                 return found
         return None
 
@@ -333,11 +333,13 @@ class Loop(Closing):
         `result` is the report of a trainer that has read everything, `may` is for
         `ledger.judge_versions`."""
         notes = ledger.Notes.of(self.folder)
-        stored, said = ledger.rows_at_rest(self.root, self.originals), Testimony.of(self.trace)
+        stored, testimony = ledger.rows_at_rest(self.root, self.originals), Testimony.of(self.trace)
         ledger.judge_stored(notes, stored, verdict)
         if result is not None:
-            ledger.judge_end(self.root, self.watch, said, stored, result, verdict, damaged=damaged)
-        ledger.judge_versions(self.watch, said, stored, verdict, **may)
+            ledger.judge_end(
+                self.root, self.watch, testimony, stored, result, verdict, damaged=damaged
+            )
+        ledger.judge_versions(self.watch, testimony, stored, verdict, **may)
 
     def drain(self, verdict: Verdict) -> None:
         """SIGTERM of the collector, once the episodes of its clients are in shards."""

@@ -64,13 +64,15 @@ class Testimony:
         found = cls()
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
-                said = json.loads(line)
+                record = json.loads(line)
             except ValueError:  # killed while it wrote
                 continue
             found.lines += 1
-            if said["after"] != said["before"]:
-                rows = [(str(stream), int(ordinal), int(t)) for stream, ordinal, t in said["rows"]]
-                found.steps[said["after"]] = said["before"], rows
+            if record["after"] != record["before"]:
+                rows = [
+                    (str(stream), int(ordinal), int(t)) for stream, ordinal, t in record["rows"]
+                ]
+                found.steps[record["after"]] = record["before"], rows
         return found
 
     def rows_of(self, weights: str) -> Counter[Row]:

@@ -41,9 +41,11 @@ def _beside(loop: Loop, first: Trainer, verdict: Verdict) -> None:
     if went:
         second.kill()
         return
-    status, said = second.exit_status(), second.complaint()
-    verdict.require(status == 3, "status", f"expected 3, got {status}: {said}")
-    verdict.require(str(first.pid) in said, "unnamed_holder", f"{first.pid} is not named: {said}")
+    status, complaint = second.exit_status(), second.complaint()
+    verdict.require(status == 3, "status", f"expected 3, got {status}: {complaint}")
+    verdict.require(
+        str(first.pid) in complaint, "unnamed_holder", f"{first.pid} is not named: {complaint}"
+    )
 
 
 def _roll_back(loop: Loop, trainer: Trainer, verdict: Verdict) -> list[int]:
@@ -53,9 +55,9 @@ def _roll_back(loop: Loop, trainer: Trainer, verdict: Verdict) -> list[int]:
     if live is None or live.version < 2:
         return []
     pinned = store.rollback(by="a test", why="to see it hold")
-    said = len(trainer.said())
+    count = len(trainer.messages())
     rows = loop.answers()
-    wait_until(lambda: len(trainer.said()) >= said + 3 or not trainer.alive, PATIENCE)
+    wait_until(lambda: len(trainer.messages()) >= count + 3 or not trainer.alive, PATIENCE)
     now = store.live()
     loop.watch.look()
     held = now is not None and now.version == pinned.version

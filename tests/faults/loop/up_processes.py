@@ -52,14 +52,14 @@ class Up(Closing):
         command = [sys.executable, "-m", "headrace", "up", "--root", str(self._loop.root), "--json"]
         command += ["--port", str(self._port), "--steps-per-version", str(STEPS)]
         self._starts += 1
-        said = self._loop.folder / f"up-{self._starts}.out"
-        with said.open("wb") as out:
+        output = self._loop.folder / f"up-{self._starts}.out"
+        with output.open("wb") as out:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env={**os.environ, **self._env}, stdout=out, stderr=self._log
             )
-        if not wait_until(lambda: _address(said) != "", PATIENCE):
+        if not wait_until(lambda: _address(output) != "", PATIENCE):
             raise RuntimeError("headrace up did not say where it collects")
-        self.address = _address(said)
+        self.address = _address(output)
         self._port = int(self.address.rpartition(":")[2])
 
     @property
@@ -153,9 +153,9 @@ class Up(Closing):
         return bool(counts["episodes_open"] == counts["bytes_waiting"] == 0)
 
 
-def _address(said: Path) -> str:
+def _address(output: Path) -> str:
     """Wait for the address that `up` prints."""
-    for line in said.read_text().splitlines():
+    for line in output.read_text().splitlines():
         with contextlib.suppress(ValueError):
             document = json.loads(line)
             if "collect" in document:

@@ -45,7 +45,7 @@ def _cut(loop: Loop, disk: Disk, moment: Moment, verdict: Verdict) -> None:
     _reach(loop, disk, trainer, moment, verdict)
     trainer.kill()
     loop.watch.look()
-    told = max(trainer.versions(), default=0)
+    last = max(trainer.versions(), default=0)
     loop.end_collector()
     disk.disarm()
     report = disk.cut(loop.chance, "nothing" if loop.trial.mutant else None)
@@ -53,7 +53,7 @@ def _cut(loop: Loop, disk: Disk, moment: Moment, verdict: Verdict) -> None:
     verdict.count("writes_undone", report.writes)
     verdict.count("names_undone", report.names)
     verdict.count("changes_spared", report.spared)
-    loop.watch.after_cut(told)
+    loop.watch.after_cut(last)
     loop.collector.restart()
 
 

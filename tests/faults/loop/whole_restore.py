@@ -79,8 +79,8 @@ def _under_the_loop(loop: Loop, verdict: Verdict, *, killed: bool) -> None:
     else:
         trainer.send(signal.SIGCONT)
     came = loop.wait_for_version(last, RESTORED_SECONDS)
-    said = f"no version after {last}, which clients wait for: {trainer.complaint()}"
-    verdict.require(came, "stuck", said)
+    text = f"no version after {last}, which clients wait for: {trainer.complaint()}"
+    verdict.require(came, "stuck", text)
     trainer.kill()
     loop.watch.look()
 

@@ -106,7 +106,7 @@ def test_shares() -> None:
 
 def test_the_size_names_whose_episodes_they_are() -> None:
     """New episodes of both versions together, and the number of the canary's among them."""
-    told = size_of({"needed": 12_340, "share": 0.1, "effect": 0.031})
-    assert told.startswith("a verdict takes about 12,340 new episodes, 1,234 of them the canary's")
-    assert "differ by 0.031, a tenth of the recent mean" in told
+    text = size_of({"needed": 12_340, "share": 0.1, "effect": 0.031})
+    assert text.startswith("a verdict takes about 12,340 new episodes, 1,234 of them the canary's")
+    assert "differ by 0.031, a tenth of the recent mean" in text
     assert "too few episodes to estimate" in size_of({"needed": None})

@@ -105,9 +105,9 @@ def test_the_first_request_names_a_policy_if_it_must(tmp_path: Path) -> None:
 def test_json_is_one_line_when_it_is_ready(tmp_path: Path) -> None:
     """A program that starts a collector reads only its address from stdout."""
     with Collect(tmp_path, *SPACES, "--json") as collect:
-        told = json.loads(collect.first_line)
-        assert told["pid"] == collect.process.pid
-        assert urllib3.request("GET", told["address"] + "/readyz").status == 200
+        document = json.loads(collect.first_line)
+        assert document["pid"] == collect.process.pid
+        assert urllib3.request("GET", document["address"] + "/readyz").status == 200
         assert collect.stop() == ("", "", 0)
 
 
@@ -203,7 +203,7 @@ def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         (("--observation", "box:4"), "--action together"),
         (("--observation", "bax:4", "--action", "discrete:2"), "box:SHAPE"),
@@ -221,9 +221,9 @@ def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:
         ((*SPACES, "--compression", "gzip"), "zstd or lz4"),
     ],
 )
-def test_bad_options_are_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_bad_options_are_refused(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
     """A message with the expected value, status 2, no traceback."""
-    assert refused(headrace("collect", "--root", tmp_path, *words), told)
+    assert refused(headrace("collect", "--root", tmp_path, *words), text)
 
 
 def test_a_second_collector_is_refused(tmp_path: Path) -> None:
@@ -267,9 +267,9 @@ def test_every_option_is_an_environment_variable(tmp_path: Path) -> None:
 def test_a_second_collector_is_told_where_the_first_one_is(tmp_path: Path) -> None:
     """On the same root it ends with status 3, and names the process and the address."""
     with Collect(tmp_path, *SPACES, "--json") as collect:
-        told = json.loads(collect.first_line)
+        document = json.loads(collect.first_line)
         result = headrace("collect", "--root", tmp_path, "--port", 0)
-        named = (f"process {told['pid']}", f"serves {told['address']}")
+        named = (f"process {document['pid']}", f"serves {document['address']}")
         assert refused(result, *named, status=3)
         assert collect.stop()[2] == 0
 

@@ -180,8 +180,8 @@ def test_a_log_declares_its_names(tmp_path: Path) -> None:
         assert collector.stop() == 0
     with ShardReader(root, names=True) as reader:
         batch = reader.next()
-    told = Counter(zip(batch["obs"], batch["actions"], batch["rewards"], strict=True))
-    assert told == {
+    counts = Counter(zip(batch["obs"], batch["actions"], batch["rewards"], strict=True))
+    assert counts == {
         ("DE", "42", 1): 2,
         ("FR", "7", 0): 2,
         ("DE", "7", 0): 2,

@@ -55,6 +55,6 @@ def test_a_shard_that_the_second_reader_reads_otherwise_is_an_exit_status(
     shown = headrace("verify", "--root", root, "--second-reader")
     assert shown.returncode == 1
     assert f"differs: shards/{path.parent.name}/{path.name}: terminateds: " in shown.stdout
-    told = headrace("verify", "--root", root, "--second-reader", "--json")
-    kinds = {finding["kind"] for finding in json.loads(told.stdout)["findings"]}
+    result = headrace("verify", "--root", root, "--second-reader", "--json")
+    kinds = {finding["kind"] for finding in json.loads(result.stdout)["findings"]}
     assert "differs" in kinds

@@ -42,7 +42,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     declare(root)
     made = certify(folder / "made", "collector.example.com")
     tokens = {name: create_token(root, name, [name])[1] for name in ("log", "admin")}
-    told = House(root, made, certify(folder / "other"), tokens)
+    setting = House(root, made, certify(folder / "other"), tokens)
     with CollectorProcess(root, options=["--host", "0.0.0.0", *made.options]) as process:
         start = {"type": "start", "episode_id": "open"}
         step = {"type": "log_action", "episode_id": "open", "obs": OBS, "action": 1}
@@ -52,7 +52,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             body = json.dumps({"events": [start, step]})
             done = pool.request("POST", f"{local}/v1/events", body=body, headers=headers)
         assert done.status == 200
-        yield told
+        yield setting
 
 
 def test_verify_asks_with_token_and_authority(house: House) -> None:
@@ -82,11 +82,13 @@ def test_open_episodes_are_shown_to_an_admin(house: House) -> None:
 def test_a_certificate_of_another_authority_is_not_trusted(house: House) -> None:
     """With an untrusted certificate no token is sent, and the message names the problem."""
     for words in (("--ca", house.other.ca), ()):
-        told = house.run("verify", "admin", *words)
-        assert refused(told, "and cannot be asked: ")
-        assert "certificate verify failed" in told.stderr
-        hint = told.stderr.index("the server's certificate is not trusted: ")
+        result = house.run("verify", "admin", *words)
+        assert refused(result, "and cannot be asked: ")
+        assert "certificate verify failed" in result.stderr
+        hint = result.stderr.index("the server's certificate is not trusted: ")
         assert (
-            hint < told.stderr.index("as --ca, HEADRACE_CA or ca= (") < told.stderr.index("_ssl.c")
+            hint
+            < result.stderr.index("as --ca, HEADRACE_CA or ca= (")
+            < result.stderr.index("_ssl.c")
         )
-        assert "Max retries" not in told.stderr
+        assert "Max retries" not in result.stderr

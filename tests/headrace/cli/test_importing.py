@@ -75,7 +75,7 @@ def test_columns_declare_what_they_hold(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         (("log.csv", "--action", "arm", "--reward", "paid"), "--observation"),
         (("none.csv", *WORDS), "none.csv"),
@@ -83,9 +83,9 @@ def test_columns_declare_what_they_hold(file: Path, tmp_path: Path) -> None:
         (("log.csv", *WORDS, "--tag", "user"), "NAME=COLUMN"),
     ],
 )
-def test_bad_options_are_refused(file: Path, words: tuple[str, ...], told: str) -> None:
+def test_bad_options_are_refused(file: Path, words: tuple[str, ...], text: str) -> None:
     """A missing file or column, and invalid options: status 2, no traceback."""
-    assert refused(headrace("import", file.with_name(words[0]), *words[1:]), told)
+    assert refused(headrace("import", file.with_name(words[0]), *words[1:]), text)
 
 
 def test_a_check_sends_nothing_and_shows_what_it_understood(file: Path, tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_a_reward_window_is_said(file: Path, tmp_path: Path) -> None:
     declared = load_declarations(root)["default"]
     save_declaration(root, dataclasses.replace(declared, reward_window=5_400))
     save_declaration(root, dataclasses.replace(declared, policy_id="now"))
-    told = "accept late rewards for 1 hour 30 minutes of the collector's running"
+    sentence = "accept late rewards for 1 hour 30 minutes of the collector's running"
     with CollectorProcess(root) as collector:
         words += ("--address", collector.address)
-        assert f"Imported episodes would {told}" in headrace(*words, "--check").stdout
+        assert f"Imported episodes would {sentence}" in headrace(*words, "--check").stdout
         for _ in range(2):
-            assert f"Imported episodes {told}" in headrace(*words).stdout
+            assert f"Imported episodes {sentence}" in headrace(*words).stdout
         assert headrace("ls", "--root", root).stdout.startswith("No shards yet")
         assert answer(headrace(*words, "--json"))["reward_windows"] == {"default": 5_400}
         assert "late rewards" not in headrace(*words[:-3], "now", *words[-2:]).stdout
@@ -240,8 +240,8 @@ def test_several_policies_have_columns_of_their_own(tmp_path: Path) -> None:
         assert refused(headrace(*words, "--declare", tmp_path / "other"), "expected one policy")
         assert collector.stop() == 0
     nobody = "http://127.0.0.1:9"
-    told = f"check: expected a collector at {nobody}, which has the spaces of several policies"
-    assert refused(headrace(*words[:-1], nobody, "--check"), f"{told}, but none answers")
+    reason = f"check: expected a collector at {nobody}, which has the spaces of several policies"
+    assert refused(headrace(*words[:-1], nobody, "--check"), f"{reason}, but none answers")
     rows = {row["agent_id"]: row for row in shard_rows(root)}
     assert (rows["w"]["policy_id"], rows["f"]["policy_id"]) == ("walker", "flyer")
     assert json.loads(rows["f"]["infos"]) == {"seen": 5}

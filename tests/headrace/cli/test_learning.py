@@ -115,8 +115,8 @@ def test_evaluate_judges_by_several_logs(
     assert plot.read_bytes().startswith(b"\x89PNG")
     text = html.read_text()
     reason = results.in_words(own["reasons"][0])
-    for told in ("never logged nearby", "dropped by clients", "largest weight", reason[:20]):
-        assert told in text
+    for phrase in ("never logged nearby", "dropped by clients", "largest weight", reason[:20]):
+        assert phrase in text
     assert " steps not held out" in text, "what was trained on is not judged"
     assert "http" not in text
     by = ("evaluate", "--root", log, trained["candidate"][:12], "--cluster")
@@ -167,8 +167,8 @@ def test_the_gate_refuses_what_is_not_proven(
     assert (result.returncode, result.stdout) == (4, "")
     assert "cannot tell: effective sample size: expected 1e+06" in result.stderr
     assert "note: this was look 1 at the candidate" in result.stderr
-    told = headrace(*words, "--json")
-    assert (told.returncode, json.loads(told.stdout)["published"]) == (4, False)
+    again = headrace(*words, "--json")
+    assert (again.returncode, json.loads(again.stdout)["published"]) == (4, False)
     assert WeightStore(root, "default").live() is None
     listed = answer(headrace("decisions", "--root", root, "--json"))["decisions"]
     assert [one["verdict"] for one in listed] == ["cannot tell"] * 2
@@ -242,7 +242,7 @@ def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         (("train", "--algorithm", "sac"), "ips, snips, dr"),
         (("evaluate", "feedfeed"), "feedfeed"),
@@ -253,17 +253,17 @@ def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_refused(
-    log: Path, trained: dict[str, Any], words: tuple[str, ...], told: str
+    log: Path, trained: dict[str, Any], words: tuple[str, ...], text: str
 ) -> None:
     """A message with the expected value, status 2, no traceback, nothing on stdout."""
-    assert refused(headrace(*words, env={"HEADRACE_ROOT": str(log)}), told)
+    assert refused(headrace(*words, env={"HEADRACE_ROOT": str(log)}), text)
 
 
 def test_help_lists_every_command() -> None:
     """Each command explains its options."""
-    told = headrace("--help").stdout
+    help_text = headrace("--help").stdout
     commands = ["demo", "collect", "import", "train", "evaluate", "publish", "versions", "ls"]
-    assert [name for name in [*commands, "verify"] if f" {name} " not in told] == []
+    assert [name for name in [*commands, "verify"] if f" {name} " not in help_text] == []
     for name in ("publish", "verify"):
         options = headrace(name, "--help").stdout
         assert "--json" in options

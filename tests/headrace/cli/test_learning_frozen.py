@@ -19,9 +19,9 @@ SPACES = Box((1,)), Discrete(2)
 
 
 def answer(*words):
-    told = headrace(*words, "--json")
-    assert told.returncode == 0, told.stderr
-    return one_line(told)
+    result = headrace(*words, "--json")
+    assert result.returncode == 0, result.stderr
+    return one_line(result)
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,13 @@ def test_each_command_on_a_manifest_has_its_effect_once(root):
         ("evaluate",),
         ("publish", "--min-ess", 5, "--reward-range", 0, 1),
     ):
-        told = [answer(*words, *([digest] if digest else []), *own, *manifest) for _ in range(2)]
-        for one in told:
+        answers = [answer(*words, *([digest] if digest else []), *own, *manifest) for _ in range(2)]
+        for one in answers:
             one.get("served", {}).pop("seconds", None)  # how long each looked
-        assert told[1] == told[0] | {"unchanged": True}
-        assert (told[0]["unchanged"], told[0]["manifest"]) == (False, first["hash"])
-        digest = digest or told[0]["candidate"]
-    assert told[0]["published"]
+        assert answers[1] == answers[0] | {"unchanged": True}
+        assert (answers[0]["unchanged"], answers[0]["manifest"]) == (False, first["hash"])
+        digest = digest or answers[0]["candidate"]
+    assert answers[0]["published"]
     assert len(answer("versions", *own)["versions"]) == 1
 
 
@@ -87,9 +87,9 @@ def test_a_refusal_can_have_a_status_of_its_own(root):
     manifest = ("--manifest", answer("freeze", *own)["manifest"])
     digest = answer("train", *own, *manifest, "--epochs", 3)["candidate"]
     words = ("publish", digest, *own, *manifest, "--min-ess", "1e9", "--json")
-    told = [headrace(*words, "--refused-exit", "99") for _ in range(2)]
-    assert [one.returncode for one in told] == [4, 4]
-    documents = [json.loads(one.stdout) for one in told]
+    results = [headrace(*words, "--refused-exit", "99") for _ in range(2)]
+    assert [one.returncode for one in results] == [4, 4]
+    documents = [json.loads(one.stdout) for one in results]
     assert [one["unchanged"] for one in documents] == [False, True]
     assert not any(one["published"] for one in documents)
     assert [one["gate"]["verdict"] for one in documents] == ["cannot tell"] * 2
@@ -115,10 +115,10 @@ def test_people_read_the_same_in_words(root):
 def test_what_does_not_fit_is_told(words, expected, tmp_path):
     """Arguments that do not fit end a command with status 2 and one line."""
     (tmp_path / "shards").mkdir()
-    told = headrace(*words, env={"HEADRACE_ROOT": str(tmp_path)})
-    assert told.returncode == 2
-    assert expected in told.stderr
-    assert "Traceback" not in told.stderr
+    result = headrace(*words, env={"HEADRACE_ROOT": str(tmp_path)})
+    assert result.returncode == 2
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_command_whose_parent_is_gone_does_nothing(root):

@@ -39,6 +39,6 @@ def test_freeze_gives_up_and_names_the_file(root: Path, failing: dict[str, str])
     path = write(root, [part(1, 2)]).path
     Path(failing["FAILING_OPENS"]).write_text(f"{errno.EIO}\n{path.name}")
     words = ["freeze", "--root", root, "--retry-for", 0.3]
-    told = (str(path), os.strerror(errno.EIO), "gave up after 0.3 s")
-    assert refused(process(*words, env=failing), *told)
+    texts = (str(path), os.strerror(errno.EIO), "gave up after 0.3 s")
+    assert refused(process(*words, env=failing), *texts)
     assert not list(root.glob("manifests/*.json"))

@@ -26,13 +26,13 @@ def test_changed_spaces_are_told_and_can_be_chosen(tmp_path: Path) -> None:
     assert judged["not_read"]["other_schema"] == 50
     manifest = ("--manifest", answer(headrace("freeze", *root, "--json"))["manifest"])
     for command in ("train", "evaluate"):
-        told = headrace(command, *root, *manifest, "--schema-id", old)
-        assert refused(told, "--schema-id: expected none")
+        result = headrace(command, *root, *manifest, "--schema-id", old)
+        assert refused(result, "--schema-id: expected none")
 
 
 def test_a_schema_that_does_not_fit_is_told(tmp_path: Path) -> None:
     """Status 2, and the place where the schema does not fit."""
     old = log(tmp_path, (parse_space("box:2"), Discrete(2)), 30)
     log(tmp_path, (parse_space("box:3"), Discrete(2)), 50)
-    told = headrace("train", "--root", tmp_path, "--schema-id", old)
-    assert refused(told, f"schema {old}: observation: expected", "shape (2,)")
+    result = headrace("train", "--root", tmp_path, "--schema-id", old)
+    assert refused(result, f"schema {old}: observation: expected", "shape (2,)")

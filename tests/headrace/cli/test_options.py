@@ -42,24 +42,24 @@ def test_help_can_be_read_at_every_width(monkeypatch: pytest.MonkeyPatch, width:
     """Help cuts nothing, shows an argument by its type, and wraps sentences."""
     monkeypatch.setenv("COLUMNS", str(width))
     group = typer.main.get_command(_command_line())
-    told = {}
+    help_texts = {}
 
     def ask(command: Any, name: str) -> None:
         with command.make_context(name, ["--json"], resilient_parsing=True) as ctx:
             ctx.terminal_width = width
-            told[name] = command.get_help(ctx)
+            help_texts[name] = command.get_help(ctx)
         for inner, one in getattr(command, "commands", {}).items():
             ask(one, f"{name} {inner}")
 
     ask(group, "headrace")
-    assert len(told) > 20
-    for name, text in told.items():
+    assert len(help_texts) > 20
+    for name, text in help_texts.items():
         assert max(map(len, text.splitlines())) <= width, name
         assert not re.search(r"[a-z,;]\.\.\.$|[{}]|\(\)", text, re.M), name
         assert not re.search(r"<list|range>|Path", text), name
-    assert "Usage: headrace import [OPTIONS] <source>" in told["headrace import"]
-    assert "HEADRACE_IMPORT_" not in told["headrace import"]
-    assert "env var: HEADRACE_ROOT" in " ".join(told["headrace verify"].split())
-    assert "compare ([train])" in " ".join(told["headrace verify"].split())
-    paragraph = told["headrace collect"].split("\n\n")[2].splitlines()
+    assert "Usage: headrace import [OPTIONS] <source>" in help_texts["headrace import"]
+    assert "HEADRACE_IMPORT_" not in help_texts["headrace import"]
+    assert "env var: HEADRACE_ROOT" in " ".join(help_texts["headrace verify"].split())
+    assert "compare ([train])" in " ".join(help_texts["headrace verify"].split())
+    paragraph = help_texts["headrace collect"].split("\n\n")[2].splitlines()
     assert all(len(line) > width - 40 for line in paragraph[:-1]), paragraph

@@ -18,14 +18,14 @@ def test_a_date_is_its_midnight_in_utc() -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "until", "told"),
+    ("since", "until", "text"),
     [
         ("yesterday", None, "--since: expected a date of ISO 8601, got 'yesterday'"),
         (None, "2026-13-01", "--until: expected a date"),
         ("2026-11-24", "2026-11-23", "--until: expected a time after --since"),
     ],
 )
-def test_what_is_no_period_is_refused(since: str | None, until: str | None, told: str) -> None:
+def test_what_is_no_period_is_refused(since: str | None, until: str | None, text: str) -> None:
     """The error names the option."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=text):
         period(since, until)

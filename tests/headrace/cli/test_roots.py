@@ -38,7 +38,7 @@ READERS = [
 ]
 
 
-def told(*words: object) -> str:
+def error_text(*words: object) -> str:
     """The text of the error that a command raises; `headrace.__main__.main` prints it, with status
     2."""
     result = CliRunner().invoke(_command_line(), [str(word) for word in words])
@@ -50,7 +50,7 @@ def told(*words: object) -> str:
 def test_a_root_that_is_not_there(command: str, tmp_path: Path) -> None:
     """All commands use one wording, and create nothing at the path."""
     expected = f"--root: expected a folder, found none at {tmp_path / 'frist'}"
-    assert told(*command.split(), "--root", tmp_path / "frist") == expected
+    assert error_text(*command.split(), "--root", tmp_path / "frist") == expected
     assert not (tmp_path / "frist").exists()
 
 
@@ -78,17 +78,17 @@ def test_a_folder_that_holds_roots(command: str, tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "policies").mkdir(parents=True)
     (tmp_path / "notes").mkdir()
-    said = told(*command.split(), "--root", tmp_path)
-    assert said.startswith("--root: expected a root of Headrace")
-    assert said.endswith("holds the roots first, second")
+    text = error_text(*command.split(), "--root", tmp_path)
+    assert text.startswith("--root: expected a root of Headrace")
+    assert text.endswith("holds the roots first, second")
 
 
 @pytest.mark.parametrize("command", READERS[5:])
 def test_a_policy_that_nobody_declared(command: str, tmp_path: Path) -> None:
     """The error names the declared policies."""
     Traffic(tmp_path).log(1, EQUAL)
-    said = told(*command.split(), "--root", tmp_path, "--policy-id", "shop")
-    assert said == f"--policy-id: expected a policy of {tmp_path} (default), got 'shop'"
+    text = error_text(*command.split(), "--root", tmp_path, "--policy-id", "shop")
+    assert text == f"--policy-id: expected a policy of {tmp_path} (default), got 'shop'"
 
 
 def test_a_policy_is_known_by_its_weights_too(tmp_path: Path) -> None:

@@ -56,14 +56,14 @@ def test_the_whole_way(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert (found["gate"]["published"], found["publish"]["published"]) == (False, True)
     assert found["acted"]["version"] == found["versions"]["live"]["version"] == 1
     show(whole)
-    told = capsys.readouterr().out
-    assert "every acknowledged step is accounted for exactly once" in told
-    assert "What was learned is judged: better (" in told
-    assert "What was barely learned is judged: worse (" in told
-    assert "Prediction and measurement agree" in told
-    assert "cannot tell:\n" in told
-    assert found["gate"]["gate"]["reasons"][0] in told
-    assert "Published without a gate" in told
+    output = capsys.readouterr().out
+    assert "every acknowledged step is accounted for exactly once" in output
+    assert "What was learned is judged: better (" in output
+    assert "What was barely learned is judged: worse (" in output
+    assert "Prediction and measurement agree" in output
+    assert "cannot tell:\n" in output
+    assert found["gate"]["gate"]["reasons"][0] in output
+    assert "Published without a gate" in output
     for picture in ("digits.png", "intervals.png"):
         assert (root / picture).read_bytes().startswith(b"\x89PNG")
     for name in found["logs"]:

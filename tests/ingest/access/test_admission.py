@@ -140,9 +140,9 @@ def test_what_operates_the_collector_needs_no_token(house: House) -> None:
     """Liveness and readiness are open, and disclose nothing else to anonymous callers."""
     assert house.process.get("/healthz") == (200, {"status": "ok"})
     assert house.process.get("/readyz") == (200, {"ready": True})
-    status, told = house.process.request("GET", "/readyz", None, bearer(house.tokens["log"]))
-    assert (status, told["ready"]) == (200, True)
-    assert "steps" in told
+    status, reply = house.process.request("GET", "/readyz", None, bearer(house.tokens["log"]))
+    assert (status, reply["ready"]) == (200, True)
+    assert "steps" in reply
 
 
 def test_a_probe_with_a_useless_token_hears_that_the_collector_works(house: House) -> None:
@@ -165,9 +165,9 @@ def test_a_refused_caller_hears_how_to_come_in(house: House) -> None:
 
 def test_a_stranger_does_not_hear_which_routes_there_are(house: House) -> None:
     """Without a token, an unknown path or method is 401 like any other; with one, it is named."""
-    for method, path, told in (("GET", "/v1/nothing", 404), ("DELETE", "/v1/spec", 405)):
+    for method, path, expected in (("GET", "/v1/nothing", 404), ("DELETE", "/v1/spec", 405)):
         assert house.status(method, path, None) == 401
-        assert {house.status(method, path, name) for name in house.tokens} == {told}
+        assert {house.status(method, path, name) for name in house.tokens} == {expected}
 
 
 def test_a_decision_needs_the_right_to_act(house: House) -> None:
@@ -285,9 +285,9 @@ def test_a_revocation_reaches_what_was_let_in_before(tmp_path: Path) -> None:
         assert listen(slow).statuses == [401]
         publish(1)
     assert (found["action"], found["poll"]) == (401, 401)
-    told = [line for line in refused_lines(log) if line["path"] != "/v1/spec"]
-    assert {line["path"] for line in told} == {"/v1/actions", path, "/v1/episodes"}
-    assert {(line["code"], line["token"]) for line in told} == {("unauthorized", made.id)}
+    lines = [line for line in refused_lines(log) if line["path"] != "/v1/spec"]
+    assert {line["path"] for line in lines} == {"/v1/actions", path, "/v1/episodes"}
+    assert {(line["code"], line["token"]) for line in lines} == {("unauthorized", made.id)}
 
 
 def refused_lines(log: Path) -> list[dict[str, Any]]:
@@ -313,11 +313,11 @@ def test_an_audit_line_names_the_token_that_may_not(tmp_path: Path) -> None:
             method = "GET" if body is None else "POST"
             status, answer = process.request(method, path, body, bearer(token))
             assert status == (403 if token == text else 401)
-            said = answer["error"]["message"]
-            assert "scope admin; this caller has act" in said or (path, token) != (LEDGER, text)
+            message = answer["error"]["message"]
+            assert "scope admin; this caller has act" in message or (path, token) != (LEDGER, text)
         process.stop()
-    told = [(line["path"], line["code"], line["token"]) for line in refused_lines(log)]
-    assert told == [
+    entries = [(line["path"], line["code"], line["token"]) for line in refused_lines(log)]
+    assert entries == [
         ("/v1/events", "forbidden", made.id),
         ("/v1/actions", "forbidden", made.id),
         (LEDGER, "forbidden", made.id),
@@ -482,10 +482,10 @@ def test_a_page_of_another_origin_reaches_nothing(
         answer = requests.get(open_collector.address + path, headers=headers, timeout=PATIENCE)
         assert answer.status_code == status
     sent = {**headers, "content-type": "application/json"}
-    for path, told in (("/v1/episodes", 201), ("/v1/spec", 405), ("/v1/nothing", 404)):
+    for path, expected in (("/v1/episodes", 201), ("/v1/spec", 405), ("/v1/nothing", 404)):
         url = open_collector.address + path
         answer = requests.post(url, data="{}", headers=sent, timeout=PATIENCE)
-        assert answer.status_code == (told if status == 200 else 403)
+        assert answer.status_code == (expected if status == 200 else 403)
 
 
 @pytest.fixture(scope="module")
@@ -693,7 +693,7 @@ def test_no_secret_is_ever_written(
             everything += path.read_bytes()
     for token in (good, bad):
         assert token.split("_", 2)[2].encode() not in everything
-    told = log.read_text()
-    assert f'"audit":"token_revoked","id":"{made.id}","name":"web"' in told
-    assert '"audit":"refused","code":"unauthorized"' in told
+    log_text = log.read_text()
+    assert f'"audit":"token_revoked","id":"{made.id}","name":"web"' in log_text
+    assert '"audit":"refused","code":"unauthorized"' in log_text
     assert os.environ.get("HEADRACE_TOKEN") is None

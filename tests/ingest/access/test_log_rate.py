@@ -82,8 +82,8 @@ def test_a_collector_tells_of_few_episodes_that_break(caplog: pytest.LogCaptureF
             return broken
 
     assert asyncio.run(main()) == 300
-    said = [record.message for record in caplog.records if "broken" in record.message]
-    assert len(said) == AT_ONCE + 1
-    found = re.match(r"(\d+) more episodes", said[-1])
+    messages = [record.message for record in caplog.records if "broken" in record.message]
+    assert len(messages) == AT_ONCE + 1
+    found = re.match(r"(\d+) more episodes", messages[-1])
     assert found is not None
     assert int(found[1]) == 300 - AT_ONCE

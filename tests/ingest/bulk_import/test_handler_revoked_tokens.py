@@ -51,8 +51,8 @@ def test_a_revoked_tokens_import_goes_no_further(tmp_path: Path) -> None:
             answers.append(collector.request("POST", "/v1/steps", data, sent))
 
         def waiting() -> bool:
-            told = collector.request("GET", "/readyz", None, other)[1]
-            return bool(told["bytes_waiting"] >= MAX_PENDING)
+            ready = collector.request("GET", "/readyz", None, other)[1]
+            return bool(ready["bytes_waiting"] >= MAX_PENDING)
 
         writer = collector.started_writer()
         os.kill(writer, signal.SIGSTOP)
@@ -68,7 +68,7 @@ def test_a_revoked_tokens_import_goes_no_further(tmp_path: Path) -> None:
             thread.join()
         [(status, reply)] = answers
         assert (status, reply["error"]["code"]) == (401, "unauthorized")
-        told = collector.request("GET", "/readyz", None, other)[1]
-        assert 0 < told["steps"] < EPISODES
-        collector.settle(told["steps"], **other)
+        state = collector.request("GET", "/readyz", None, other)[1]
+        assert 0 < state["steps"] < EPISODES
+        collector.settle(state["steps"], **other)
         assert collector.stop() == 0

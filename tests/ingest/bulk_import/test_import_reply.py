@@ -17,7 +17,7 @@ from tests.ingest.bulk_import.test_handler import importing, request, steps
 from tests.ingest.collector.test_collector import GatedJournal
 
 
-def told(*tables: pa.Table) -> tuple[wire.EventsReply, float]:
+def reply_to(*tables: pa.Table) -> tuple[wire.EventsReply, float]:
     """The reply to the last of some imports, and the fraction of it that did not fit."""
 
     async def main() -> tuple[wire.EventsReply, float]:
@@ -34,7 +34,7 @@ def told(*tables: pa.Table) -> tuple[wire.EventsReply, float]:
 )
 def test_what_is_refused_of_an_import_is_told(actions: list[int], part: float) -> None:
     """Two episodes of two steps: good steps are accepted, those after a bad one are refused."""
-    assert told(steps({"a": 2, "b": 2}, actions=pa.array(actions)))[1] == part
+    assert reply_to(steps({"a": 2, "b": 2}, actions=pa.array(actions)))[1] == part
 
 
 @pytest.mark.parametrize("good", [0, 1])
@@ -43,7 +43,7 @@ def test_a_reply_names_the_first_hundred_refused_episodes(episodes: int, good: i
     """A reply names at most a hundred refused episodes and gives their total; bad rows are summed
     by reason."""
     actions = pa.array([9] * episodes + [0] * good)
-    reply, wasted = told(steps({f"e{n}": 1 for n in range(episodes + good)}, actions=actions))
+    reply, wasted = reply_to(steps({f"e{n}": 1 for n in range(episodes + good)}, actions=actions))
     assert [item.index for item in reply.refused] == list(range(NAMED))
     assert reply.refused_count == (episodes if episodes > NAMED else 0)
     assert reply.refused_by == {"actions: expected an integer of 0..2": episodes}
@@ -55,7 +55,7 @@ def test_rows_are_summed_by_their_first_reason() -> None:
     """Each bad row counts once, also after the one that broke its episode."""
     actions = pa.array([0, 9, 9, 0, 0, 9])
     rewards = pa.array([0.0, 0.0, float("nan"), None, 0.0, 0.0])
-    reply, _ = told(steps({"a": 4, "b": 2}, actions=actions, rewards=rewards))
+    reply, _ = reply_to(steps({"a": 4, "b": 2}, actions=actions, rewards=rewards))
     assert reply.refused_by == {
         "actions: expected an integer of 0..2": 3,
         "rewards: expected a finite number": 1,
@@ -68,7 +68,7 @@ def test_what_does_not_fit_counts_beyond_what_a_reply_names() -> None:
     all the same."""
     known = {f"e{n}": 1 for n in range(NAMED)}
     actions = pa.array([0] * NAMED + [9])
-    reply, wasted = told(steps(known), steps(known | {"x": 1}, actions=actions))
+    reply, wasted = reply_to(steps(known), steps(known | {"x": 1}, actions=actions))
     assert {item.error["code"] for item in reply.refused} <= {"completed", "invalid"}
     assert (reply.refused_count, reply.accepted) == (NAMED + 1, 0)
     assert wasted > 0.9
@@ -92,7 +92,7 @@ def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
             assert collector.assembler.steps == good
 
     asyncio.run(main())
-    reply, _ = told(steps(lengths, actions=[9 if n % 2 else 0 for n in range(count)]))
+    reply, _ = reply_to(steps(lengths, actions=[9 if n % 2 else 0 for n in range(count)]))
     assert (reply.accepted, reply.refused_count) == (3 * count // 2, count // 2)
 
 
@@ -115,6 +115,6 @@ def test_what_has_no_room_for_now_is_no_bad_import() -> None:
 def test_an_import_without_a_key_may_be_sent_again_with_more_behind() -> None:
     """However many of its episodes are known, the new ones at the end are reached."""
     lengths = {f"e{n}": 1 for n in range(REFUSED_EVENTS)}
-    reply, _ = told(steps(lengths), steps(lengths | {"new": 1}))
+    reply, _ = reply_to(steps(lengths), steps(lengths | {"new": 1}))
     assert reply.accepted == 3
     assert {item.error["code"] for item in reply.refused} == {"completed"}

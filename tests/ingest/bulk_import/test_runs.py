@@ -140,17 +140,17 @@ def test_tracks_of_one_episode_may_come_in_several_imports() -> None:
     journal = MemoryJournal()
     first, second = TRACKS[:1], TRACKS[1:2]
 
-    def told(tracks: list[Any]) -> pa.Table:
+    def table_of_two(tracks: list[Any]) -> pa.Table:
         return table_of(tracks, agents=[2] * sum(len(times) for *_, times in tracks))
 
     async def main() -> None:
         async with importing(journal) as (_, send):
-            assert await send(told(first), "k:1") == (5, 0, [])
+            assert await send(table_of_two(first), "k:1") == (5, 0, [])
             crashed = journal.crash()
         async with importing(crashed) as (_, send):
-            assert await send(told(first), "k:1") == (0, 5, [])
-            assert await send(told(second), "k:2") == (3, 0, [])
-            assert await send(told(second), "k:2") == (0, 3, [])
+            assert await send(table_of_two(first), "k:1") == (0, 5, [])
+            assert await send(table_of_two(second), "k:2") == (3, 0, [])
+            assert await send(table_of_two(second), "k:2") == (0, 3, [])
             late = table_of([("e", "c", (0,))], agents=[2])
             assert await send(late, "k:3") == (0, 0, [(0, "completed")])
             more = table_of([("g", "a", (0,))], agents=[3])

@@ -207,8 +207,8 @@ def test_an_import_stores_what_its_events_would(
         given = {"clock": lambda: now, "wall": lambda: 77, "redaction_key": b"key"}
         async with importing(MemoryJournal(), policy, **given) as (collector, send):
             if how == "import":
-                told = await send(table_of(episodes))
-                assert told == (sum(len(e["steps"]) + 2 for e in episodes), 0, [])
+                answer = await send(table_of(episodes))
+                assert answer == (sum(len(e["steps"]) + 2 for e in episodes), 0, [])
             else:
                 reply, _ = collector.accept(wire.Batch(events=events_of(episodes)))
                 assert reply.refused == []
@@ -370,8 +370,8 @@ def test_a_bad_final_observation_keeps_all_steps() -> None:
     """The episode is broken, as its ending is unknown; an absent final observation is no error."""
     finals = pa.array([None, b"1234", None, None, b"12345678", None], pa.binary())
     block = block_of(steps({"a": 2, "b": 1, "c": 2, "d": 1}, final_obs=finals))
-    told = [(run.steps, run.how, run.final_obs) for run in block.runs]
-    assert told == [
+    runs = [(run.steps, run.how, run.final_obs) for run in block.runs]
+    assert runs == [
         (2, "broken", None),
         (1, "terminated", None),
         (2, "terminated", b"12345678"),

@@ -88,7 +88,7 @@ def test_the_version_that_acts_in_an_episode_may_be_the_canary(tmp_path: Path) -
     declare(tmp_path)
     publish(tmp_path, 1)
     store = WeightStore(tmp_path, "default")
-    said = {}
+    versions = {}
     with CollectorProcess(tmp_path) as process:
         with PolicyClient(process.address, update_interval=0.0) as client:
             early = client.start_episode()
@@ -99,10 +99,10 @@ def test_the_version_that_acts_in_an_episode_may_be_the_canary(tmp_path: Path) -
             client.update_policy_weights()
             for number in range(10):
                 name = client.start_episode(f"canary-{number}")
-                said[name] = client.acting_version(episode_id=name)
+                versions[name] = client.acting_version(episode_id=name)
                 client.get_action(name, OBS)
-                assert client.acting_version(episode_id=name) == said[name]
-            assert set(said.values()) == {1, 2}
+                assert client.acting_version(episode_id=name) == versions[name]
+            assert set(versions.values()) == {1, 2}
             assert client.acting_version() == 1
             assert client.acting_version(episode_id=early) == 1
             client.end_episode(early)
@@ -116,14 +116,14 @@ def test_the_version_that_acts_in_an_episode_may_be_the_canary(tmp_path: Path) -
             store.rollback()
             wait_served(process, store)
             client.update_policy_weights()
-            assert {client.acting_version(episode_id=one) for one in said} == {1}
-            for one in said:
+            assert {client.acting_version(episode_id=one) for one in versions} == {1}
+            for one in versions:
                 client.end_episode(one)
         with PolicyClient(process.address, "remote") as client:
             assert client.acting_version(episode_id=client.start_episode()) == -1
         assert process.stop() == 0
     stored = {row["eps_id"]: row["policy_version"] for row in shard_rows(tmp_path)}
-    assert {name: stored[name] for name in said} == said
+    assert {name: stored[name] for name in versions} == versions
 
 
 def test_a_canary_that_cannot_act_stops_nobody(tmp_path: Path) -> None:

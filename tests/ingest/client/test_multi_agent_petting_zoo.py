@@ -158,7 +158,7 @@ def test_one_policy_is_followed_under_flow_control_beside_a_frozen_one(tmp_path:
     for name, rules in (("left", {"steps_per_version": 60}), ("right", {})):
         save_declaration(tmp_path, declared(name, specs[name], **quick, **rules))
         publish(tmp_path, name, specs[name], Policy(specs[name], seed=1).get_weights())
-    told: list[Any] = []
+    reports: list[Any] = []
     over = Event()
     with (
         CollectorProcess(tmp_path) as collector,
@@ -170,9 +170,9 @@ def test_one_policy_is_followed_under_flow_control_beside_a_frozen_one(tmp_path:
             tmp_path,
             "left",
             PPOConfig(epochs=1),
-            stop=lambda: len(told) >= updates or over.is_set(),
+            stop=lambda: len(reports) >= updates or over.is_set(),
             steps_per_update=60,
-            on_update=told.append,
+            on_update=reports.append,
         )
         try:
             while not training.done():
@@ -183,7 +183,7 @@ def test_one_policy_is_followed_under_flow_control_beside_a_frozen_one(tmp_path:
         result = training.result()
     assert (result.updates, result.rows_trained) == (updates, 60 * updates)
     assert result.version == 1 + updates
-    assert max(metrics["policy_lag_max"] for metrics in told) <= 1
+    assert max(metrics["policy_lag_max"] for metrics in reports) <= 1
     versions = {}
     for name in specs:
         with ShardReader(tmp_path, policy_id=name) as reader:

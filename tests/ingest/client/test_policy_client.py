@@ -152,7 +152,7 @@ def test_a_reward_before_any_action_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "text"),
     [
         (((1.0,), 0, {}), "obs"),
         ((("a", "b"), 0, {}), "obs"),
@@ -169,13 +169,13 @@ def test_a_reward_before_any_action_is_an_error(
     ],
 )
 def test_a_bad_value_raises_in_the_call_and_changes_nothing(
-    collector: ScriptedCollector, client: PolicyClient, values: Any, said: str
+    collector: ScriptedCollector, client: PolicyClient, values: Any, text: str
 ) -> None:
     """The error names the episode and the field; the next good call is the episode's first
     event."""
     observation, action, keywords = values
     name = client.start_episode()
-    with pytest.raises(ValueError, match=f"Episode {name}: .*{said}"):
+    with pytest.raises(ValueError, match=f"Episode {name}: .*{text}"):
         client.log_action(name, observation, action, **keywords)
     client.log_action(name, OBS, 1)
     client.flush()
@@ -601,8 +601,8 @@ def test_a_refusal_that_nobody_waits_for_is_logged(
     collector: ScriptedCollector, client: PolicyClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A refusal is logged once for each reason; a client with `on_error` calls that instead."""
-    told: list[Refusal] = []
-    other = PolicyClient(collector.address, on_error=told.append, timeout=60.0)
+    refusals: list[Refusal] = []
+    other = PolicyClient(collector.address, on_error=refusals.append, timeout=60.0)
     collector.judge = lambda event: "invalid"
     for one in (client, other):
         for _ in range(2):
@@ -613,7 +613,7 @@ def test_a_refusal_that_nobody_waits_for_is_logged(
             one.flush()
     other.close()
     assert caplog.text.count("was refused: scripted invalid") == 1
-    assert told
+    assert refusals
 
 
 def test_a_refusal_during_a_flush_that_raises_something_else_is_logged(

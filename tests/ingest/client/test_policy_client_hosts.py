@@ -36,9 +36,9 @@ def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
 
 
 def start(collector: CollectorProcess, words: list[str], **more: str) -> subprocess.Popen[bytes]:
-    told = {"COLLECTOR": collector.address, "PYTHONPATH": str(ROOT)}
+    settings = {"COLLECTOR": collector.address, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-m", *words], env={**os.environ, **told, **more}, cwd=ROOT
+        [sys.executable, "-m", *words], env={**os.environ, **settings, **more}, cwd=ROOT
     )
 
 
@@ -90,8 +90,8 @@ def test_workers_of_a_server_log_each_request_once(
     collector is frozen delivers what waits in the workers, and what the parent logged before it
     forked."""
     port, names = free_port(), [f"decision-{number}" for number in range(60)]
-    told = {"BUSY": "1"} if preloads else {}
-    server = start(collector, words.replace("PORT", port).split(), **told)
+    settings = {"BUSY": "1"} if preloads else {}
+    server = start(collector, words.replace("PORT", port).split(), **settings)
     with ThreadPoolExecutor(8) as callers:
         pids = Counter(callers.map(lambda name: call(port, name), names[:40]))
         os.kill(collector.serving_pid(), signal.SIGSTOP)
@@ -205,8 +205,8 @@ def test_processes_however_they_start_log_each_decision_once(
 
 
 def test_a_client_that_is_passed_to_a_process_says_what_to_do(collector: CollectorProcess) -> None:
-    said = run(collector, "import pickle\npickle.dumps(client)", status=1)
-    assert "TypeError: a PolicyClient cannot be pickled: make one in each process" in said
+    output = run(collector, "import pickle\npickle.dumps(client)", status=1)
+    assert "TypeError: a PolicyClient cannot be pickled: make one in each process" in output
 
 
 def test_a_notebook_logs_from_its_running_loop(collector: CollectorProcess) -> None:
@@ -226,8 +226,8 @@ def test_a_notebook_logs_from_its_running_loop(collector: CollectorProcess) -> N
     await later()
     cell(41)
     """
-    said = run(collector, body, "-m", "asyncio", stdin=True)
-    assert "Error" not in said
+    output = run(collector, body, "-m", "asyncio", stdin=True)
+    assert "Error" not in output
     assert stored(collector) == Counter([f"cell-{number}" for number in range(42)])
 
 
@@ -275,12 +275,12 @@ def test_what_is_logged_after_the_client_has_ended_is_not_lost_in_silence(
     program += "\natexit.register(late)\nfrom headrace import PolicyClient\nOBS = [0.0] * 4\n"
     program += f"client = PolicyClient({collector.address!r})\nclient.start_episode()\n"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    told = []
+    counts = []
     for last in ("pass", "client.flush()"):
         words = [sys.executable, "-c", program.replace("{}", last)]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        told.append(done.stderr.count("only flush() and close() deliver"))
-    assert told == [1, 1]
+        counts.append(done.stderr.count("only flush() and close() deliver"))
+    assert counts == [1, 1]
     assert stored(collector)["late-2"] == 1
 
 

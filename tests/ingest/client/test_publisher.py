@@ -258,10 +258,10 @@ def test_a_collector_of_another_root_is_asked_what_is_live_there(
         there = (*words, "--url", far.address, "--token", made.stdout.strip())
         judged = house.run(*there)
         assert (judged.returncode, judged.stdout) == (4, "")
-        for told in ("without a gate: not judged", "it was live already"):
+        for text in ("without a gate: not judged", "it was live already"):
             done = house.run(*there, "--no-gate")
             assert done.stdout.startswith("Version 1 of default")
-            assert told in done.stdout
+            assert text in done.stdout
     verdicts = [one["verdict"] for one in load_decisions(tmp_path / "run", "default").known]
     assert verdicts == [None, "cannot tell", None]
 

@@ -110,8 +110,8 @@ def test_a_copied_journal_that_is_put_back_doubles_nothing(
             assert log(collector, "waits", first=3, steps=1) == ["completed"]
             assert set(log(collector, "new", steps=2, end=True)) == {"completed"}
             assert log(collector, "long", first=9, steps=1) == ["broken"]
-            _, told = collector.post("/v1/events", events("long", first=9, steps=1))
-            assert CAUSE in told["refused"][0]["error"]["message"]
+            _, reply = collector.post("/v1/events", events("long", first=9, steps=1))
+            assert CAUSE in reply["refused"][0]["error"]["message"]
             assert log(collector, "ahead", first=2, steps=1) == ["gap"]
             if not again:
                 collector.kill()

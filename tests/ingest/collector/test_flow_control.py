@@ -53,9 +53,9 @@ def test_clients_that_lag_too_far_are_told_to_wait() -> None:
     live = {"default": 2}
     flow = FlowControl({"default": declaration}, live.get)
     assert flow.active
-    assert flow.told() == {}
+    assert flow.versions_to_hold() == {}
     live["default"] = 7
-    assert flow.told() == {"default": 4}
+    assert flow.versions_to_hold() == {"default": 4}
     assert flow.held() == {}
 
 

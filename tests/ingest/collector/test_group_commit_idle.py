@@ -47,8 +47,12 @@ def test_the_sealer_lets_go_of_a_shard_that_is_written():
 
 def test_the_committer_lets_go_of_what_is_committed():
     nothing: list[Any] = []
-    told = {"on_durable": nothing.append, "on_full": nothing.append, "on_failed": nothing.append}
-    committer = Committer(MemoryJournal(), notify=at_once, **told)
+    callbacks = {
+        "on_durable": nothing.append,
+        "on_full": nothing.append,
+        "on_failed": nothing.append,
+    }
+    committer = Committer(MemoryJournal(), notify=at_once, **callbacks)
     committer.start()
     done, gone = watched()
     committer.submit(Task(0, row=(1, b"row")))

@@ -86,15 +86,15 @@ def test_a_callback_runs_once_and_in_the_order_of_the_rows() -> None:
     """For a row that is already on disk, the callback runs at once."""
 
     async def script() -> None:
-        told: list[tuple[int, Exception | None]] = []
+        calls: list[tuple[int, Exception | None]] = []
         journal = opened(Fault(0), [])
         for row in (journal.append(b"x"), journal.append(b"y")):
-            journal.tell(row, lambda lost, row=row: told.append((row, lost)))  # type: ignore[misc]
+            journal.tell(row, lambda lost, row=row: calls.append((row, lost)))  # type: ignore[misc]
         journal.committer.start()
         await journal.durable(2)
-        assert told == [(1, None), (2, None)]
-        journal.tell(1, lambda lost: told.append((1, lost)))
-        assert told[2:] == [(1, None)]
+        assert calls == [(1, None), (2, None)]
+        journal.tell(1, lambda lost: calls.append((1, lost)))
+        assert calls[2:] == [(1, None)]
         journal.committer.stop()
 
     asyncio.run(script())

@@ -17,8 +17,8 @@ from storage.declarations.dropped_steps import Lost, dropped_steps
 def test_totals_of_an_instance_count_once() -> None:
     """A repeated report adds nothing, even after a restart."""
     dropped = DroppedByClients()
-    for told in (Dropped(episodes=1, steps=5), Dropped(episodes=1, steps=5), Dropped(steps=9)):
-        dropped.note("one", told)
+    for totals in (Dropped(episodes=1, steps=5), Dropped(episodes=1, steps=5), Dropped(steps=9)):
+        dropped.note("one", totals)
     dropped.note("two", Dropped())
     assert (dropped.episodes, dropped.steps) == (1, 9)
     assert dropped.by_instance() == {"one": Lost(0, 9)}
@@ -34,7 +34,7 @@ def test_the_record_follows_and_is_taken_up(
     """Reports reach the file; a collector that starts again continues from it."""
     monkeypatch.setattr(statistics, "_WRITE_SECONDS", 0.01)
 
-    async def told(dropped: DroppedByClients, steps: int, total: int) -> None:
+    async def await_record(dropped: DroppedByClients, steps: int, total: int) -> None:
         following = asyncio.create_task(DroppedRecord(dropped, tmp_path, lambda: "c").follow())
         await asyncio.sleep(0)
         dropped.note("one", Dropped(episodes=1, steps=steps))
@@ -45,7 +45,7 @@ def test_the_record_follows_and_is_taken_up(
         with contextlib.suppress(asyncio.CancelledError):
             await following
 
-    asyncio.run(told(DroppedByClients(), 5, 5))
+    asyncio.run(await_record(DroppedByClients(), 5, 5))
     again = DroppedByClients()
-    asyncio.run(told(again, 7, 7))
+    asyncio.run(await_record(again, 7, 7))
     assert again.steps == 7

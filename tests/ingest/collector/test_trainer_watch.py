@@ -34,8 +34,8 @@ def test_what_a_trainer_said_last_is_known_and_which_versions_it_gave_up(tmp_pat
     folder = weights_in(tmp_path)
     watch = TrainerWatch(tmp_path, ["default", "other"])
     watch.look()
-    alive, said = watch.status()["default"]
-    assert (alive, said) == (False, STATUS)
+    alive, status = watch.status()["default"]
+    assert (alive, status) == (False, STATUS)
     assert watch.off_chain()["default"] == [2]
     for path in (folder / "leases").iterdir():
         path.write_bytes(b"{")

@@ -62,10 +62,10 @@ def test_what_does_not_fit_ends_its_episode_at_its_last_good_step(bad: Any) -> N
     """The error is counted and reported to on_error, to the episode's next call and to flush. Other
     episodes go on.
     """
-    told: list[Refusal] = []
+    refusals: list[Refusal] = []
     with (
         ScriptedCollector() as collector,
-        PolicyClient(collector.address, max_wait=0.0, on_error=told.append) as client,
+        PolicyClient(collector.address, max_wait=0.0, on_error=refusals.append) as client,
     ):
         gate = hold_spec(collector)
         name, other = client.start_episode(), client.start_episode()
@@ -86,7 +86,7 @@ def test_what_does_not_fit_ends_its_episode_at_its_last_good_step(bad: Any) -> N
         assert len(collector.episodes[other].events) == 2
         assert client.stats.refused == {"invalid": 1, "broken": 1}
         assert (client.stats.waiting, client.stats.acknowledged) == (0, 5)  # 7 events are logged
-    assert [(one.code, one.episode_id) for one in told] == [("invalid", name)]
+    assert [(one.code, one.episode_id) for one in refusals] == [("invalid", name)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("requires grad"), KeyError("x"), OSError(5)])

@@ -211,19 +211,19 @@ def test_a_flush_that_interrupts_a_get_action_gives_up_at_once(
     client.connect()
     name = client.start_episode()
     fits = client._outbox._fits_request
-    told: list[str] = []
+    errors: list[str] = []
 
     def interrupted(places: Any) -> bool:  # in the section that no other call may enter
-        if not told:
+        if not errors:
             client.log_step(OBS, 1, 3.0, episode_id="in")
             with pytest.raises(TimeoutError) as caught:
                 client.flush(None)
-            told.append(str(caught.value))
+            errors.append(str(caught.value))
         return fits(places)
 
     client._outbox._fits_request = interrupted  # type: ignore[method-assign]
     client.get_action(name, OBS)
-    assert "still wait for" in told[0]
+    assert "still wait for" in errors[0]
     client.close()
     assert collector.episodes["in"].ended
 
@@ -293,12 +293,12 @@ def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
 
 def test_on_error_may_close_the_client_and_must_not_flush(collector: ScriptedCollector) -> None:
     """`on_error` runs in the sending thread; the other events are delivered all the same."""
-    told: list[Exception] = []
+    errors: list[Exception] = []
 
     def on_error(refusal: Refusal) -> None:
         with pytest.raises(ClientError, match="another thread") as caught:
             client.flush()
-        told.append(caught.value)
+        errors.append(caught.value)
         client.close()
 
     client = PolicyClient(collector.address, on_error=on_error, timeout=60)
@@ -315,6 +315,6 @@ def test_on_error_may_close_the_client_and_must_not_flush(collector: ScriptedCol
             break
     thread.join(60)
     assert not thread.is_alive()
-    assert told
+    assert errors
     assert client.stats.waiting == 0
     assert gone.is_set() or len(collector.episodes) == 5

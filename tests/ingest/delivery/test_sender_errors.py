@@ -67,8 +67,8 @@ def test_an_event_that_causes_an_error_does_not_block_the_others(
     collector: ScriptedCollector, others: int
 ) -> None:
     """The events of its episode are counted as refused and reported; the others arrive."""
-    told: list[Refusal] = []
-    with PolicyClient(collector.address, on_error=told.append) as client:
+    refusals: list[Refusal] = []
+    with PolicyClient(collector.address, on_error=refusals.append) as client:
         client.connect()
         Broken(client, [KeyError("planted")] * 1000, "bad")
         for number in range(others):
@@ -80,7 +80,7 @@ def test_an_event_that_causes_an_error_does_not_block_the_others(
         with pytest.raises(Refusal, match=r"cannot be sent: KeyError\('planted'\)"):
             client.flush(60)
         assert client.stats.refused == {"client_error": 2}
-        assert [refusal.episode_id for refusal in told] == ["bad", "bad"]
+        assert [refusal.episode_id for refusal in refusals] == ["bad", "bad"]
         with pytest.raises(Refusal, match="cannot be sent"):
             client.log_action("bad", SHORT, 1)
         client.log_step(SHORT, 1, 1.0, episode_id="last")

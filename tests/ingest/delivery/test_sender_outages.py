@@ -185,7 +185,7 @@ def test_what_was_dropped_is_told_when_nothing_follows() -> None:
         PolicyClient(collector.address, on_full="drop", max_pending=4, max_wait=0.0) as client,
     ):
 
-        def told() -> list[wire.Dropped | None]:
+        def reports() -> list[wire.Dropped | None]:
             bodies = collector.bodies("/v1/events")
             return [wire.decode(body, wire.MSGPACK, wire.Batch).dropped for body in bodies]
 
@@ -196,13 +196,13 @@ def test_what_was_dropped_is_told_when_nothing_follows() -> None:
         client.log_action("refused", SHORT, 1)
         gate.opened.set()
         client.flush(60)
-        assert told()[-1] == wire.Dropped(episodes=1, steps=1)
+        assert reports()[-1] == wire.Dropped(episodes=1, steps=1)
         client.log_action("refused", SHORT, 1)
         client.flush(60)
-        assert told()[-1] == wire.Dropped(episodes=1, steps=2)
-        count = len(told())
+        assert reports()[-1] == wire.Dropped(episodes=1, steps=2)
+        count = len(reports())
         client.flush(60)
-        assert len(told()) == count
+        assert len(reports()) == count
 
 
 def test_an_open_episode_that_does_not_fit_is_cut_at_its_last_step() -> None:

@@ -300,15 +300,15 @@ def test_what_the_collector_has_forgotten_is_counted_by_reason(
     dead(client)
     collector.faults.clear()
     collector.instances.clear()
-    told: list[Any] = []
+    refusals: list[Any] = []
     with (
         caplog.at_level(logging.WARNING),
-        spooling(collector.address, tmp_path, on_error=told.append) as client,
+        spooling(collector.address, tmp_path, on_error=refusals.append) as client,
     ):
         client.flush(60)
         assert client.stats.refused["unknown_instance"] == 1
         assert client.stats.spooled == 0
-    assert told[0].code == "unknown_instance"
+    assert refusals[0].code == "unknown_instance"
     assert len(collector.instances) <= 1
     assert not list(tmp_path.glob("segment-*"))
 

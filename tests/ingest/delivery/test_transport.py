@@ -85,12 +85,12 @@ def test_a_busy_collector_is_unavailable(
     assert caught.value.maybe_applied == (status not in {425, 429, 503, 507})
 
 
-@pytest.mark.parametrize(("told", "meant"), [(0.2, 0.2), (None, 1.0), ("soon", 1.0), (-1, 1.0)])
+@pytest.mark.parametrize(("wait", "meant"), [(0.2, 0.2), (None, 1.0), ("soon", 1.0), (-1, 1.0)])
 def test_the_collectors_own_wait_is_more_exact_than_the_header(
-    collector: ScriptedCollector, transport: Transport, told: Any, meant: float
+    collector: ScriptedCollector, transport: Transport, wait: Any, meant: float
 ) -> None:
     """The header has whole seconds only; a value that is not a number of seconds is ignored."""
-    error = {"code": "busy", "message": "", "retry_after": told}
+    error = {"code": "busy", "message": "", "retry_after": wait}
     body = msgspec.json.encode({"error": error})
     answer = scripted_collector.Answer(429, body, wire.JSON, {"Retry_After": "1"})
     collector.faults.append(lambda serve: answer)

@@ -23,58 +23,58 @@ class Exchanging(RuleBasedStateMachine):
     """Programs start, log, ask and end at random; a worker polls at random.
 
     Model: `waiting[name]` is the news that polls have yet to deliver, in order, each `(agents
-    observed, rewards, over, agents logged)`; `said` is what the next news will include.
+    observed, rewards, over, agents logged)`; `pending` is what the next news will include.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.exchange = Exchange(timeout=0.002)
         self.waiting: defaultdict[str, list[Any]] = defaultdict(list)
-        self.said: dict[str, dict[str, float]] = {}
+        self.pending: dict[str, dict[str, float]] = {}
         self.acted: dict[str, set[str]] = {}
         self.over: set[str] = set()
         self.count = 0
 
     def note(self, name: str, obs: set[str], over: bool, logged: set[str]) -> None:
-        self.waiting[name].append((obs, self.said[name], over, logged))
-        self.said[name] = {}
+        self.waiting[name].append((obs, self.pending[name], over, logged))
+        self.pending[name] = {}
 
     @rule(name=NAMES)
     def start(self, name: str) -> None:
-        if name in self.said or name in self.over:
+        if name in self.pending or name in self.over:
             with pytest.raises(Refusal, match=f"Episode {name}"):
                 self.exchange.start(name, True)
             return
         self.exchange.start(name, True)
-        self.said[name], self.acted[name] = {}, set()
+        self.pending[name], self.acted[name] = {}, set()
 
-    @precondition(lambda self: self.said)
+    @precondition(lambda self: self.pending)
     @rule(data=st.data(), agents=AGENTS)
     def tell(self, data: Any, agents: set[str]) -> None:
-        name = data.draw(st.sampled_from(sorted(self.said)))
+        name = data.draw(st.sampled_from(sorted(self.pending)))
         logged = {agent: LoggedAction(self.count) for agent in agents}
         self.exchange.tell(name, dict.fromkeys(agents, 0), logged)
         self.acted[name] |= agents
         self.note(name, agents, False, agents)
 
-    @precondition(lambda self: self.said)
+    @precondition(lambda self: self.pending)
     @rule(data=st.data(), agents=AGENTS)
     def reward(self, data: Any, agents: set[str]) -> None:
-        name = data.draw(st.sampled_from(sorted(self.said)))
+        name = data.draw(st.sampled_from(sorted(self.pending)))
         self.count += 1
         amounts = dict.fromkeys(agents, 2.0**self.count)
         if agents <= self.acted[name]:
             self.exchange.reward(name, amounts, {}, {})
             for agent, amount in amounts.items():
-                self.said[name][agent] = self.said[name].get(agent, 0.0) + amount
+                self.pending[name][agent] = self.pending[name].get(agent, 0.0) + amount
         else:
             with pytest.raises(Refusal, match="before any action"):
                 self.exchange.reward(name, amounts, {}, {})
 
-    @precondition(lambda self: self.said)
+    @precondition(lambda self: self.pending)
     @rule(data=st.data(), agents=AGENTS)
     def ask_and_be_answered(self, data: Any, agents: set[str]) -> None:
-        name = data.draw(st.sampled_from(sorted(self.said)))
+        name = data.draw(st.sampled_from(sorted(self.pending)))
         self.drain()
         got: list[Any] = []
         self.exchange._timeout = 30.0
@@ -91,34 +91,34 @@ class Exchanging(RuleBasedStateMachine):
         assert got == [answer]
         self.acted[name] |= agents
 
-    @precondition(lambda self: self.said)
+    @precondition(lambda self: self.pending)
     @rule(data=st.data(), agents=AGENTS)
     def ask_in_vain(self, data: Any, agents: set[str]) -> None:
         """Ask for an action while nobody polls: the episode and its pending data are unchanged."""
-        name = data.draw(st.sampled_from(sorted(self.said)))
+        name = data.draw(st.sampled_from(sorted(self.pending)))
         with pytest.raises(TimeoutError, match=f"Episode {name}"):
             self.exchange.ask(name, dict.fromkeys(agents, 0), b"k")
 
-    @precondition(lambda self: self.said)
+    @precondition(lambda self: self.pending)
     @rule(data=st.data(), agents=st.sets(st.sampled_from(["a", "b"])))
     def end(self, data: Any, agents: set[str]) -> None:
-        name = data.draw(st.sampled_from(sorted(self.said)))
+        name = data.draw(st.sampled_from(sorted(self.pending)))
         self.exchange.end(name, dict.fromkeys(agents, 0), truncated=False)
         self.note(name, agents, True, set())
-        del self.said[name]
+        del self.pending[name]
         self.over.add(name)
 
     @precondition(lambda self: any(self.waiting.values()))
     @rule()
     def poll(self) -> None:
-        told = self.exchange.poll()
-        assert told[0].keys() == {name for name, news in self.waiting.items() if news}
-        for name in told[0]:
+        result = self.exchange.poll()
+        assert result[0].keys() == {name for name, news in self.waiting.items() if news}
+        for name in result[0]:
             obs, rewards, over, logged = self.waiting[name].pop(0)
-            assert told[0][name].keys() == obs
-            assert {a: r for a, r in told[1][name].items() if r} == rewards
-            assert told[2][name]["__all__"] == over
-            assert told[5].get(name, {}).keys() == logged
+            assert result[0][name].keys() == obs
+            assert {a: r for a, r in result[1][name].items() if r} == rewards
+            assert result[2][name]["__all__"] == over
+            assert result[5].get(name, {}).keys() == logged
 
     def drain(self) -> None:
         while any(self.waiting.values()):

@@ -48,12 +48,12 @@ def served(body: Callable[[ExternalEnv], Any], **options: Any) -> dict[str, Seen
 def test_a_program_says_and_is_told_names_where_a_worker_has_codes() -> None:
     """Observations, the program's own actions and the worker's actions are names for the program
     and codes for the worker."""
-    told: list[Any] = []
+    actions: list[Any] = []
 
     class Named(ExternalEnv):
         def run(self) -> None:
             episode = self.start_episode()
-            told.append(self.get_action(episode, {"country": "FR"}))
+            actions.append(self.get_action(episode, {"country": "FR"}))
             self.log_action(episode, {"country": "DE"}, "item-42")
             self.end_episode(episode, {"country": "FR"})
 
@@ -62,7 +62,7 @@ def test_a_program_says_and_is_told_names_where_a_worker_has_codes() -> None:
         Named(Discrete.of(["item-42", "item-7"]), observation).to_base_env(), lambda seen: 1
     )
     (episode,) = worker.run().values()
-    assert told == ["item-7"]
+    assert actions == ["item-7"]
     assert [step[:2] for step in episode.steps] == [[{"country": 1}, 1], [{"country": 0}, 0]]
     assert episode.final_obs == {"country": 1}
 
@@ -518,8 +518,8 @@ def test_backpressure_is_a_bound_on_what_waits(idle):
         env.end_episode("e")
     base.poll()
     env.log_action("e", obs(2), 2)
-    told = [base.poll()[5]["e"][DEFAULT_AGENT].action for _ in range(2)]
-    assert told == [1, 2]
+    actions = [base.poll()[5]["e"][DEFAULT_AGENT].action for _ in range(2)]
+    assert actions == [1, 2]
     with pytest.raises(ValueError, match="timeout > 0 and max_pending >= 1"):
         idle(max_pending=0)
 

@@ -70,8 +70,8 @@ def test_a_rollout_worker_has_every_step_of_a_program() -> None:
     """All steps of the episodes for training, with their rewards and propensities."""
     batches = sampled(lambda context: Shop(ACTION, OBSERVATION))
     rows = [row for batch in batches for row in batch.rows()]
-    told = [(int(row["obs"][0]), int(row["obs"][1]), row["rewards"]) for row in rows]
-    assert told == [(i, t, float(i)) for i in range(12) if i % 5 for t in range(i)]
+    steps = [(int(row["obs"][0]), int(row["obs"][1]), row["rewards"]) for row in rows]
+    assert steps == [(i, t, float(i)) for i in range(12) if i % 5 for t in range(i)]
     for row in rows:
         i, t = row["obs"].astype(int).tolist()
         if t % 2:

@@ -367,8 +367,8 @@ def _check_conserved(shell: Shell, events: list[wire.Event]) -> None:
         how = ("truncated" if last.truncated else "terminated") if ended else "abandoned"  # type: ignore[union-attr]
         assert parts[-1].ended == how
         assert (parts[-1].final_obs is None) == (not ended or last.obs is None)  # type: ignore[union-attr]
-        told = last.agents if ended else None  # type: ignore[union-attr]
-        assert parts[-1].agents == (-1 if told is None else told)
+        agents = last.agents if ended else None  # type: ignore[union-attr]
+        assert parts[-1].agents == (-1 if agents is None else agents)
         assert parts[-1].agent_id == (events[0].agent_id or DEFAULT_AGENT)
     clock = [event.env_t for event in taken if event.env_t is not None]
     found_clock = b"".join(part.env_t for part in parts)
@@ -623,10 +623,10 @@ def test_a_start_again_with_other_content_is_a_conflict(
         assert shell.send(*acts) == ["accepted"] * 5
     if kept != "open":
         shell.restart()
-    said = msgspec.structs.replace(
+    same = msgspec.structs.replace(
         first, tags={"a": "1", "b": "2"}, policy_id="default", training_enabled=True, ts=9
     )
-    assert shell.send(first, said) == ["retry", "retry"]
+    assert shell.send(first, same) == ["retry", "retry"]
     others: dict[str, list[Any]] = {
         "tags": [None, {"a": "1"}, {"a": "1", "b": "3"}, {"a": "x" * 257}],
         "training_enabled": [False],

@@ -60,19 +60,21 @@ def action(seq: int | None = None, info: dict[str, Any] | None = None) -> wire.L
     return wire.LogAction(episode_id=NAME, seq=seq, obs=[0.0, 0.0], action=0, info=info)
 
 
-def said(info: dict[str, Any], seq: int | None = None, step: int | None = None) -> wire.LogReturns:
+def returns(
+    info: dict[str, Any], seq: int | None = None, step: int | None = None
+) -> wire.LogReturns:
     return wire.LogReturns(episode_id=NAME, seq=seq, reward=0.0, info=info, step=step)
 
 
 def test_a_small_piece_is_small_work_however_much_is_known() -> None:
     """A step's earlier infos are never read or written again: the very same strings stay."""
     shell = acting()
-    shell.send(said({f"k{i}": [i] for i in range(1_000)}), said({"x": 0}))
+    shell.send(returns({f"k{i}": [i] for i in range(1_000)}), returns({"x": 0}))
     info = shell.assembler.episodes[NAME].infos[0]
     assert isinstance(info, MergedInfo)
     known = list(info.values.values())[:1_000]
     for i in range(20):
-        shell.send(said({"x": i}))
+        shell.send(returns({"x": i}))
     assert shell.assembler.episodes[NAME].infos[0] is info
     assert all(a is b for a, b in zip(known, info.values.values(), strict=False))
     shell.send(wire.End(episode_id=NAME))
@@ -101,8 +103,10 @@ def test_the_bytes_of_infos_are_counted_through_merges_and_cuts() -> None:
     shell = acting(reward_window=10.0)
     episode = shell.assembler.episodes[NAME]
     for at in range(4):
-        shell.send(said({"a": at}, step=at), said({"b": 1, "a": 9}, step=at), action(info={"c": 1}))
-        shell.send(said({"c": 22}, step=at + 1))
+        shell.send(
+            returns({"a": at}, step=at), returns({"b": 1, "a": 9}, step=at), action(info={"c": 1})
+        )
+        shell.send(returns({"c": 22}, step=at + 1))
         shell.now += 6.0
         shell.tick(shell.now)
         assert episode.info_bytes == sum(len(str(info)) for info in episode.infos.values())
@@ -120,11 +124,11 @@ def test_the_infos_of_a_step_have_an_end(step: int | None) -> None:
     """422 names the limit; the episode is unchanged, and a single info has the message's limit."""
     shell = acting()
     long = "x" * (MAX_MERGED - 20)
-    assert shell.send(said({"long": long + long}, seq=2)) == ["accepted"]
-    shell.send(action(3), said({"long": long}, step=None if step is None else 1))
-    late = said({"more": "y" * 20}, step=None if step is None else 1)
+    assert shell.send(returns({"long": long + long}, seq=2)) == ["accepted"]
+    shell.send(action(3), returns({"long": long}, step=None if step is None else 1))
+    late = returns({"more": "y" * 20}, step=None if step is None else 1)
     with pytest.raises(Refusal, match=f"expected at most {MAX_MERGED} characters") as caught:
         shell.judge(late)
     assert (caught.value.code, caught.value.path) == ("invalid", "info")
-    assert shell.send(said({}, step=None if step is None else 1)) == ["accepted"]
-    assert shell.send(said({"long": long + long}, seq=2)) == ["retry"]
+    assert shell.send(returns({}, step=None if step is None else 1)) == ["accepted"]
+    assert shell.send(returns({"long": long + long}, seq=2)) == ["retry"]

@@ -87,7 +87,7 @@ class Whole:
         return found[-1] if found else ""
 
     @property
-    def told(self) -> int:
+    def agents(self) -> int:
         return max(track.agents for track in self.tracks.values())
 
     @property
@@ -96,7 +96,7 @@ class Whole:
 
     @property
     def is_complete(self) -> bool:
-        return 0 <= self.told <= len(self.tracks)
+        return 0 <= self.agents <= len(self.tracks)
 
 
 class OddAgents(RuleBasedStateMachine):
@@ -178,7 +178,7 @@ class OddAgents(RuleBasedStateMachine):
         env_t = None if agent is None else max(0, latest + ahead)
         whole = self.model.get(name)
         begins = expected == "accepted" and track is not None and not track.rewards
-        if begins and whole is not None and 0 <= whole.told <= whole.acted:
+        if begins and whole is not None and 0 <= whole.agents <= whole.acted:
             expected = "completed"
         if expected == "accepted" and env_t is not None and env_t <= latest:
             expected = "invalid"
@@ -197,29 +197,31 @@ class OddAgents(RuleBasedStateMachine):
             track.env_t += [] if env_t is None else [env_t]
             self.model[name].seen = self.shell.now
 
-    @rule(name=names, agent=agents, who=whose, told=st.sampled_from([None, None, 1, 2, 3]))
-    def end(self, name: str, agent: str | None, who: int, told: int | None) -> None:
-        """An agent leaves; `told` is the number of agents, if the episode is over."""
+    @rule(name=names, agent=agents, who=whose, count=st.sampled_from([None, None, 1, 2, 3]))
+    def end(self, name: str, agent: str | None, who: int, count: int | None) -> None:
+        """An agent leaves; `count` is the number of agents, if the episode is over."""
         expected = self.expected(name, agent, who)
-        if expected == "accepted" and told is not None:
+        if expected == "accepted" and count is not None:
             whole = self.model[name]
-            if agent is None or told < whole.acted or 0 <= whole.told != told:
+            if agent is None or count < whole.acted or 0 <= whole.agents != count:
                 expected = "invalid"
-        event = wire.End(episode_id=name, agent_id=agent, seq=self.seq(name, agent), agents=told)
+        event = wire.End(episode_id=name, agent_id=agent, seq=self.seq(name, agent), agents=count)
         assert self.send(event, who) == expected
         if expected == "accepted":
-            self.model[name].tracks[agent].finish("terminated", -1 if told is None else told)
+            self.model[name].tracks[agent].finish("terminated", -1 if count is None else count)
             self.model[name].seen = self.shell.now
 
-    @rule(name=names, told=st.booleans())
-    def end_all(self, name: str, told: bool) -> None:
+    @rule(name=names, with_count=st.booleans())
+    def end_all(self, name: str, with_count: bool) -> None:
         """The episode ends for all of its agents in one request."""
         whole = self.model.get(name)
         if whole is None or whole.is_lone:
             return
         agents = max(1, whole.acted)
         for agent in [agent for agent, track in whole.tracks.items() if not track.how]:
-            self.end(name, agent, self.instances.index(whole.instance), agents if told else None)
+            self.end(
+                name, agent, self.instances.index(whole.instance), agents if with_count else None
+            )
 
     # --- rewards for named steps -------------------------------------------------------------
 

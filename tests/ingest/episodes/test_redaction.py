@@ -297,8 +297,8 @@ def test_no_secret_is_on_the_disk(tmp_path: Path, redacts: bool) -> None:
         assert {row["obs.user"] for row in rows} == {stand_in}
         assert {row["obs.age"] for row in rows} == {0}
         assert [json.loads(tags) for tags in {row["tags"] for row in rows}] == [{"user": stand_in}]
-        (told,) = {row["infos"] for row in rows if isinstance(row["infos"], str)}
-        assert json.loads(told) == {"account": {"name": stand_in}}
+        (text,) = {row["infos"] for row in rows if isinstance(row["infos"], str)}
+        assert json.loads(text) == {"account": {"name": stand_in}}
     assert headrace("verify", "--root", root).returncode == 0
 
 

@@ -232,11 +232,11 @@ def test_a_start_again_is_compared_by_what_the_rules_leave_of_it(
         assert await sent(collector, start("b"), start("b"), instance=mine[0]) == []
 
     async def after(collector: Collector) -> None:
-        told = await sent(collector, start("b"), instance=mine[0])
-        assert [code for code, _ in told] == answer
+        refusals = await sent(collector, start("b"), instance=mine[0])
+        assert [code for code, _ in refusals] == answer
         other = await sent(collector, start("c"), instance=mine[0])
         assert [code for code, _ in other] == ([] if then == ALL else ["conflict"])
-        assert not any("alice" in text for _, text in told + other)
+        assert not any("alice" in text for _, text in refusals + other)
 
     during(before, declared(redact=first), journal)
     during(after, declared(redact=then), journal)

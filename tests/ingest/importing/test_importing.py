@@ -124,8 +124,8 @@ def test_a_second_run_adds_nothing_but_another_file_or_meaning_does(
     third = run_import(moved)
     assert (first.steps, again.steps, again.skipped_known, third.skipped_known) == (20, 0, 20, 20)
     assert first.name == again.name == third.name
-    told = run_import(dataclasses.replace(moved, policy_id="default"))
-    assert (told.name, told.skipped_known) == (first.name, 20), "the only policy may be named"
+    fourth = run_import(dataclasses.replace(moved, policy_id="default"))
+    assert (fourth.name, fourth.skipped_known) == (first.name, 20), "the only policy may be named"
     assert accounts_for_every_row(again)
     other = dataclasses.replace(moved, action_prob=None)
     further = run_import(other)

@@ -31,22 +31,22 @@ EVENTS = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def log(tmp_path_factory):
     """The collector's log."""
     return tmp_path_factory.mktemp("told") / "log"
 
 
 @pytest.fixture(scope="module")
-def collector(tmp_path_factory, told):
+def collector(tmp_path_factory, log):
     root = tmp_path_factory.mktemp("root")
     declare(root)
-    with CollectorProcess(root, log=told) as process:
+    with CollectorProcess(root, log=log) as process:
         yield process
         assert process.stop() == 0
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_an_episode_that_breaks_on_a_long_text(collector, told, name):
+def test_an_episode_that_breaks_on_a_long_text(collector, log, name):
     """The answer, cause and log line of the broken episode are short, and the journal has no copy
     of the text for any track."""
     instance = collector.post("/v1/instances", {})[1]["instance"]
@@ -65,7 +65,7 @@ def test_an_episode_that_breaks_on_a_long_text(collector, told, name):
     known = collector.get(f"/v1/episodes/{name}")[1]
     assert known["agents"][agents[0]]["state"] == "broken"
     assert len(known["agents"][agents[0]]["cause"]) < ENOUGH
-    assert max(map(len, told.read_text().splitlines())) < ENOUGH
+    assert max(map(len, log.read_text().splitlines())) < ENOUGH
     assert journal_bytes(collector) - before < len(LONG)
 
 

@@ -14,7 +14,7 @@ EPISODES, STEPS = 60, 4
 
 
 @pytest.mark.parametrize(
-    ("looks", "told"),
+    ("looks", "expected"),
     [
         ([(MUCH - 1, 0), (0, 0)], [False, False]),  # little
         ([(3 * MUCH, 2 * MUCH), (2 * MUCH, 2 * MUCH)], [False, False]),  # most of it is there
@@ -22,9 +22,11 @@ EPISODES, STEPS = 60, 4
         ([(0, MUCH), (MUCH, 0)], [False, True]),  # it fell later
     ],
 )
-def test_it_is_told_once_that_much_is_gone(looks: list[tuple[int, int]], told: list[bool]) -> None:
+def test_it_is_told_once_that_much_is_gone(
+    looks: list[tuple[int, int]], expected: list[bool]
+) -> None:
     ebb = Ebb()
-    assert [ebb.fell(*look) for look in looks] == told
+    assert [ebb.fell(*look) for look in looks] == expected
 
 
 def test_episodes_that_are_sealed_leave_no_memory_behind(tmp_path: Path) -> None:

@@ -95,9 +95,9 @@ def test_waiting_for_late_rewards_is_counted(tmp_path: Path) -> None:
     def counts(process: CollectorProcess) -> list[float]:
         found, ready = scraped(process), process.get("/readyz")[1]
         ended = [n for name, n in found.items() if name.startswith("headrace_episodes_ended_total")]
-        told = [found[f"headrace_{name}"] for name in names[:2]]
-        assert [ready[name] for name in names] == [*told, sum(ended)]
-        return [*told, sum(ended)]
+        waiting = [found[f"headrace_{name}"] for name in names[:2]]
+        assert [ready[name] for name in names] == [*waiting, sum(ended)]
+        return [*waiting, sum(ended)]
 
     with CollectorProcess(tmp_path) as process:
         instance = process.post("/v1/instances")[1]["instance"]

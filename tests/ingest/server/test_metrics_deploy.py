@@ -103,7 +103,7 @@ def test_every_alert_asks_for_what_there_is(scrape: Samples) -> None:
     alerts = (DEPLOY / FILES[1]).read_text().split("- alert: ")[1:]
     assert len(alerts) > 10
     for alert in alerts:
-        asked, told = alert.split("expr:")[1].split("labels:", 1)
+        asked, rest = alert.split("expr:")[1].split("labels:", 1)
         found = selected(asked, scrape)
         grouped = {
             name.strip()
@@ -111,7 +111,7 @@ def test_every_alert_asks_for_what_there_is(scrape: Samples) -> None:
             for name in names.split(",")
         }
         lost = set(re.findall(r"without \((\w+)\)", asked))
-        named = set(re.findall(r"\$labels\.(\w+)", told))
+        named = set(re.findall(r"\$labels\.(\w+)", rest))
         assert not named & lost, alert
         assert all(name in labels for labels in found for name in named | grouped), alert
 
@@ -187,7 +187,7 @@ def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
             if quiet and given:  # as much as the live version
                 given = {name: "200x40" if "_n" not in name else "400x40" for name in given}
             summary = summaries[alert].replace("{{ $labels.policy }}", labels.get("policy", ""))
-            told = {
+            expected = {
                 "exp_labels": {"severity": severities[alert], **labels},
                 "exp_annotations": {"summary": summary},
             }
@@ -201,7 +201,7 @@ def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
                         {
                             "eval_time": "35m",
                             "alertname": alert,
-                            "exp_alerts": [] if quiet else [told],
+                            "exp_alerts": [] if quiet else [expected],
                         }
                     ],
                 }

@@ -175,8 +175,8 @@ def test_until_the_first_look_at_weights_requests_are_to_be_repeated(tmp_path: P
                 collector.get("/v1/policies/default/weights"),
             ]
             answers += [(429, collector.post("/v1/actions", {"actions": [ask]})[1]["actions"][0])]
-            told = [(status, answer["error"]["code"]) for status, answer in answers]
-            assert told == [(429, "busy")] * 3
+            codes = [(status, answer["error"]["code"]) for status, answer in answers]
+            assert codes == [(429, "busy")] * 3
             chosen = asyncio.run(
                 act_meanwhile(collector.address, lambda: fcntl.flock(held, fcntl.LOCK_UN))
             )

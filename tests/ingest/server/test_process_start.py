@@ -55,12 +55,12 @@ def collect(
 
     words = ["collect", "--root", str(root), "--port", "0", *options]
     if program == "ingest" and descriptors is None:
-        with tempfile.TemporaryFile("w+") as told:
-            process = template().fork(words, told.fileno())
+        with tempfile.TemporaryFile("w+") as file:
+            process = template().fork(words, file.fileno())
             status = process.wait(60)
             process.stdout.close()
-            told.seek(0)
-            said = told.read()
+            file.seek(0)
+            stderr = file.read()
     else:
         done = subprocess.run(
             [sys.executable, "-m", program, *words],
@@ -71,9 +71,9 @@ def collect(
             preexec_fn=few,
             timeout=60,
         )
-        status, said = done.returncode, done.stderr
-    assert "Traceback" not in said
-    return status, said
+        status, stderr = done.returncode, done.stderr
+    assert "Traceback" not in stderr
+    return status, stderr
 
 
 @contextlib.contextmanager
@@ -94,12 +94,12 @@ def test_a_process_that_just_ended_takes_a_signal() -> None:
     status was read."""
     with subprocess.Popen(["true"], stdout=subprocess.PIPE, text=True) as gone:
         gone.wait()
-        ended, told = os.pipe()
+        ended, write_end = os.pipe()
         assert gone.stdout is not None
         process = Forked(gone.pid, gone.stdout, ended)
         process.send_signal(0)
-        os.write(told, b"0")
-        os.close(told)
+        os.write(write_end, b"0")
+        os.close(write_end)
         assert process.wait() == 0
 
 
@@ -109,18 +109,18 @@ def test_trouble_of_disk_or_system_is_status_1(root: Path, program: str) -> None
     usage."""
     lock = root / "journal" / "lock"
     lock.mkdir(parents=True)
-    status, told = collect(root, program)
-    assert (status, "Is a directory" in told) == (1, True)
+    status, stderr = collect(root, program)
+    assert (status, "Is a directory" in stderr) == (1, True)
     lock.rmdir()
-    status, told = collect(root, program, descriptors=FEW)
-    assert (status, "Too many open files" in told) == (1, True)
+    status, stderr = collect(root, program, descriptors=FEW)
+    assert (status, "Too many open files" in stderr) == (1, True)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_wrong_usage_is_status_2(tmp_path: Path, program: str) -> None:
     """Without a declared policy each further start would fail in the same way."""
-    status, told = collect(tmp_path, program)
-    assert (status, "no policy is declared" in told) == (2, True)
+    status, stderr = collect(tmp_path, program)
+    assert (status, "no policy is declared" in stderr) == (2, True)
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "collector.example.invalid"])
@@ -128,15 +128,15 @@ def test_an_address_that_is_not_there_yet_is_status_1(root: Path, host: str) -> 
     """While a machine boots, its address or name may come later than the service: the next start
     may succeed."""
     create_token(root, "web", ["log"])
-    status, told = collect(root, "headrace", "--host", host, "--insecure-no-tls")
-    assert (status, host in told) == (1, True)
+    status, stderr = collect(root, "headrace", "--host", host, "--insecure-no-tls")
+    assert (status, host in stderr) == (1, True)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_what_is_no_name_at_all_is_status_2(root: Path, host: str) -> None:
     """A string that cannot be a host name makes each further start fail, too."""
-    status, told = collect(root, "ingest", "--host", host)
-    assert (status, "expected a name" in told) == (2, True)
+    status, stderr = collect(root, "ingest", "--host", host)
+    assert (status, "expected a name" in stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["", "policies", "keys", "journal", "shards"])
@@ -149,8 +149,8 @@ def test_a_file_in_the_place_of_a_folder_is_status_2(tmp_path: Path, name: str) 
         declare(root)
     place = root / name
     place.write_text("")
-    status, told = collect(root, "ingest")
-    assert (status, f"{place}: expected a folder" in told) == (2, True)
+    status, stderr = collect(root, "ingest")
+    assert (status, f"{place}: expected a folder" in stderr) == (2, True)
 
 
 def test_a_link_to_a_volume_that_is_away_is_status_1(root: Path, tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
 def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
     """The second collector on a root ends at once, with the process id and address of the first."""
     with CollectorProcess(root) as first:
-        status, told = collect(root, program)
+        status, stderr = collect(root, program)
         assert status == 3
-        assert f"process {first.process.pid}" in told
-        assert f"serves {first.address}" in told
-        assert "waits" not in told
+        assert f"process {first.process.pid}" in stderr
+        assert f"serves {first.address}" in stderr
+        assert "waits" not in stderr
         port = first.address.rpartition(":")[2]
         result = headrace("collect", "--root", root, "--port", port)
         assert refused(result, f"already serves {first.address}", status=3)
@@ -232,7 +232,7 @@ def test_a_start_that_waits_hears_a_signal(root: Path, number: signal.Signals) -
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "text"),
     [
         ({"network": 5}, "spec: policy spec: expected the keys"),
         (SPEC | {"action_rule": {"kind": "x"}}, "spec: action_rule: "),
@@ -240,13 +240,13 @@ def test_a_start_that_waits_hears_a_signal(root: Path, number: signal.Signals) -
     ],
 )
 def test_a_spec_that_nothing_can_act_by_is_refused(
-    root: Path, spec: dict[str, Any], said: str
+    root: Path, spec: dict[str, Any], text: str
 ) -> None:
     """The start fails, and the error names the policy's file and the part of the spec."""
     file = root / "policies" / "default.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"spec": spec}))
     result = headrace("collect", "--root", root, "--port", 0)
-    assert refused(result, f"default.json: {said}")
+    assert refused(result, f"default.json: {text}")
 
 
 def test_a_pipe_in_the_place_of_a_policy_is_refused(root: Path) -> None:

@@ -220,9 +220,9 @@ def test_all_answers_are_on_the_first_screen(
     subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], check=True, timeout=60)
     assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     asked = [*command, "--dump-dom", page.as_uri()]
-    told = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True)
-    found = re.search("<title>(.*)</title>", told.stdout)
-    assert found, told.stdout
+    result = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True)
+    found = re.search("<title>(.*)</title>", result.stdout)
+    assert found, result.stdout
     inner, too_wide, below, is_dark, focused = found[1].split()
     assert (inner, too_wide, is_dark) == (str(width), "0", str(dark).lower())
     assert int(below) <= 800, "the fifth answer ends in the first screen"

@@ -56,8 +56,8 @@ def stop(pid: int) -> None:
 def start_time(collector: CollectorProcess) -> str:
     """The start time of the serving process, as in /metrics."""
     lines = urllib3.request("GET", f"{collector.address}/metrics").data.decode().splitlines()
-    [told] = [line for line in lines if line.startswith("process_start_time_seconds ")]
-    return told
+    [sample] = [line for line in lines if line.startswith("process_start_time_seconds ")]
+    return sample
 
 
 def test_what_is_killed_goes_on_where_it_was(tmp_path):
@@ -274,7 +274,7 @@ def test_a_stop_that_finds_a_killed_child_says_so(tmp_path):
     assert f"(process {child}) was killed by signal 9" in log.read_text()
 
 
-def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+def next_line(process: subprocess.Popen[str]) -> dict[str, Any]:
     """The next line of the process's output, if there is one soon."""
     assert process.stdout is not None
     assert select.select([process.stdout], [], [], READY_SECONDS)[0]
@@ -299,9 +299,9 @@ def test_it_is_the_same_for_the_front_door(tmp_path, first):
         text=True,
     ) as process:
         try:
-            one = said(process)
+            one = next_line(process)
             os.kill(one["pid"], signal.SIGKILL)
-            other = said(process)
+            other = next_line(process)
             process.send_signal(signal.SIGTERM)
             assert process.wait(READY_SECONDS) == 0
         finally:

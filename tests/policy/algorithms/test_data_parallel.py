@@ -59,7 +59,7 @@ def test_unequal_counts_are_refused_on_every_rank(ranks):
         assert "expected the same count on every rank, got [16, 17]" in text
 
 
-def said(ranks, name):
+def texts_of(ranks, name):
     return [out.with_name(f"{out.name}.{name}").read_text() for out in ranks]
 
 
@@ -69,9 +69,9 @@ def test_ranks_with_other_policies_are_refused_on_every_rank(ranks):
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
-    for text in said(ranks, "others"):
+    for text in texts_of(ranks, "others"):
         assert "got [8, 0] of policy 'a', [0, 8] of policy 'b'" in text
-    for text in said(ranks, "more"):
+    for text in texts_of(ranks, "more"):
         assert text.endswith("expected the same count on every rank, got [8, 0] of policy 'a'")
 
 
@@ -83,7 +83,7 @@ def test_what_one_rank_refuses_no_rank_learns(ranks):
     """
     other = "ValueError: data parallel: expected all ranks to learn, but [0] refused"
     for name, words in (("unknown", "no policy 'c'"), ("infinite", "the loss became")):
-        mine, theirs = said(ranks, name)
+        mine, theirs = texts_of(ranks, name)
         assert words in mine
         assert theirs == other
     for out in ranks:
@@ -105,7 +105,7 @@ def test_ranks_that_train_other_policies_are_refused(ranks):
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
     """
-    for text in said(ranks, "unlike"):
+    for text in texts_of(ranks, "unlike"):
         assert "expected the same policies, trained ones and shapes on every rank" in text
 
 

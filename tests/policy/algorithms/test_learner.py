@@ -124,9 +124,9 @@ def test_an_update_that_goes_wrong_is_taken_back(bandit_log, caplog, monkeypatch
 
 def test_progress_is_told_up_to_the_end(bandit_log):
     """done runs from 1 to total."""
-    told = []
-    new_learner().update(bandit_log(64).batch(), lambda *args: told.append(args))
-    assert told == [("training", i, 4) for i in (1, 2, 3, 4)]
+    calls = []
+    new_learner().update(bandit_log(64).batch(), lambda *args: calls.append(args))
+    assert calls == [("training", i, 4) for i in (1, 2, 3, 4)]
 
 
 def test_a_damaged_checkpoint_is_refused(bandit_log, tmp_path):

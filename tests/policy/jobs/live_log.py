@@ -70,17 +70,17 @@ def run(
     root: Path, updates: int, *, stop_after: int = 300, **settings: Any
 ) -> tuple[FollowResult, list[dict[str, float]]]:
     """Follow for so many updates, or until no rows arrive for long; (result, reports)."""
-    told: list[dict[str, float]] = []
+    reports: list[dict[str, float]] = []
     asked = iter(range(stop_after))
-    settings = {"steps_per_update": 100, "on_update": told.append, "spec": SPEC, **settings}
+    settings = {"steps_per_update": 100, "on_update": reports.append, "spec": SPEC, **settings}
     result = follow(
         root,
         "default",
         CONFIG,
-        stop=lambda: len(told) >= updates or next(asked, None) is None,
+        stop=lambda: len(reports) >= updates or next(asked, None) is None,
         **settings,
     )
-    return result, told
+    return result, reports
 
 
 def rows_of(root: Path, ordinals: Iterable[int]) -> set[Row]:
@@ -149,7 +149,7 @@ def history(root: Path) -> list[Row]:
     """The rows that the last weights were trained on; a repeated update replaces the first one."""
     found: dict[int, list[list[Any]]] = {}
     for line in (root / "record").read_text().splitlines():
-        said = json.loads(line)
-        found = {trained: rows for trained, rows in found.items() if trained < said["trained"]}
-        found[said["trained"]] = said["rows"]
+        record = json.loads(line)
+        found = {trained: rows for trained, rows in found.items() if trained < record["trained"]}
+        found[record["trained"]] = record["rows"]
     return [(ordinal, t) for rows in found.values() for ordinal, t in rows]

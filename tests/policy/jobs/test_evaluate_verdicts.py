@@ -146,8 +146,8 @@ def test_an_action_that_was_never_logged_has_its_name(tmp_path: Path) -> None:
     spec = PolicySpec(*spaces, ModuleSpec(hidden=(), value_head=False))
     digest = stored(tmp_path, probabilities(0.09, 0.005, 0.9, 0.005), spec=spec)
     result = evaluate(tmp_path, "default", digest, split="all").to_dict()
-    (told,) = (one for one in result["diagnostics"] if one["name"] == "unsupported_actions")
-    assert told["sentence"].partition(": ")[2].startswith("'sofa' (90.0% of steps)")
+    (check,) = (one for one in result["diagnostics"] if one["name"] == "unsupported_actions")
+    assert check["sentence"].partition(": ")[2].startswith("'sofa' (90.0% of steps)")
 
 
 @pytest.mark.parametrize("worse", [0.0, 0.001])

@@ -92,8 +92,8 @@ def test_a_kill_between_any_two_writes_loses_and_doubles_no_row(
     store = WeightStore(root, "default")
     live = store.live()
     assert live
-    said = store.manifest(live.version).metrics["rows_trained"]
-    assert len(claimed(root, live.version)) == said >= 600
+    trained = store.manifest(live.version).metrics["rows_trained"]
+    assert len(claimed(root, live.version)) == trained >= 600
 
 
 def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
@@ -105,8 +105,8 @@ def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
     store = WeightStore(root, "default")
     assert (live := store.live())
     assert live.version == 1
-    result, told = run(root, 0)
-    assert (result.version, result.updates, told) == (2, 1, [])
+    result, reports = run(root, 0)
+    assert (result.version, result.updates, reports) == (2, 1, [])
     assert len(claimed(root, 2)) == 100
 
 
@@ -230,7 +230,7 @@ def test_a_rollback_under_a_follower_is_followed_and_holds(
     store = WeightStore(root, "default")
     seen: list[Any] = []
 
-    def told(metrics: dict[str, float]) -> None:
+    def on_update(metrics: dict[str, float]) -> None:
         seen.append(metrics)
         if len(seen) == 2:
             store.rollback(2, by="somebody", why="a test")
@@ -239,7 +239,7 @@ def test_a_rollback_under_a_follower_is_followed_and_holds(
                 store.publish(store.candidates()[0])
             store.resume()
 
-    result = follow_for(root, 5, told, seen)
+    result = follow_for(root, 5, on_update, seen)
     assert [one["version"] for one in seen] == [2, 3, 4, 4, 5]
     assert store.manifest(4).copy_of == 2
     assert (result.conflicts, result.version) == (1, 5)
@@ -261,23 +261,23 @@ def test_rows_of_a_part_that_were_trained_into_lost_weights_are_not_claimed(root
     store = WeightStore(root, "default")
     seen: list[Any] = []
 
-    def told(metrics: dict[str, float]) -> None:
+    def on_update(metrics: dict[str, float]) -> None:
         seen.append(metrics)
         if len(seen) == 1:
             manifest, weights = store.load(1)
             theirs = {"spec": manifest.spec, "metrics": {"by": "hand"}, "lineage": {}}
             store.publish(store.add_candidate(weights, **theirs))
 
-    follow_for(root, 3, told, seen)
+    follow_for(root, 3, on_update, seen)
     assert [one["version"] for one in seen] == [2, 3, 4]
     assert sorted(claimed(root, 4)) == sorted(rows_of(root, range(12)))[200:300]
 
 
 def follow_for(
-    root: Path, updates: int, told: Callable[[dict[str, float]], None], seen: list[Any]
+    root: Path, updates: int, on_update: Callable[[dict[str, float]], None], seen: list[Any]
 ) -> FollowResult:
     asked = iter(range(300))
     return follow(
         root, "default", CONFIG, spec=SPEC, steps_per_update=100, checkpoint_every=1,
-        stop=lambda: len(seen) >= updates or next(asked, None) is None, on_update=told,
+        stop=lambda: len(seen) >= updates or next(asked, None) is None, on_update=on_update,
     )  # fmt: skip

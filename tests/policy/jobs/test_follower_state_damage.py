@@ -49,8 +49,8 @@ def test_counts_go_on_with_the_live_weights(root: Path) -> None:
     lose_checkpoints(root)
     result, _ = run(root, 1)
     store = WeightStore(root, "default")
-    said = [store.manifest(number).metrics["rows_trained"] for number in store.versions()]
-    assert said == [0, 100, 200, 300]
+    counts = [store.manifest(number).metrics["rows_trained"] for number in store.versions()]
+    assert counts == [0, 100, 200, 300]
     assert len(claimed(root, 4)) == result.rows_trained == result.rows_read == 300
 
 

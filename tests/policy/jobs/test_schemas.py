@@ -100,10 +100,10 @@ def test_a_schema_that_nothing_has_may_come_unless_another_is_declared(tmp_path:
     save_declaration(tmp_path, declared)
     with pytest.raises(NothingYet):
         freeze(tmp_path, schema_id=declared.schema_id)
-    told = f"declared with schema {declared.schema_id}, not 0123456789ab"
-    with pytest.raises(NothingToFreeze, match=told):
+    reason = f"declared with schema {declared.schema_id}, not 0123456789ab"
+    with pytest.raises(NothingToFreeze, match=reason):
         freeze(tmp_path, schema_id="0123456789ab")
-    with pytest.raises(NothingToTrainOn, match=told):
+    with pytest.raises(NothingToTrainOn, match=reason):
         train(tmp_path, algorithm=ONCE, schema_id="0123456789ab")
 
 
@@ -130,8 +130,8 @@ def test_a_live_version_of_other_spaces_is_no_bar(tmp_path: Path) -> None:
     result = train(tmp_path, algorithm=ONCE)
     document = publish(tmp_path, "default", result.candidate, Gate(reward_range=(0, 1)))
     assert document["published"] is False
-    told = "live_observation_space: live version 1 has another observation space: use a canary"
-    assert told in document["gate"]["reasons"]
+    reason = "live_observation_space: live version 1 has another observation space: use a canary"
+    assert reason in document["gate"]["reasons"]
 
 
 def test_without_a_declaration_one_of_several_has_to_be_named(changed: Any) -> None:

@@ -76,7 +76,7 @@ def test_a_manifest_is_all_that_is_read(bandit_log, tmp_path):
 def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path):
     """A log larger than a block is trained on block by block."""
     bandit_log(5000).write(tmp_path)
-    told = []
+    calls = []
     result = train(
         tmp_path,
         "default",
@@ -84,10 +84,10 @@ def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path):
         evaluation_share=0.0,
         epochs=1,
         block_rows=4096,
-        on_progress=lambda *args: told.append(args),
+        on_progress=lambda *args: calls.append(args),
     )
     assert result.rows_trained == 5000
-    assert [told[i][:2] for i in (0, -1)] == [("reading", 4096), ("training", 4)]
+    assert [calls[i][:2] for i in (0, -1)] == [("reading", 4096), ("training", 4)]
 
 
 def test_the_declared_spec_is_trained_and_a_given_one_comes_first(bandit_log, tmp_path):

@@ -62,8 +62,8 @@ def test_a_reward_beyond_float32_stops_no_follower(tmp_path: Path) -> None:
     spoiled = live_log.part(3, rewards=rewards.tobytes())
     live_log.write(root, *(live_log.part(i) for i in range(3)), spoiled)
     live_log.write(root, *(live_log.part(4 + i) for i in range(16)))
-    result, told = live_log.run(root, 2)
-    assert [one["rows"] for one in told] == [99, 100]
+    result, reports = live_log.run(root, 2)
+    assert [one["rows"] for one in reports] == [99, 100]
     assert result.excluded == {"not_finite": 1}
     rows = live_log.rows_of(root, range(20))
     assert live_log.claimed(root, result.version) == rows - {(3, 4)}
@@ -88,9 +88,9 @@ def test_an_update_that_is_taken_back_claims_none_of_its_rows(
         return metrics
 
     monkeypatch.setattr(PPO, "update", wrong)
-    _, told = live_log.run(root, 2)
+    _, reports = live_log.run(root, 2)
     result, more = live_log.run(root, 2)
-    assert [one["rows"] for one in told + more] == [100, 0, 100, 100]
+    assert [one["rows"] for one in reports + more] == [100, 0, 100, 100]
     assert result.excluded == {"not_finite": 100}
     assert result.rows_trained == 300 == len(live_log.claimed(root, result.version))
     assert "left out as not_finite: ppo: the loss became inf" in caplog.text

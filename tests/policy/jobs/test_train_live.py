@@ -64,16 +64,16 @@ def write(root, *parts):
 
 def run(root, updates, **settings):
     """Follow for so many updates, or until no rows arrive for long; (result, reports)."""
-    told, asked = [], iter(range(300))
-    settings = {"steps_per_update": 100, "on_update": told.append, **settings}
+    reports, asked = [], iter(range(300))
+    settings = {"steps_per_update": 100, "on_update": reports.append, **settings}
     result = follow(
         root,
         "default",
         CONFIG,
-        stop=lambda: len(told) >= updates or next(asked, None) is None,
+        stop=lambda: len(reports) >= updates or next(asked, None) is None,
         **settings,
     )
-    return result, told
+    return result, reports
 
 
 def test_the_initial_weights_are_version_1_before_any_row(root):
@@ -88,19 +88,19 @@ def test_the_initial_weights_are_version_1_before_any_row(root):
 def test_each_update_goes_live_with_its_lineage_and_metrics(root):
     """100 fresh rows make a version; the lag counts from the version that was live."""
     write(root, *(part(i) for i in range(30)))
-    result, told = run(root, 3)
+    result, reports = run(root, 3)
     store = WeightStore(root, "default")
     assert (result.version, result.updates, result.rows_trained) == (4, 3, 300)
     assert store.live().version == 4
-    assert [m["version"] for m in told] == [2, 3, 4]
-    assert [m["policy_lag_mean"] for m in told] == [0, 1, 2]
-    assert [m["rows_trained"] for m in told] == [100, 200, 300]
+    assert [m["version"] for m in reports] == [2, 3, 4]
+    assert [m["policy_lag_mean"] for m in reports] == [0, 1, 2]
+    assert [m["rows_trained"] for m in reports] == [100, 200, 300]
     wanted = {"ess", "kl_k1", "kl_k3", "clip_fraction", "entropy", "explained_variance"}
-    assert wanted | {"seconds", "publish_seconds", "policy_lag_max"} <= set(told[0])
+    assert wanted | {"seconds", "publish_seconds", "policy_lag_max"} <= set(reports[0])
     for version in (2, 3, 4):
         lineage = store.lineage(version)[STREAM].ranges()
         assert lineage == [(0, (version - 1) * 10 - 1)]
-    assert store.manifest(4).metrics["kl_k3"] == pytest.approx(told[-1]["kl_k3"])
+    assert store.manifest(4).metrics["kl_k3"] == pytest.approx(reports[-1]["kl_k3"])
 
 
 def test_rows_of_versions_too_old_are_left_out_and_counted(root):
@@ -109,11 +109,11 @@ def test_rows_of_versions_too_old_are_left_out_and_counted(root):
     Otherwise clients that wait for it would wait forever.
     """
     write(root, *(part(i) for i in range(30)), *(part(30 + i, version=4) for i in range(10)))
-    result, told = run(root, 4, max_lag=1)
+    result, reports = run(root, 4, max_lag=1)
     assert result.excluded == {"stale": 100}
     assert (result.rows_read, result.rows_trained) == (400, 300)
-    assert [m["version"] for m in told] == [2, 3, 4, 5]
-    assert [m["policy_lag_max"] for m in told] == pytest.approx([0, 1, np.nan, 0], nan_ok=True)
+    assert [m["version"] for m in reports] == [2, 3, 4, 5]
+    assert [m["policy_lag_max"] for m in reports] == pytest.approx([0, 1, np.nan, 0], nan_ok=True)
 
 
 def test_logged_rows_make_no_update_and_unusable_ones_count_towards_it(root):
@@ -156,12 +156,12 @@ def test_without_a_checkpoint_it_goes_on_from_what_is_live(root):
     store = WeightStore(root, "default")
     _, before = store.load(2)
     write(root, *(part(10 + i, version=2) for i in range(10)))
-    told = []
+    reports = []
     follow(
-        root, "default", PPOConfig(epochs=1, lr=1e-9), stop=lambda: bool(told), seed=5,
-        steps_per_update=100, on_update=told.append,
+        root, "default", PPOConfig(epochs=1, lr=1e-9), stop=lambda: bool(reports), seed=5,
+        steps_per_update=100, on_update=reports.append,
     )  # fmt: skip
-    assert told[0]["policy_lag_mean"] == 0
+    assert reports[0]["policy_lag_mean"] == 0
     manifest, after = store.load(3)
     assert manifest.parent == 2
     for name, array in after.items():
@@ -180,8 +180,8 @@ def test_starting_over_replaces_what_is_live(root):
     """`resume=False` publishes new weights at once, and trains on every row again."""
     write(root, *(part(i) for i in range(10)))
     run(root, 1)
-    result, told = run(root, 1, resume=False, seed=3)
-    assert (result.version, result.rows_trained, len(told)) == (4, 100, 1)
+    result, reports = run(root, 1, resume=False, seed=3)
+    assert (result.version, result.rows_trained, len(reports)) == (4, 100, 1)
 
 
 def test_another_spec_than_the_live_one_is_refused(root):
@@ -292,12 +292,12 @@ def test_through_kills_each_row_is_trained_on_exactly_once(root, tmp_path):
 def test_tensorboard_reads_what_each_update_said(root, tmp_path):
     """Each metric of each update is an event, at the number of rows trained on."""
     write(root, *(part(i) for i in range(30)))
-    _, told = run(root, 3, tensorboard=tmp_path / "events")
+    _, reports = run(root, 3, tensorboard=tmp_path / "events")
     events = EventAccumulator(str(tmp_path / "events")).Reload()
-    assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in told[0]}
+    assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in reports[0]}
     lags = events.Scalars("train/policy_lag_mean")
     assert [(e.step, e.value) for e in lags] == [
-        (m["rows_trained"], m["policy_lag_mean"]) for m in told
+        (m["rows_trained"], m["policy_lag_mean"]) for m in reports
     ]
 
 

@@ -47,11 +47,11 @@ def test_with_a_damaged_shard_a_held_version_is_followed_by_the_next(root: Path)
     path = write(root, *(part(4 + i) for i in range(6)))
     damage(path)
     say_held(root, "default", 1)
-    result, told = run(root, 1)
+    result, reports = run(root, 1)
     assert (result.version, result.rows_trained) == (2, 40)
     assert result.excluded == {"damaged": 60}
     assert list(result.excluded_shards) == [str(path)]
-    assert [one["rows"] for one in told] == [40]
+    assert [one["rows"] for one in reports] == [40]
     damage(path)  # the same byte: it is whole again
     assert claimed(root, 2) == rows_of(root, range(4))
 
@@ -59,12 +59,12 @@ def test_with_a_damaged_shard_a_held_version_is_followed_by_the_next(root: Path)
 def test_an_update_may_be_due_without_a_row(root: Path) -> None:
     """If all rows are damaged, clients still get a version, with the usual metrics."""
     write(root, *(part(i) for i in range(10)))
-    _, told = run(root, 1)
+    _, reports = run(root, 1)
     damage(write(root, *(part(10 + i, version=2) for i in range(10))))
     say_held(root, "default", 2)
     result, more = run(root, 1)
     assert (result.version, result.rows_trained) == (3, 100)
-    assert more[0].keys() == told[0].keys()
+    assert more[0].keys() == reports[0].keys()
     assert more[0]["rows"] == 0
 
 
@@ -76,29 +76,35 @@ def test_a_version_that_nobody_waits_for_is_not_followed_early(
     write(root, *(part(i) for i in range(4)))
     if held is not None:
         say_held(root, "default", held)
-    result, told = run(root, 1, stop_after=30)
-    assert (result.version, told) == (1, [])
+    result, reports = run(root, 1, stop_after=30)
+    assert (result.version, reports) == (1, [])
 
 
 def test_a_version_of_somebody_else_that_is_held_is_followed(root: Path) -> None:
     """If clients wait at a version that a person published, the follower publishes the next."""
     write(root, *(part(i) for i in range(10)))
-    store, told = WeightStore(root, "default"), list[dict[str, float]]()
+    store, reports = WeightStore(root, "default"), list[dict[str, float]]()
     asked = iter(range(60))
 
     def stop() -> bool:
-        if len(told) == 1 and (live := store.live()) is not None and live.version == 2:
+        if len(reports) == 1 and (live := store.live()) is not None and live.version == 2:
             manifest, weights = store.load(1)
             theirs = {"spec": manifest.spec, "metrics": {"by": "hand"}, "lineage": {}}
             store.publish(store.add_candidate(weights, **theirs))
             damaged(root, *(part(10 + i, version=3) for i in range(10)))
             say_held(root, "default", 3)
-        return len(told) >= 3 or next(asked, None) is None
+        return len(reports) >= 3 or next(asked, None) is None
 
     result = follow(
-        root, "default", CONFIG, spec=SPEC, steps_per_update=100, stop=stop, on_update=told.append
+        root,
+        "default",
+        CONFIG,
+        spec=SPEC,
+        steps_per_update=100,
+        stop=stop,
+        on_update=reports.append,
     )
-    assert [one["version"] for one in told] == [2, 3, 4]
+    assert [one["version"] for one in reports] == [2, 3, 4]
     assert (result.version, result.conflicts) == (4, 1)
 
 
@@ -185,14 +191,14 @@ def test_who_does_not_publish_makes_no_empty_updates(root: Path) -> None:
     store = WeightStore(root, "default")
     published = set(store.candidates())
     say_held(root, "default", 2)
-    _, told = run(root, 9, stop_after=30, publish=False)
-    assert [one["rows"] for one in told] == [40]
+    _, reports = run(root, 9, stop_after=30, publish=False)
+    assert [one["rows"] for one in reports] == [40]
     say_held(root, "default", None)
     (kept,) = set(store.candidates()) - published
     assert store.publish(kept).version == 3
     write(root, *(part(14 + i, version=3) for i in range(20)))
-    _, told = run(root, 2, stop_after=30, publish=False)
-    assert told[-1]["policy_lag_mean"] == 0
+    _, reports = run(root, 2, stop_after=30, publish=False)
+    assert reports[-1]["policy_lag_mean"] == 0
 
 
 def test_where_nobody_says_what_is_held_a_pause_after_a_damaged_shard_will_do(
@@ -205,10 +211,10 @@ def test_where_nobody_says_what_is_held_a_pause_after_a_damaged_shard_will_do(
     monkeypatch.setattr(train_live, "_QUIET_SECONDS", 0.0)
     write(root, *(part(i) for i in range(4)))
     damaged(root, *(part(4 + i) for i in range(6)))
-    result, told = run(root, 9, stop_after=30)
-    assert (result.version, [one["rows"] for one in told]) == (2, [40])
-    _, told = run(root, 9, stop_after=30)
-    assert told == []
+    result, reports = run(root, 9, stop_after=30)
+    assert (result.version, [one["rows"] for one in reports]) == (2, [40])
+    _, reports = run(root, 9, stop_after=30)
+    assert reports == []
 
 
 def test_what_is_said_can_be_taken_back(root: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_lost_race_reloads_or_ends(
     seen: list[dict[str, float]] = []
     asked = iter(range(300))
 
-    def told(metrics: dict[str, float]) -> None:
+    def on_update(metrics: dict[str, float]) -> None:
         seen.append(metrics)
         if len(seen) == 2:
             manifest, weights = store.load(1)
@@ -125,7 +125,7 @@ def test_a_lost_race_reloads_or_ends(
             assert store.publish(theirs).version == 4
 
     result = follow(
-        root, "default", CONFIG, spec=SPEC, steps_per_update=100, on_update=told,
+        root, "default", CONFIG, spec=SPEC, steps_per_update=100, on_update=on_update,
         stop=lambda: len(seen) >= 5 or next(asked, None) is None,
         on_conflict=on_conflict,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_file_system_that_refuses_is_waited_for(
     seen: list[dict[str, float]] = []
     refused = iter(range(12))
 
-    def told(metrics: dict[str, float]) -> None:
+    def on_update(metrics: dict[str, float]) -> None:
         seen.append(metrics)
         if len(seen) == 1:
             folder.rename(aside)
@@ -163,7 +163,7 @@ def test_a_file_system_that_refuses_is_waited_for(
         return len(seen) >= 3
 
     result = follow(
-        root, "default", CONFIG, spec=SPEC, steps_per_update=100, on_update=told, stop=stop
+        root, "default", CONFIG, spec=SPEC, steps_per_update=100, on_update=on_update, stop=stop
     )
     assert (result.version, result.rows_trained) == (4, 300)
     assert "writing the checkpoint: " in caplog.text

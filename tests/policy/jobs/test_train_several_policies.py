@@ -145,14 +145,14 @@ def test_a_followed_policy_publishes_alone(log):
         frozen.get_weights(), spec=frozen.spec.to_json(), metrics={}, lineage={}
     )
     version = store.publish(digest).version
-    told = []
+    reports = []
     result = follow(
         log.root,
         "seller",
         PPOConfig(epochs=1),
-        stop=lambda: len(told) >= 2,
+        stop=lambda: len(reports) >= 2,
         steps_per_update=40,
-        on_update=told.append,
+        on_update=reports.append,
     )
     assert (result.updates, result.rows_read) == (2, 80)
     assert WeightStore(log.root, "seller").live().version == result.version

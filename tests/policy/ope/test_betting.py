@@ -95,10 +95,10 @@ def test_a_wide_range_costs_width_and_never_truth():
 
 
 @pytest.mark.parametrize(
-    ("limits", "error", "told"),
+    ("limits", "error", "text"),
     [((0.0, 0.5), 0.1, "numbers in"), ((1.0, 0.0), 0.1, "low < high"), ((0.0, 1.0), 1.0, "(0, 1)")],
 )
-def test_what_does_not_fit_is_refused(limits, error, told):
+def test_what_does_not_fit_is_refused(limits, error, text):
     """Numbers beyond their limits would make the bound wrong, and raise an error."""
-    with pytest.raises(ValueError, match=told.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(ValueError, match=text.replace("(", r"\(").replace(")", r"\)")):
         betting_interval(np.array([0.2, 0.7]), limits=limits, error=error)

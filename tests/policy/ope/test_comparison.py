@@ -51,7 +51,7 @@ def test_all_looks_together_keep_the_error():
 def test_what_is_missing_is_enough_for_the_next_look(limit, in_order, looks):
     """If the difference stays, the next look, with its own error and bound, tells in about 4 of 5
     cases: of 100 logs, 66 or more with 99.9 %."""
-    rng, told = np.random.default_rng(2), []
+    rng, outcomes = np.random.default_rng(2), []
 
     def drawn(n, mean):
         return rng.choice([-1.0, 1.0], p=[(1 - mean) / 2, (1 + mean) / 2], size=n)
@@ -60,20 +60,20 @@ def test_what_is_missing_is_enough_for_the_next_look(limit, in_order, looks):
         log = Differences("ips", values, values, -limit, values, limit, in_order)
         return compare(log, bar="it", error=0.025, looks=number)
 
-    while len(told) < 100:
+    while len(outcomes) < 100:
         values = drawn(300, 0.08)
         few = looked(values, looks)
         if few.verdict == "cannot tell" and 0.05 < few.difference < 0.12:
             more = drawn(few.missing, few.difference)
-            told.append(looked(np.concatenate([values, more]), looks + 1).verdict == "better")
-    assert np.mean(told) >= 0.66
+            outcomes.append(looked(np.concatenate([values, more]), looks + 1).verdict == "better")
+    assert np.mean(outcomes) >= 0.66
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("cost", [False, True])
 def test_what_is_missing_allows_for_rare_events(sign, cost):
     """Rare gains and rare costs have another number at the same spread. Both are enough."""
-    rng, told = np.random.default_rng(3), []
+    rng, outcomes = np.random.default_rng(3), []
 
     def drawn(n, mean):
         weights = 4.0 * (rng.random(n) < 0.25)
@@ -81,21 +81,21 @@ def test_what_is_missing_allows_for_rare_events(sign, cost):
         events = rng.random(n) < np.where(weights > 0, rate, 0.04)
         return (weights - 1) * np.where(events, -1.0 if cost else 1.0, 0.0)
 
-    while len(told) < 100:
+    while len(outcomes) < 100:
         values = drawn(2000, sign * 0.01)
         few = compare(made(values, 4.0), bar="it", error=0.025)
         if few.verdict == "cannot tell" and 0.005 < sign * few.difference < 0.02:
             log = np.concatenate([values, drawn(few.missing, few.difference)])
             found = compare(made(log, 4.0), bar="it", error=0.025, looks=1)
-            told.append(found.verdict == ("better" if sign > 0 else "worse"))
-    assert np.mean(told) >= 0.66
+            outcomes.append(found.verdict == ("better" if sign > 0 else "worse"))
+    assert np.mean(outcomes) >= 0.66
 
 
 @pytest.mark.parametrize(("range_", "effect"), [((-1.0, 0.0), 0.3), ((0.0, 1.0), -0.3)])
 def test_what_is_missing_allows_for_several_steps(range_, effect):
     """Ten steps: the bound uses adjusted rewards, whose mean has the same expectation as that of
     the measured ones, but is another number with another spread."""
-    steps, rng, told = 10, np.random.default_rng(4), []
+    steps, rng, outcomes = 10, np.random.default_rng(4), []
     expected = 0.2 * effect * steps
 
     def drawn(n):
@@ -117,13 +117,13 @@ def test_what_is_missing_allows_for_several_steps(range_, effect):
         )
         return compare(found, bar="it", error=0.025, looks=looks)
 
-    while len(told) < 100:
+    while len(outcomes) < 100:
         terms = drawn(500)
         few = looked(terms, 0)
         if few.missing is not None and abs(few.difference / expected - 1) < 0.15:
             log = np.concatenate([terms, drawn(few.missing)], axis=1)
-            told.append(looked(log, 1).verdict == ("better" if effect > 0 else "worse"))
-    assert np.mean(told) >= 0.66
+            outcomes.append(looked(log, 1).verdict == ("better" if effect > 0 else "worse"))
+    assert np.mean(outcomes) >= 0.66
 
 
 @pytest.mark.parametrize("sizes", [(-0.5, 4.0), (-4.0, 0.5), (-1.0, 1.0)])

@@ -330,9 +330,9 @@ def test_an_action_without_rows_is_named_in_the_reasons() -> None:
     probs = np.broadcast_to([0.2, 0.2, 0.6], (n, 3))
     candidate = TargetPolicy(np.full(n, np.log(0.2)), probs)
     found = judge(data, candidate, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
-    told = f"taken by the candidate, but not in the {n:,} judged steps: 'sofa' (60.0% of steps)"
+    text = f"taken by the candidate, but not in the {n:,} judged steps: 'sofa' (60.0% of steps)"
     assert found.verdict == "cannot tell"
-    assert any(told in reason for reason in found.reasons)
+    assert any(text in reason for reason in found.reasons)
 
 
 def test_a_failed_check_is_never_worse() -> None:
@@ -374,10 +374,10 @@ def test_continuous_actions_are_judged_approximately() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("rules", "text"),
     [({"confidence": 1.0}, "confidence"), ({"reward_range": (1.0, 1.0)}, "reward_range")],
 )
-def test_rules_that_do_not_fit_are_refused(rules: dict[str, object], told: str) -> None:
+def test_rules_that_do_not_fit_are_refused(rules: dict[str, object], text: str) -> None:
     """The error names the rule."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=text):
         Rules(**rules)  # type: ignore[arg-type]

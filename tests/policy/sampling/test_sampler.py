@@ -454,8 +454,8 @@ def test_a_policy_that_does_not_explore_takes_the_most_likely_action(where):
 
     Row: model_config, policy_config
     """
-    told = {"explore": False} if where == "worker" else {"policy_config": {"explore": False}}
-    with worker(seed=1, rollout_fragment_length=40, **told) as made:
+    settings = {"explore": False} if where == "worker" else {"policy_config": {"explore": False}}
+    with worker(seed=1, rollout_fragment_length=40, **settings) as made:
         batch = made.sample()
     inputs = batch["action_dist_inputs"]
     taken = np.take_along_axis(inputs, batch["actions"][:, None], axis=1)[:, 0]

@@ -249,10 +249,10 @@ def fickle(ray):
 def arm(group, method):
     """Make worker 2 raise in its next call of that method."""
 
-    def told(worker):
+    def plant(worker):
         worker.raises_in = method if worker.settings.worker_index == 2 else None
 
-    group.foreach_worker(told)
+    group.foreach_worker(plant)
 
 
 def test_one_workers_error_costs_no_other_workers_batch(fickle):
@@ -310,9 +310,9 @@ def test_a_group_without_anybody_left_says_so(group):
     """Workers that die after each restart are dropped, and a group without any raises."""
     for _ in range(2):
         group.foreach_worker(die)
-    with pytest.raises(RuntimeError, match="none of 2 remote workers answered; ") as told:
+    with pytest.raises(RuntimeError, match="none of 2 remote workers answered; ") as caught:
         group.sample()
-    assert f"answered; lost so far: {group.stats.lost}," in str(told.value)
+    assert f"answered; lost so far: {group.stats.lost}," in str(caught.value)
     assert group.stats.lost >= 4  # each twice, and one more where its test ran before
     assert group.remote_workers == []
     with pytest.raises(ValueError, match="num_workers: expected 1 or more"):

@@ -22,10 +22,10 @@ class EveryOther(CountEnv):
     def __init__(self, context=None):
         super().__init__(context)
         self.episode = 0
-        self.said = self.context.get("said", "reset")
+        self.marked_step = self.context.get("said", "reset")
 
     def _seen(self, info, where):
-        if self.episode % 2 == 0 and where == self.said:
+        if self.episode % 2 == 0 and where == self.marked_step:
             info = {**info, "training_enabled": False}
         return np.array([self.episode], np.float32), info
 

@@ -91,11 +91,11 @@ def test_any_value_of_any_field_is_taken_or_named(tmp_path_factory, name, value)
     try:
         declared = read_declaration(path)
     except DeclarationError as error:
-        told = str(error).replace("policy id", "policy_id")
+        message = str(error).replace("policy id", "policy_id")
     else:
-        told = ""
-    if told:
-        assert told.startswith(f"{path}: {name}")
+        message = ""
+    if message:
+        assert message.startswith(f"{path}: {name}")
         return
     assert PolicyDeclaration.from_json(json.loads(json.dumps(declared.to_json()))) == declared
 

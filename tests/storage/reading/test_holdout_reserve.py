@@ -48,12 +48,12 @@ def test_a_tag_may_have_the_episode_s_id_as_its_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "cluster", "told"),
+    ("share", "cluster", "text"),
     [(1.5, "", "evaluation_share"), (0.3, "user", "tag:NAME"), (0.3, "tag:", "tag:NAME")],
 )
-def test_what_names_no_split_is_refused(share: float, cluster: str, told: str) -> None:
+def test_what_names_no_split_is_refused(share: float, cluster: str, text: str) -> None:
     """A bad share or cluster is refused with its name."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=text):
         Reserve(share, cluster)
 
 

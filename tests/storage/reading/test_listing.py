@@ -62,7 +62,7 @@ def test_each_shard_is_found_whatever_the_events_told(
             there.pop(sorted(there)[which % len(there)]).unlink()
         elif what in ("place", "told"):
             path = there[number] = place(shards / f"{STREAM}{which}", number)
-            shard = looked.told(str(path)) if what == "told" else None
+            shard = looked.note_event(str(path)) if what == "told" else None
             assert (shard is not None) == (what == "told")
             known |= {number} if shard is not None else set()
         elif what == "look":
@@ -120,22 +120,22 @@ def test_while_events_tell_all_listings_become_rare_and_a_burst_pays_for_one(
     looked = RootListing(ListedPath(tmp_path), 2.0)
     looked.new(thorough=False, errors={})
 
-    def lists(numbers: range, *, told: bool) -> int:
+    def lists(numbers: range, *, events: bool) -> int:
         listed.clear()
         for number in numbers:
             path = place(folder, number)
-            if told:
-                looked.told(str(path))
+            if events:
+                looked.note_event(str(path))
             if len(numbers) < listing.BURST:
                 clock[0] += 2.0
                 looked.new(thorough=False, errors={})
         looked.new(thorough=False, errors={})
         return listed.count(str(folder))
 
-    assert lists(range(1, 31), told=True) < 6  # in 60 s
-    assert lists(range(100, 100 + listing.BURST), told=True) == 1
-    lists(range(200, 220), told=False)
-    assert lists(range(300, 305), told=False) == 5
+    assert lists(range(1, 31), events=True) < 6  # in 60 s
+    assert lists(range(100, 100 + listing.BURST), events=True) == 1
+    lists(range(200, 220), events=False)
+    assert lists(range(300, 305), events=False) == 5
 
 
 @pytest.mark.parametrize("given", ["root", "shards", "stream", "shard", "relative"])

@@ -34,20 +34,20 @@ def test_a_shard_of_wrong_content_is_left_out_by_name(
 ) -> None:
     """A shard of wrong content is counted as "content" by its rows, and named in the statistics and
     in one line of the log; the other shard is read. `verify` says the same of it."""
-    change, told = BAD[what]
+    change, reason = BAD[what]
     bad = rewrite(write(tmp_path, PARTS).path, change)
     write(tmp_path, [GOOD])
     reader = ShardReader(tmp_path)
     with caplog.at_level(logging.WARNING, "headrace.reader"):
         assert read_all(reader) == rows_of([GOOD])
     assert list(reader.stats.excluded_shards) == [str(bad)]
-    assert told in reader.stats.excluded_shards[str(bad)]
+    assert reason in reader.stats.excluded_shards[str(bad)]
     assert list(reader.stats.excluded) == ["content"]
     assert reader.stats.excluded["content"] >= len(PARTS)
     assert [str(bad) in record.getMessage() for record in caplog.records] == [True]
     name = ShardName.parse(bad.name)
     assert name is not None
-    with pytest.raises(ShardDamaged, match=re.escape(told)):
+    with pytest.raises(ShardDamaged, match=re.escape(reason)):
         check_shard(bad, name)
 
 
@@ -66,10 +66,10 @@ def test_a_change_inside_a_part_is_found_at_any_row_group(
         rewrite(sound, at_row(column, row, values[column]), **options)
         reader = ShardReader(root, training_disabled=True, columns=["obs", column])
         assert read_all(reader) == []
-        assert [f"{column}: expected one value" in t for t in _told(reader)] == [True]
+        assert [f"{column}: expected one value" in t for t in _reasons(reader)] == [True]
 
 
-def _told(reader: ShardReader) -> list[str]:
+def _reasons(reader: ShardReader) -> list[str]:
     return list(reader.stats.excluded_shards.values())
 
 
@@ -204,7 +204,7 @@ def test_a_file_that_decodes_to_far_more_is_refused_before_it_is_decoded(
     pool = request.getfixturevalue("pool")
     reader = ShardReader(tmp_path, columns=["infos"])
     assert read_all(reader) == []
-    (told,) = reader.stats.excluded_shards.values()
-    assert "expected at most 256000000 bytes" in told
+    (reason,) = reader.stats.excluded_shards.values()
+    assert "expected at most 256000000 bytes" in reason
     assert 0 < pool.max_memory() < 50_000_000
     assert reader.stats.excluded == {"content": rows}

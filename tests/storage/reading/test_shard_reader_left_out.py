@@ -111,16 +111,16 @@ def damaged(root: Path) -> None:
     infos = [write(root, [p]) for p in parts]
     content = infos[1].path.read_bytes()
     infos[1].path.write_bytes(flipped(content, 100))
-    told: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("headrace.reader").addHandler(handler)
     try:
         with ShardReader(root, follow=True, eager=True) as reader:
             assert drained(reader) == rows_of([parts[0], parts[2]])
             assert reader.stats.excluded == {"damaged": 3}
             assert list(reader.stats.excluded_shards) == [str(infos[1].path)]
-            assert [str(infos[1].path) in text for text in told] == [True]
+            assert [str(infos[1].path) in text for text in messages] == [True]
             assert reader.ledger == {stream_of(): [[0, 0], [2, 2]]}
     finally:
         logging.getLogger("headrace.reader").removeHandler(handler)
@@ -262,7 +262,7 @@ def looks_only_where_events_told(patch: Patch) -> None:
         return new(self, thorough=False, errors=errors)
 
     patch.replace(RootListing, "new", broken)
-    patch.replace(RootListing, "told", lambda self, path: None)
+    patch.replace(RootListing, "note_event", lambda self, path: None)
 
 
 PLANTED: dict[Callable[[Patch], None], str] = {

@@ -157,15 +157,15 @@ def test_a_write_that_fails_may_be_tried_again(tmp_path):
 def track(agent, env_t, *, agents=-1, **more):
     """One agent's rows in episode "e" at those steps of the environment, to its end."""
     count = len(env_t)
-    told = np.full(count, -1, np.int32)
-    told[-1] = agents
+    column = np.full(count, -1, np.int32)
+    column[-1] = agents
     return rows(
         "e",
         range(count),
         ended="terminated",
         agent_id=np.full(count, agent, object),
         env_t=np.asarray(env_t, np.int64),
-        agents=told,
+        agents=column,
         **more,
     )
 

@@ -26,10 +26,10 @@ print(full - before, resident() - before)
 
 
 def megabytes(*words: str) -> tuple[int, int]:
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", CODE, *words], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-    full, after = map(int, told.split())
+    full, after = map(int, output.split())
     return full, after
 
 

@@ -17,7 +17,7 @@ BLAS = "OPENBLAS_NUM_THREADS"
 PROGRAM = Path(__file__).parents[3]
 
 
-def told(code: str, **environment: str) -> object:
+def output_of(code: str, **environment: str) -> object:
     """What a fresh interpreter prints as JSON; without a word on threads in its environment."""
     plain = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
     done = subprocess.run(
@@ -55,7 +55,7 @@ def test_blas_gets_one_thread_unless_more_are_asked_for(
         "import json, os; from storage.system.startup import use_one_blas_thread as one; one();"
         f"print(json.dumps(os.environ.get('{BLAS}')))"
     )
-    assert told(code, **asked) == expected
+    assert output_of(code, **asked) == expected
 
 
 def test_what_is_left_out_is_as_if_it_were_not_installed() -> None:
@@ -72,16 +72,16 @@ except ModuleNotFoundError as error:
 import wave
 print(json.dumps([found, wave.__name__]))
 """
-    assert told(code) == ["colorsys", "wave"]
+    assert output_of(code) == ["colorsys", "wave"]
 
 
 def test_the_collector_sets_its_threads_before_numpy_is_there() -> None:
     """The entry point imports nothing that would make the setting too late."""
     code = "import json, sys, ingest.__main__; print(json.dumps('numpy' in sys.modules))"
-    assert told(code) is False
+    assert output_of(code) is False
 
 
 def test_a_collector_that_only_logs_loads_no_policy() -> None:
     """The package `policy` is imported with the first version, and not before."""
     code = "import json, sys, ingest.server.process; print(json.dumps('policy' in sys.modules))"
-    assert told(code) is False
+    assert output_of(code) is False

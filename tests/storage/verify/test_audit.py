@@ -382,9 +382,9 @@ def test_a_running_collector_tells_of_past_and_present_damage(root: Path) -> Non
         account = journal_account(root)
         assert account is not None
         assert account.live
-        told = "; ".join(account.damage)
-    assert "damaged-1: up to 3" in told
-    assert "do not match their checksum" in told
+        damage = "; ".join(account.damage)
+    assert "damaged-1: up to 3" in damage
+    assert "do not match their checksum" in damage
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -605,8 +605,8 @@ def test_a_lineage_over_another_root_is_noted_and_no_finding(root: Path, journal
         shutil.rmtree(root / "journal")
     report = verified(root)
     assert report.findings == ()
-    told = "ordinals 0-1 of feedfeedfeed-0123456789ab, which this root never had"
-    assert told in "; ".join(report.notes)
+    note = "ordinals 0-1 of feedfeedfeed-0123456789ab, which this root never had"
+    assert note in "; ".join(report.notes)
 
 
 def test_a_stream_whose_shards_are_all_gone_is_still_ours(root: Path) -> None:
@@ -698,16 +698,16 @@ def passed_on(
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *said: object) -> None:
+        def log_message(self, *args: object) -> None:
             """Nothing."""
 
-    said = collector.root / "journal" / ADDRESS
+    file = collector.root / "journal" / ADDRESS
     with ThreadingHTTPServer(("127.0.0.1", 0), PassOn) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:  # written in place: the lock that proves the collector alive stays on it
-            said.write_text(
-                said.read_text().replace(f":{collector.port}", f":{server.server_port}")
+            file.write_text(
+                file.read_text().replace(f":{collector.port}", f":{server.server_port}")
             )
             yield
         finally:
@@ -809,8 +809,8 @@ def test_an_address_holds_as_long_as_its_collector(tmp_path: Path) -> None:
     path = tmp_path / ADDRESS
     path.write_text("http://127.0.0.1:1\n")
     assert LiveAddress.of(tmp_path) is None
-    said = say_address(tmp_path, "http://127.0.0.1:2")
-    assert said is not None
+    lock = say_address(tmp_path, "http://127.0.0.1:2")
+    assert lock is not None
     live = LiveAddress.of(tmp_path)
     assert live is not None
     with contextlib.closing(live):
@@ -822,7 +822,7 @@ def test_an_address_holds_as_long_as_its_collector(tmp_path: Path) -> None:
         path.write_text("http://127.0.0.1:2\nanother 1\n")
         assert LiveAddress.of(tmp_path) is None
         path.write_text(whole)
-        said.release()
+        lock.release()
         assert not live.holds()
     assert LiveAddress.of(tmp_path) is None
 
@@ -830,11 +830,11 @@ def test_an_address_holds_as_long_as_its_collector(tmp_path: Path) -> None:
 def test_no_token_travels_in_clear_text(root: Path) -> None:
     """No token is sent to an address that is neither loopback nor TLS."""
     with FileLock(root / "journal" / "lock"):
-        said = say_address(root / "journal", "http://192.0.2.1:9")
-        assert said is not None
+        lock = say_address(root / "journal", "http://192.0.2.1:9")
+        assert lock is not None
         with pytest.raises(JournalLocked, match="clear text"):
             journal_account(root, token=T)
-        said.release()
+        lock.release()
 
 
 def test_only_quarantine_keeps_a_collector_out(root: Path) -> None:

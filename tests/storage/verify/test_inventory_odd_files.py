@@ -136,11 +136,11 @@ def test_names_that_are_no_text_are_told_as_text(root: Path) -> None:
     assert (listed.returncode, checked.returncode) == (0, 1)
     assert r"\udcfe-x" in listed.stdout
     name = f"shards/{stream(root).name}"
-    told = checked.stdout.splitlines()
-    assert rf"note: {name}/c\nd: not a file of ours" in told
-    (stray,) = (text for text in told if text.startswith("stray: "))
+    lines = checked.stdout.splitlines()
+    assert rf"note: {name}/c\nd: not a file of ours" in lines
+    (stray,) = (text for text in lines if text.startswith("stray: "))
     assert stray.startswith(rf"stray: {name}/a\nb\x1b[31m.parquet: ")
-    assert rf"damaged: shards/\udcfe-x/{odd(0)}: expected a path in UTF-8" in told
+    assert rf"damaged: shards/\udcfe-x/{odd(0)}: expected a path in UTF-8" in lines
     for command in ("ls", "verify"):
         assert answer(headrace(command, "--root", root, "--json"))["streams"]
 

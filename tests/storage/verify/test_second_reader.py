@@ -276,8 +276,8 @@ def test_a_damaged_shard_is_not_read_again(tmp_path: Path, second: SecondReader)
 def test_counts_of_rows_are_all_written_alike(theirs: Any, text: str) -> None:
     """Each count of a disagreement has commas between its thousands."""
     table, values = pa.table({"rewards": np.zeros(2_000)}), of_numbers(theirs)
-    told = second_reader.ColumnReply(column="rewards", dtype=values.dtype)
-    answers = [(told, values.frames()), (second_reader.ColumnReply(end=True, first=1_000), [])]
+    reply = second_reader.ColumnReply(column="rewards", dtype=values.dtype)
+    answers = [(reply, values.frames()), (second_reader.ColumnReply(end=True, first=1_000), [])]
     column, rows = second_reader._compared(table, iter(answers), "fastparquet")
     assert column.text.startswith(text)
     assert rows.text == "2,000 rows here, 1,000 by fastparquet"

@@ -114,8 +114,8 @@ def test_a_second_rollback_says_why_what_was_rolled_back_is_passed_over(tmp_path
     """Version 3 is version 1 again: before that there was nothing."""
     store = store_of(tmp_path, 1.0, 2.0)
     assert store.rollback().version == 3
-    told = "version 3 has the content of version 1, and what came after that was rolled back"
-    with pytest.raises(WeightsNotFound, match=told):
+    reason = "version 3 has the content of version 1, and what came after that was rolled back"
+    with pytest.raises(WeightsNotFound, match=reason):
         store.rollback()
 
 
