@@ -131,8 +131,8 @@ def tried(package: Path, version: str, folder: Path) -> Path:
     checked(python, "-m", "pip", "install", "-q", "-c", PINS, with_collector, cwd=folder)
     place = folder / f"loop-{home.name}"
     place.mkdir()
-    said = json.loads(checked(python, LOOP, place / "root", cwd=place).splitlines()[-1])
-    say(f"{package.name}: the loop on Python {said['python']}, {said['rows']} rows")
+    result = json.loads(checked(python, LOOP, place / "root", cwd=place).splitlines()[-1])
+    say(f"{package.name}: the loop on Python {result['python']}, {result['rows']} rows")
     return python
 
 
@@ -154,12 +154,14 @@ def listed(wheel: Path, folder: Path) -> dict[str, Any]:
 def choices(component: Mapping[str, Any]) -> Iterator[frozenset[str]]:
     """The alternative licences of a component, by SPDX name if known; a set applies as a whole."""
     for one in component.get("licenses", ()):
-        told = one.get("expression") or one["license"].get("id") or one["license"].get("name", "")
+        licence = (
+            one.get("expression") or one["license"].get("id") or one["license"].get("name", "")
+        )
         if "expression" not in one:
-            name = told.rpartition("::")[2].strip()  # of a classifier
+            name = licence.rpartition("::")[2].strip()  # of a classifier
             yield frozenset({SPELT.get(name.lower(), name)})
         else:  # with any AND, all of the expression's licences must be allowed
-            names = re.sub(r"\bWITH\s+\S+|[()]", " ", told)
+            names = re.sub(r"\bWITH\s+\S+|[()]", " ", licence)
             parts = [names.replace(" OR ", " AND ")] if " AND " in names else names.split(" OR ")
             yield from (frozenset(map(str.strip, part.split(" AND "))) for part in parts)
 
@@ -170,9 +172,9 @@ def require_licences(document: Mapping[str, Any]) -> None:
     for component in document["components"]:
         if component["name"] == "headrace":
             continue
-        told = list(choices(component))
-        if not any(names <= ALLOWED for names in told):
-            found = " or ".join(" and ".join(sorted(names)) for names in told) or "none"
+        options = list(choices(component))
+        if not any(names <= ALLOWED for names in options):
+            found = " or ".join(" and ".join(sorted(names)) for names in options) or "none"
             refused.append(f"{component['name']} {component['version']}: {found}")
     if refused:
         raise NotReleased("licences that are not known to go with ours:\n" + "\n".join(refused))

@@ -215,7 +215,7 @@ def live_account(
         records, damaged = _records(transport)
         # the pages are later than the ledger, and may have shards that it lacks
         known = (r for r in records if not account.is_behind(r.stream, r.first))
-        damage = (*told.damage, *damage_texts(DamageReport(damaged_records=damaged)))
+        damage = (*ledger.damage, *damage_texts(DamageReport(damaged_records=damaged)))
         return replace(account, records=tuple(known), damage=damage)
 
 

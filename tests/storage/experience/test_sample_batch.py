@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,7 +196,6 @@ def test_equality_sees_values_dtypes_and_nan():
 
 def test_to_torch_copies_read_only_columns_and_leaves_strings_out():
     """Tensors never alias a read-only view; only floating columns take the asked dtype."""
-    torch = pytest.importorskip("torch")
     batch = batch_of(3)
     batch["rewards"].flags.writeable = False
     batch["small"] = np.array([1, 2, 3], np.uint16)
@@ -262,7 +262,6 @@ def test_it_takes_what_mappings_take():
 
 def test_to_torch_goes_to_the_device_that_was_asked_for():
     """The meta device stands for any other: shapes and dtypes arrive there."""
-    torch = pytest.importorskip("torch")
     tensors = batch_of(3).to_torch("meta", dtype=torch.float32)
     assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
     assert tensors["rewards"].dtype == torch.float32

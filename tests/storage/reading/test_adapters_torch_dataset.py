@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from storage.experience.interfaces import EndOfInput, InputReader, ReaderError
 from storage.experience.sample_batch import SampleBatch
 from storage.reading.shard_reader import ShardReader, to_torch_dataset
 from tests.storage.reading.test_shard_reader import part, write
-
-torch = pytest.importorskip("torch")
 
 PARTS = 24
 ROWS = sorted((ordinal, t) for ordinal in range(PARTS) for t in range(3))

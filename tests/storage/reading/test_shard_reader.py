@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -773,7 +774,6 @@ class TestAround:
 
     def test_a_reader_feeds_a_torch_loader(self, tmp_path):
         """Batches come as tensors, in order."""
-        torch = pytest.importorskip("torch")
         write(tmp_path, [part(0, 5)])
         with ShardReader(tmp_path, batch_size=2) as reader:
             loader = torch.utils.data.DataLoader(to_torch_dataset(reader), batch_size=None)
