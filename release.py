@@ -94,14 +94,15 @@ def checked(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def require_ready(changelog: str, *, dirty: str, tags: str) -> None:
-    """Raise NotReleased unless this commit can be version VERSION."""
+def require_ready(changelog: str, *, dirty: str, tags: str, day: str) -> None:
+    """Raise NotReleased unless this commit, of a day like 2026-01-31, can be version VERSION."""
     if dirty:
         raise NotReleased(f"expected everything to be committed, got\n{dirty}")
     if f"v{VERSION}" in tags.split():
         raise NotReleased(f"v{VERSION} is tagged already: raise `version` in pyproject.toml")
-    if f"\n## [{VERSION}]" not in changelog:
-        raise NotReleased(f"expected an entry '## [{VERSION}]' in CHANGELOG.md")
+    entry = f"## [{VERSION}] - {day}"  # the day of the commit that is tagged
+    if entry not in changelog.splitlines():
+        raise NotReleased(f"expected the entry '{entry}' in CHANGELOG.md")
 
 
 def built(folder: Path) -> tuple[Path, Path]:
@@ -185,6 +186,7 @@ def release(*, tag: bool) -> None:
         (ROOT / "CHANGELOG.md").read_text(),
         dirty=checked("git", "status", "--porcelain"),
         tags=checked("git", "tag", "--list"),
+        day=checked("git", "log", "-1", "--format=%cs").strip(),
     )
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)

@@ -9,7 +9,8 @@ import pytest
 import release
 from release import VERSION, NotReleased, choices, require_licences, require_ready
 
-ENTRY = f"# Changelog\n\n## [{VERSION}] - 2026-01-01\n"
+DAY = "2026-01-01"
+ENTRY = f"# Changelog\n\n## [{VERSION}] - {DAY}\n"
 
 
 def component(*licences: dict[str, Any]) -> dict[str, Any]:
@@ -21,13 +22,14 @@ def named(name: str) -> dict[str, Any]:
 
 
 def test_a_version_is_released_once_and_from_a_commit_that_tells_of_it() -> None:
-    require_ready(ENTRY, dirty="", tags="v0.0.1\n")
+    require_ready(ENTRY, dirty="", tags="v0.0.1\n", day=DAY)
     with pytest.raises(NotReleased, match="to be committed"):
-        require_ready(ENTRY, dirty=" M README.md", tags="")
+        require_ready(ENTRY, dirty=" M README.md", tags="", day=DAY)
     with pytest.raises(NotReleased, match="tagged already"):
-        require_ready(ENTRY, dirty="", tags=f"v0.0.1\nv{VERSION}\n")
-    with pytest.raises(NotReleased, match=r"CHANGELOG\.md"):
-        require_ready("# Changelog\n\n## [Unreleased]\n", dirty="", tags="")
+        require_ready(ENTRY, dirty="", tags=f"v0.0.1\nv{VERSION}\n", day=DAY)
+    for changelog, day in (("# Changelog\n\n## [Unreleased]\n", DAY), (ENTRY, "2026-01-02")):
+        with pytest.raises(NotReleased, match=rf"{day}' in CHANGELOG\.md"):
+            require_ready(changelog, dirty="", tags="", day=day)
 
 
 @pytest.mark.parametrize(
