@@ -118,7 +118,7 @@ def bind(where: Listening) -> socket.socket:
     except OSError as error:
         listener.close()
         status = _STATUS.get(error.errno or 0, TROUBLE)
-        hint = "; give it another port, or 0 for a free one" if status == TAKEN else ""
+        hint = "; give it another port (--port), or 0 for a free one" if status == TAKEN else ""
         text = f"cannot bind {where.host}:{where.port}: {error}{hint}"
         raise ServeError(text, status) from error
     return listener
