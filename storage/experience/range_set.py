@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["RangeSet"]
 
 LIMIT = 2**63
+SHOWN = 5  # ranges in a text
 
 
 class RangeSet:
@@ -111,6 +112,12 @@ class RangeSet:
 
     def __repr__(self) -> str:
         return f"RangeSet({self.ranges()})"
+
+    def __str__(self) -> str:
+        """`0-3, 7, 9-12`, or `none`; "..." after the first five ranges."""
+        pairs = self.ranges()
+        texts = [str(a) if a == b else f"{a}-{b}" for a, b in pairs[:SHOWN]]
+        return ", ".join([*texts, "..."] if len(pairs) > SHOWN else texts) or "none"
 
     def ranges(self) -> list[tuple[int, int]]:
         """The members as ascending (first, last) pairs."""

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.experience.episode import ENDINGS, LOGP_TOLERANCE, SOURCES
+from storage.experience.range_set import RangeSet
 from storage.shards.arrow_arrays import given_values, present
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import (
@@ -321,8 +322,8 @@ def check_runs(
     found, expected = _runs(different), np.array(metadata.ranges, np.int64)
     if not parts == len(starts) == metadata.parts or not np.array_equal(found, expected):
         raise ShardDamaged(
-            f"expected {metadata.parts} parts of ordinals {_ranges(expected)}, as in the footer, "
-            f"got {len(starts)} of {_ranges(found)}"
+            f"expected {metadata.parts} parts of ordinals {RangeSet(metadata.ranges)}, as in the "
+            f"footer, got {len(starts)} of {RangeSet(found.tolist())}"
         )
     changes = np.flatnonzero(episode_ordinals[1:] != episode_ordinals[:-1])
     if not breaks[changes].all():
@@ -403,11 +404,6 @@ def check_finals(
         values[name] = given_values(column, metadata.columns[name])
         check_column(column, values[name], metadata, name)
     return stored, values
-
-
-def _ranges(pairs: Array, most: int = 5) -> str:
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs[:most]]
-    return ", ".join([*texts, "..."] if len(pairs) > most else texts)
 
 
 def check_endings(

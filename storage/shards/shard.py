@@ -279,13 +279,11 @@ def read_shard(
     *,
     columns: Sequence[str] | None = None,
     verify: Literal["digest", "pages"] | None = None,
-    read_dictionary: Sequence[str] = (),
 ) -> pa.Table:
     """Read a shard's rows as an Arrow table; its schema's metadata is the footer.
 
     `verify="digest"` hashes the whole file first and finds every changed byte; "pages" checks the
-    checksums of the pages that are read; None trusts the file. `read_dictionary` names text columns
-    to return as dictionaries.
+    checksums of the pages that are read; None trusts the file.
 
     Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
     from the system.
@@ -299,11 +297,7 @@ def read_shard(
         source = path
     with (
         _damage_named(path),
-        pq.ParquetFile(
-            source,
-            page_checksum_verification=verify == "pages",
-            read_dictionary=list(read_dictionary),
-        ) as file,
+        pq.ParquetFile(source, page_checksum_verification=verify == "pages") as file,
     ):
         metadata = _metadata(file, path)
         _check_columns(path, file.schema_arrow.names, columns)

@@ -35,7 +35,7 @@ from storage.shards.names import SUFFIX, ShardDamaged, ShardName
 from storage.system.files import make_directory, sync_directory
 from storage.verify.quarantine import changed_since, note_digest
 from storage.verify.second_reader import SecondReader
-from storage.verify.shard_check import as_text, check_shard, entries, reason
+from storage.verify.shard_check import check_shard, entries, reason
 from storage.weights.manifest import Live
 from storage.weights.off_chain import off_chain
 from storage.weights.store import WeightFolder
@@ -208,7 +208,7 @@ class Trained:
         versions = store.versions()
         if not versions:
             return
-        known = as_text(RangeSet.of(versions))
+        known = RangeSet.of(versions)
         text = f"expected a file that names the live one of versions {known}, got no file"
         manifests = [store.manifest(version) for version in versions]
         if any(m.parent is not None or m.copy_of is not None for m in manifests):
@@ -232,7 +232,7 @@ def _standing(store: WeightFolder, live: Live) -> Iterator[str]:
     known = RangeSet.of([*store.versions(), *store.pruned()])
     if gone := known.missing(1, known.last or 0):
         yield (
-            f"versions {as_text(gone)} were published and are missing here: the weights were "
+            f"versions {gone} were published and are missing here: the weights were "
             "restored from a backup"
         )
     for one in store.served.registered(time.time()):
@@ -380,7 +380,7 @@ class _Audit:
         inside = RangeSet(metadata.ranges)
         twice = inside.intersection(stream.covered)
         if twice:
-            self._find("doubled", path, f"ordinals {as_text(twice)} are in another shard too")
+            self._find("doubled", path, f"ordinals {twice} are in another shard too")
         stream.covered.update(inside)
         stream.names[path.name] = (digest, metadata.rows)
         stream.shards += 1
@@ -449,7 +449,7 @@ class _Audit:
             end = ends.get(name, (claimed.last if claimed.last is not None else -1) + 1)
             beyond = claimed.difference(RangeSet([(0, end - 1)] if end else []))
             if beyond:
-                self._find("unrecorded", name, f"ordinals {as_text(beyond)} were never given")
+                self._find("unrecorded", name, f"ordinals {beyond} were never given")
             missing = claimed.missing(0, end - 1)
             for plan in self.account.plans if self.account else ():
                 if plan.stream == name and missing:
@@ -461,7 +461,7 @@ class _Audit:
             )
             missing = missing.difference(recorded)  # reported as a missing shard already
             if missing:
-                self._find("hole", name, f"ordinals {as_text(missing)} are in no shard")
+                self._find("hole", name, f"ordinals {missing} are in no shard")
 
     def add_up(self) -> None:
         """Check that acknowledged == rows in shards + steps in the journal (+ in quarantine)."""
@@ -545,13 +545,13 @@ class _Audit:
                 absent = absent.difference(waiting)
                 text = f"version {version} was trained on ordinals {{}} of {stream}, which "
                 if waiting:
-                    beginning = text.format(as_text(waiting))
+                    beginning = text.format(waiting)
                     self.notes.append(f"{where}: {beginning}are in the journal, in no shard yet")
                 if absent and stream.rpartition("-")[0] in ours:
-                    beginning = text.format(as_text(absent))
+                    beginning = text.format(absent)
                     self._find("weights", where, f"{beginning}are in no whole shard")
                 elif absent:
-                    beginning = text.format(as_text(absent))
+                    beginning = text.format(absent)
                     self.notes.append(f"{where}: {beginning}this root never had")
 
     def _collectors(self) -> set[str]:

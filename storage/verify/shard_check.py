@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.experience.range_set import RangeSet
 from storage.shards.arrow_arrays import decode_values
 from storage.shards.content import (
     check_alike,
@@ -27,7 +26,7 @@ from storage.shards.names import ShardDamaged, ShardName, require_regular
 from storage.shards.page_sizes import check_size
 from storage.shards.schema import CODED, ShardMetadata
 
-__all__ = ["as_text", "check_shard", "entries", "reason"]
+__all__ = ["check_shard", "entries", "reason"]
 
 
 LONGEST = 4095
@@ -112,10 +111,3 @@ def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata
     check_finals(table, runs, metadata)
     check_choices(table.column("source"), columns, metadata)
     return metadata
-
-
-def as_text(ranges: RangeSet | tuple[tuple[int, int], ...], most: int = 5) -> str:
-    """Ranges as text, such as `0-3, 7, 9-12`; "..." after the first `most`."""
-    pairs = ranges.ranges() if isinstance(ranges, RangeSet) else list(ranges)
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs[:most]]
-    return ", ".join([*texts, "..."] if len(pairs) > most else texts) or "none"

@@ -208,13 +208,9 @@ class WeightFolder:
 
     # versions
 
-    def promote(self, digest: str, *, number: int | None = None) -> int:
-        """Give a candidate the next version number and return it. The version is not live yet.
-
-        Raises GenerationConflict if the next version is not `number`.
-        """
-        candidate = self.candidate(digest)
-        version = self._promote(candidate, number)
+    def promote(self, digest: str) -> int:
+        """Give a candidate the next version number and return it. The version is not live yet."""
+        version = self._promote(self.candidate(digest))
         with locked(self.directory):
             self._numbers.note(version, 0)
         return version

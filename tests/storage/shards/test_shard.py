@@ -503,15 +503,6 @@ def test_dist_inputs_of_different_lengths_are_refused_as_one_array(tmp_path: Pat
         decode_column(table, "action_dist_inputs")
 
 
-def test_text_columns_come_as_dictionaries_when_asked(tmp_path: Path) -> None:
-    info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(3))
-    table = read_shard(info.path, read_dictionary=["eps_id"])
-    assert pa.types.is_dictionary(table.schema.field("eps_id").type)
-    assert decode_column(table, "eps_id").tolist() == [
-        f"episode-{i}" for i in (0, 1, 2) for _ in "abc"
-    ]
-
-
 def test_pandas_gives_people_arrays(tmp_path: Path) -> None:
     final = np.arange(4, dtype="<f4").tobytes()
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, [make_part(0, 2, final_obs=final)])
