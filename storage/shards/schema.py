@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from storage.experience.range_set import RangeSet
 from storage.shards.names import ShardDamaged
 from storage.spaces.codec import Leaf, leaves
 from storage.spaces.descriptors import Space, SpaceError, schema_id, spaces_from_canonical_json
@@ -247,7 +248,7 @@ class ShardMetadata:
 
     @classmethod
     def _from_texts(cls, texts: Mapping[str, str]) -> ShardMetadata:
-        ranges = tuple((int(first), int(last)) for first, last in json.loads(texts["ranges"]))
+        ranges = tuple(RangeSet.from_json(json.loads(texts["ranges"])).ranges())
         if not ranges:
             raise ValueError("no ordinals")
         return cls(

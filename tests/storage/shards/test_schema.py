@@ -128,6 +128,8 @@ def footer() -> dict[bytes, bytes]:
         ("format_version", "2", "expected format version 1, got b'2'"),
         ("ranges", "[]", "cannot be read"),
         ("ranges", "{", "cannot be read"),
+        ("ranges", "[[3, 2]]", "cannot be read"),
+        ("ranges", "[[0, 3], [3, 4]]", "cannot be read"),
         ("rows", "many", "cannot be read"),
         ("columns", '[{"name": "x"}]', "cannot be read"),
         ("columns", "[1]", "cannot be read"),
