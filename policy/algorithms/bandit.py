@@ -33,15 +33,14 @@ import torch
 from torch import Tensor
 
 from policy.algorithms.base import (
-    NOT_FINITE,
     RowsLeftOut,
     minibatches,
-    not_finite,
     require_at_least,
     require_columns,
     require_not_negative,
     require_positive,
 )
+from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.policy import Policy
 from policy.ope.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
 from policy.progress import Progress, no_progress

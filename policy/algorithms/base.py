@@ -22,7 +22,6 @@ from policy.progress import Progress
 from storage.experience.sample_batch import SampleBatch
 
 __all__ = [
-    "NOT_FINITE",
     "Algorithm",
     "AlgorithmConfig",
     "RowsLeftOut",
@@ -30,7 +29,6 @@ __all__ = [
     "minibatches",
     "near_names",
     "no_metrics",
-    "not_finite",
     "require_at_least",
     "require_columns",
     "require_not_negative",
@@ -40,14 +38,6 @@ __all__ = [
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
 """Reason -> bool (N,), True for rows to exclude. A row with several reasons counts for the
 first."""
-
-
-NOT_FINITE = "not_finite"
-"""The reason of rows with numbers that float32 cannot hold, or that made a loss or weights infinite
-or NaN."""
-_LARGEST = float(np.finfo(np.float32).max)
-_LARGEST_TARGET = math.sqrt(_LARGEST)
-"""A loss squares rewards, and sums of rewards."""
 
 
 class Algorithm(Protocol):
@@ -95,22 +85,6 @@ def default_rule(config: AlgorithmConfig) -> ActionRule:
 def no_metrics(names: Iterable[str]) -> dict[str, float]:
     """The metrics of an update without usable rows: the same names, each NaN."""
     return dict.fromkeys(names, math.nan)
-
-
-def not_finite(batch: SampleBatch, targets: Iterable[str], *inputs: str) -> npt.NDArray[np.bool_]:
-    """Whether each row has NaN, infinity or a number outside float32's range: bool (N,).
-
-    `targets` are columns that a loss squares; `inputs` are columns that a network reads, `obs`
-    includes `obs.<path>`.
-    """
-    bad = np.zeros(batch.count, np.bool_)
-    for name, column in batch.items():
-        target = name in targets
-        if (target or name.partition(".")[0] in inputs) and column.dtype.kind == "f":
-            most = _LARGEST_TARGET if target else _LARGEST
-            inside = np.asarray(np.abs(column) <= most)  # False for NaN
-            bad |= ~inside.all(axis=tuple(range(1, inside.ndim)))
-    return bad
 
 
 def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:

@@ -13,7 +13,7 @@ steps before (Mnih et al. 2015), and Q itself chooses the action in y (van Hasse
 
 Values are not logits: a policy that samples from their softmax acts almost at random if they are
 similar. So the default action rule here is epsilon-greedy. A row that is neither terminated nor has
-a next observation is excluded.
+a next observation is excluded, as is one with numbers beyond float32.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from policy.algorithms.base import (
 )
 from policy.algorithms.losses import cql_regulariser, double_q_targets, td_loss
 from policy.inference.action_rule import ActionRule
+from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import (
@@ -141,7 +142,12 @@ class CQL:
         Raises ValueError for a batch without the columns that learning needs.
         """
         require_columns(batch, _TO_LEARN, "cql")
-        return {"no_next_obs": ~(batch[TERMINATEDS] | batch[HAS_NEXT_OBS])}
+        following = batch[HAS_NEXT_OBS] & ~batch[TERMINATEDS]
+        return {
+            "no_next_obs": ~(batch[TERMINATEDS] | batch[HAS_NEXT_OBS]),
+            NOT_FINITE: not_finite(batch, (REWARDS,), "obs")
+            | (following & not_finite(batch, (), NEXT_OBS)),
+        }
 
     def update(
         self,

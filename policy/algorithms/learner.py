@@ -29,7 +29,8 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from policy.algorithms.base import NOT_FINITE, AlgorithmConfig, no_metrics
+from policy.algorithms.base import AlgorithmConfig, no_metrics
+from policy.inference.finite import NOT_FINITE
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.errors import WeightsDamaged

@@ -36,10 +36,8 @@ from torch import Tensor
 
 from policy.algorithms.advantages import Advantages, gae
 from policy.algorithms.base import (
-    NOT_FINITE,
     RowsLeftOut,
     minibatches,
-    not_finite,
     require_at_least,
     require_columns,
     require_not_negative,
@@ -47,6 +45,7 @@ from policy.algorithms.base import (
 )
 from policy.algorithms.losses import clipped_surrogate, k1, k3
 from policy.inference.action_rule import SAMPLE
+from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import (

@@ -26,10 +26,11 @@ import numpy.typing as npt
 import torch
 
 from policy.algorithms.advantages import gae
-from policy.algorithms.base import NOT_FINITE, near_names, no_metrics
+from policy.algorithms.base import near_names, no_metrics
 from policy.algorithms.data_parallel import all_or_none, average_gradients
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
 from policy.inference.filters import ConcurrentMeanStdFilter, MeanStdFilter
+from policy.inference.finite import NOT_FINITE
 from policy.inference.numpy_policy import Actions, NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import FloatArray, Policy

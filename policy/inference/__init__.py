@@ -9,6 +9,7 @@ __all__ = [
     "action_rule",
     "distributions",
     "filters",
+    "finite",
     "numpy_policy",
     "preprocessors",
     "spec",

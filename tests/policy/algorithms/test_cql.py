@@ -84,6 +84,21 @@ def test_rows_without_what_follows_are_left_out() -> None:
         CQLConfig().build(Policy(PolicySpec(Box((1,)), Box((1,)))))
 
 
+def test_rows_beyond_float32_are_left_out() -> None:
+    """A reward, an observation or a following one that float32 cannot hold costs its own row, not
+    the update. What follows a terminated row is not read.
+    """
+    spec = PolicySpec(Box((1,), "float64"), Discrete(2), LINEAR)
+    learner = Learner(Policy(spec), CQLConfig(epochs=1))
+    log = rows(np.zeros((8, 1)), [0, 1] * 4, np.ones(8), [0, 1] * 4, np.zeros((8, 1)))
+    obs, following = np.zeros((8, 1)), np.zeros((8, 1))
+    log["rewards"][0] = obs[3] = following[[4, 5]] = 1e39
+    changed = {"obs": obs, "new_obs": following, "has_new_obs": np.ones(8, np.bool_)}
+    metrics = learner.update(SampleBatch({**log, **changed}))
+    assert learner.counts.excluded == {"not_finite": 3}
+    assert metrics["rows"] == 5
+
+
 def played(act, episodes: int, seed: int) -> tuple[list[tuple], list[float]]:
     """(transitions, returns) of CartPole by `act(obs)`, at most 500 steps an episode."""
     env, found, returns = gymnasium.make("CartPole-v1"), [], []
