@@ -53,6 +53,7 @@ LABELS = {
     "client_dropped": "dropped by clients",
     "without_tag": "without the tag",
     "no_propensity": "without a propensity",
+    "not_finite": "with numbers beyond float32",
     "certain": "with probability 1",
     "no_density": "greedy in a continuous space",
     "nothing_reserved": "nothing held out",

@@ -147,12 +147,12 @@ class NumpyPolicy:
 
         So an observation that overflows float32 in the network does not affect the others.
         """
-        finite = np.asarray(np.isfinite(flat).all(axis=1))
-        with np.errstate(over="ignore", invalid="ignore"):
-            inputs = self.dist_inputs(flat[finite])
-        fits = np.isfinite(inputs).all(axis=1)
-        finite[finite] = fits
-        return finite, choose(self._products[explore], inputs[fits], rng)
+        finite, inputs = self._finite_inputs(flat)
+        return finite, choose(self._products[explore], inputs, rng)
+
+    def where_finite(self, flat: FlatArray) -> npt.NDArray[np.bool_]:
+        """(B,) whether an observation (B, D), and what the network computes from it, is finite."""
+        return self._finite_inputs(flat)[0]
 
     def require_finite(self) -> None:
         """Raise ValueError unless actions for plausible observations are finite.
@@ -227,6 +227,15 @@ class NumpyPolicy:
         index, logp = _choose(logits.tolist(), self._products[explore].rule, rng.random())
         action = index + self._start
         return Action(action, logp, logits, action)
+
+    def _finite_inputs(self, flat: FlatArray) -> tuple[npt.NDArray[np.bool_], FlatArray]:
+        """(bool (B,) where an observation and its dist_inputs are finite, those dist_inputs)."""
+        finite = np.asarray(np.isfinite(flat).all(axis=1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            inputs = self.dist_inputs(flat[finite])
+        fits = np.isfinite(inputs).all(axis=1)
+        finite[finite] = fits
+        return finite, inputs[fits]
 
     def _observed(self, flat: FlatArray) -> FlatArray:
         rows = np.asarray(flat, np.float32)

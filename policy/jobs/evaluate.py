@@ -25,7 +25,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.finite import NOT_FINITE
+from policy.inference.numpy_policy import NotFinite, NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.jobs.judged_log import JudgedBlock, JudgedLog, Lineage
@@ -308,6 +309,7 @@ class _Gathered:
             units = self._log.note(block)
             self._certain, self._kept = self._certain + block.certain.count, self._kept + kept
             self.sample.add(block, units)
+            self._evidence.add_left_out(block.beyond)
             if candidate is None or not block.lengths.size:
                 continue
             policies = [None] if bar is None else [bar, None]
@@ -328,7 +330,17 @@ class _Gathered:
         self, batch: SampleBatch
     ) -> tuple[JudgedBlock, TargetPolicy | None, TargetPolicy | None, float]:
         """(block, candidate, live version, the candidate's expected matches of certain steps)."""
-        block, policy, kept = self._log.prepared(batch), self._policy, 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                return self._weighed(self._log.prepared(batch))
+            except NotFinite:  # an accepted observation overflows in a network
+                known = [self._policy] if self._bar is None else [self._policy, self._bar]
+                return self._weighed(self._log.prepared(batch, known))
+
+    def _weighed(
+        self, block: JudgedBlock
+    ) -> tuple[JudgedBlock, TargetPolicy | None, TargetPolicy | None, float]:
+        policy, kept = self._policy, 0.0
         if not policy.spec.has_propensity:
             return block, None, None, 0.0
         if block.certain.count:
@@ -422,6 +434,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
         sentence += ": log actions with action_prob or action_logp"
     source = "chosen here: at least half of the log is to be judged by"
     found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
+    found.append(_not_finite_check(log, seen))
     found.append(_sampled_check(log))
     if log.reserve.cluster:
         found.append(_tag_check(log))
@@ -469,6 +482,17 @@ def _dropped_check(log: JudgedLog) -> Diagnostic:
         sentence += "; fix what fills their queues, then judge by later episodes (--since)"
     source = "chosen here, as lost_episodes: a full queue means high load, which may affect rewards"
     return at_most("client_dropped", share, MOST_LOST, sentence, source)
+
+
+def _not_finite_check(log: JudgedLog, seen: int) -> Diagnostic:
+    """Check the share of episodes that were left out for numbers beyond float32."""
+    number = log.excluded.get(NOT_FINITE, 0)
+    share = number / max(1, seen)
+    sentence = f"{counted(number, 'episode')} ({share:.1%}) with numbers beyond float32"
+    if share > MOST_LOST:
+        sentence += "; log smaller numbers, then judge by later episodes (--since)"
+    source = "chosen here, as lost_episodes: the numbers may depend on the action"
+    return at_most(NOT_FINITE, share, MOST_LOST, sentence, source)
 
 
 def _sampled_check(log: JudgedLog) -> Diagnostic:

@@ -11,6 +11,7 @@ before new ones, as an interval for several looks requires.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from policy.inference.finite import LARGEST, NOT_FINITE, not_finite
+from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.jobs.log_selection import LogSelection
@@ -69,6 +72,7 @@ class JudgedBlock:
     untagged: int  # episodes without the tag whose values are the units
     other_tags: set[str]  # the names of the tags that these have
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
+    beyond: npt.NDArray[np.float64]  # rewards of the episodes left out as not_finite
     excluded: Mapping[str, int]  # reason -> episodes
 
     @property
@@ -137,10 +141,18 @@ class JudgedLog:
             self.skipped = dict(reader.stats.excluded_shards)
         self.shard_rows = rows + sum(self.not_read.values())
 
-    def prepared(self, steps: SampleBatch) -> JudgedBlock:
-        """Select the episodes to judge by from a batch. Safe to call from several threads."""
+    def prepared(self, steps: SampleBatch, policies: Sequence[NumpyPolicy] = ()) -> JudgedBlock:
+        """Select the episodes to judge by from a batch. Safe to call from several threads.
+
+        Episodes whose observations overflow in one of the `policies` are left out, too.
+        """
         spec = self._spec
         steps, lengths, excluded = _usable(steps, _lengths(steps), self._trained_on)
+        odd = _any(_not_finite(steps, spec, policies), lengths)
+        beyond = np.asarray(steps[REWARDS][np.repeat(odd, lengths)], np.float64)
+        steps, lengths, gone = _without(steps, lengths, odd)
+        if gone:
+            excluded[NOT_FINITE] = gone
         certain = np.zeros(steps.count, np.bool_)
         if not isinstance(spec.action, Discrete) or spec.action.n > 1:
             certain = np.asarray(steps[ACTION_LOGP] >= CERTAIN_LOGP) & spec.layout.is_discrete
@@ -158,6 +170,7 @@ class JudgedLog:
             untagged=untagged.count,
             other_tags=tag_names(untagged) if untagged.count else set(),
             certain=left,
+            beyond=beyond,
             excluded=excluded,
         )
 
@@ -236,6 +249,23 @@ def _usable(
         leave |= episodes
     steps, lengths, _ = _without(steps, lengths, leave)
     return steps, lengths, excluded
+
+
+def _not_finite(
+    steps: SampleBatch, spec: PolicySpec, policies: Sequence[NumpyPolicy]
+) -> npt.NDArray[np.bool_]:
+    """(S,) whether a step has numbers beyond float32, or a policy computes such from it.
+
+    The weights 1 / propensity and 1 / pass_prob are such numbers, too, but 1 / density is not.
+    """
+    found = not_finite(steps, (REWARDS,), "obs", "actions", ACTION_LOGP)
+    found |= steps[PASS_PROB] < 1 / LARGEST
+    if spec.layout.is_discrete:
+        found |= steps[ACTION_LOGP] < -math.log(LARGEST)
+    for policy in policies:
+        observed = columns_of(policy.spec.observation, "obs", steps)
+        found |= ~policy.where_finite(policy.flatten(observed))
+    return found
 
 
 def _without(

@@ -51,7 +51,8 @@ __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "c
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-MOST_LOG_WEIGHT = 300.0  # a weight of 1e130, whose square does not overflow
+# of a weight of 3e38, the largest float32; the cube of a weighted reward does not overflow
+MOST_LOG_WEIGHT = math.log(np.finfo(np.float32).max)
 MODEL_CELLS = 1 << 25  # numbers in a reward model: 256 MB
 LOW_PROPENSITY = 0.1  # below it the reasons mention the propensity
 SAME_LOGP = 1e-4  # tolerance for a float32 log-probability that was computed twice
@@ -220,6 +221,10 @@ class Evidence:
         if data.taken is not None and candidate.probs is not None:
             known = [candidate, *(one for one in policies if one is not None)]
             self._see(data, data.taken, [one.probs for one in known if one.probs is not None])
+
+    def add_left_out(self, rewards: FloatArray) -> None:
+        """Hold the rewards of episodes that cannot be judged by to the range, too."""
+        self._steps.add_rewards(rewards, self._range)
 
     def judged(self, rules: Rules, counted: Sequence[Diagnostic] = ()) -> Judgement:
         """The judgement by these rules; see `judge`."""
@@ -541,10 +546,13 @@ class _StepSummary:
         by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
         self.by, self.most_by = self.by + float(by.sum()), max(self.most_by, float(by.max()))
         self._lowest = min(self._lowest, float(data.behaviour_logp.min()))
+        self.add_rewards(data.rewards, limits)
+
+    def add_rewards(self, rewards: FloatArray, limits: tuple[float, float] | None) -> None:
         low, high = self._rewards
-        self._rewards = min(low, float(data.rewards.min())), max(high, float(data.rewards.max()))
+        self._rewards = float(rewards.min(initial=low)), float(rewards.max(initial=high))
         if limits is not None:
-            outside = (data.rewards < limits[0]) | (data.rewards > limits[1])
+            outside = (rewards < limits[0]) | (rewards > limits[1])
             self._outside += int(outside.sum())
 
     @property

@@ -23,6 +23,7 @@ from storage.errors import NothingYet
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+from tests.policy.jobs.test_evaluate_verdicts import log_episodes, probabilities, stored
 
 SPEC = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(), value_head=False))
 
@@ -88,6 +89,89 @@ def test_episodes_that_cannot_be_used_are_counted_by_reason(bandit_log, tmp_path
     expected = {"abandoned": 5, "broken": 1, "unfinished": 2, "no_propensity": 12}
     assert result.excluded == expected
     assert {one.n for one in (*result.target, result.behaviour)} == {480}
+
+
+@pytest.mark.parametrize(
+    ("column", "number"),
+    [("obs", 3e38), ("rewards", 1e20), ("rewards", -1e308), ("logp", -100.0), ("logp", -1e39)],
+)
+def test_numbers_beyond_float32_leave_out_their_episodes(bandit_log, tmp_path, column, number):
+    """A reward, a weight, or what the network makes of an observation: the others are judged as if
+    these episodes were not in the log."""
+    log = bandit_log(1000)
+    getattr(log, column)[[3, 400, 999]] = number
+    log.write(tmp_path / "odd")
+    digest = store_best(tmp_path / "odd")
+    odd = evaluate(tmp_path / "odd", "default", digest, split="all")
+    log = bandit_log(1000)
+    log.ended = ["broken" if i in (3, 400, 999) else "terminated" for i in range(1000)]
+    log.write(tmp_path / "broken")
+    broken = evaluate(tmp_path / "broken", "default", store_best(tmp_path / "broken"), split="all")
+    assert (odd.excluded, broken.excluded) == ({"not_finite": 3}, {"broken": 3})
+    assert (odd.target, odd.unavailable) == (
+        tuple(replace(one, excluded=odd.excluded) for one in broken.target),
+        {},
+    )
+    assert odd.judgement.verdict == "better"
+    assert odd.judgement.comparisons == broken.judgement.comparisons
+
+
+def test_an_observation_beyond_float32_leaves_out_its_episode(tmp_path):
+    """A Box of float64 accepts 1e39; neither the candidate nor the live version can act on it."""
+    spaces, n = (Box((2,), "float64"), Discrete(4)), 400
+    rng = np.random.default_rng(0)
+    obs, actions = rng.normal(size=(n, 1, 2)), rng.integers(4, size=(n, 1))
+    obs[7] = 1e39
+    rewards = (rng.random((n, 1)) < np.array([0.9, 0.1, 0.1, 0.1])[actions]).astype(float)
+    log_episodes(tmp_path, obs, actions, rewards, np.full((n, 1), 0.25), spaces=spaces)
+    spec = PolicySpec(*spaces, ModuleSpec(hidden=(), value_head=False))
+    live = stored(tmp_path, probabilities(0.1, 0.3, 0.3, 0.3), spec=spec)
+    WeightStore(tmp_path, "default").publish(live)
+    digest = stored(tmp_path, probabilities(0.7, 0.1, 0.1, 0.1), spec=spec)
+    result = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
+    assert (result.episodes, result.excluded) == (n - 1, {"not_finite": 1})
+    assert result.judgement.verdict == "better"
+
+
+def test_a_network_that_overflows_leaves_out_the_episode(tmp_path):
+    """The live version's weights make infinity of an observation that the candidate can read."""
+    rng, n = np.random.default_rng(0), 400
+    obs, actions = rng.normal(size=(n, 1, 2)), rng.integers(4, size=(n, 1))
+    obs[7] = 1e30
+    rewards = (rng.random((n, 1)) < np.array([0.9, 0.1, 0.1, 0.1])[actions]).astype(float)
+    log_episodes(tmp_path, obs, actions, rewards, np.full((n, 1), 0.25))
+    digest = stored(tmp_path, probabilities(0.7, 0.1, 0.1, 0.1))
+    assert evaluate(tmp_path, "default", digest, split="all").excluded == {}
+    WeightStore(tmp_path, "default").publish(stored(tmp_path, np.eye(2, 4) * 1e9))
+    result = evaluate(tmp_path, "default", digest, split="all")
+    assert (result.episodes, result.excluded) == (n - 1, {"not_finite": 1})
+    assert result.judgement.verdict == "better"
+
+
+@pytest.mark.parametrize(("odd", "passed"), [(50, True), (51, False)])
+def test_many_episodes_beyond_float32_give_no_verdict(bandit_log, tmp_path, odd, passed):
+    """More than 5 % of them end in `cannot tell`, which counts them."""
+    log = bandit_log(1000)
+    log.rewards[:odd] = 1e39
+    log.write(tmp_path)
+    found = evaluate(tmp_path, "default", store_best(tmp_path), split="all").judgement
+    [check] = [one for one in found.diagnostics if one.name == "not_finite"]
+    assert check.passed is passed
+    told = f"{odd} episodes ({odd / 1000:.1%}) with numbers beyond float32"
+    assert check.sentence.startswith(told)
+    assert found.verdict == ("better" if passed else "cannot tell")
+
+
+def test_a_reward_beyond_float32_breaks_the_promised_range(bandit_log, tmp_path):
+    """Its episode is left out, but the range was promised for it, too."""
+    log = bandit_log(1000)
+    log.rewards[7] = 1e39
+    log.write(tmp_path)
+    digest = store_best(tmp_path)
+    result = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
+    assert result.excluded == {"not_finite": 1}
+    assert result.judgement.verdict == "cannot tell"
+    assert "1 reward outside of the declared range" in " ".join(result.judgement.reasons)
 
 
 def test_the_result_is_strict_json_and_reproducible(bandit_log, tmp_path):

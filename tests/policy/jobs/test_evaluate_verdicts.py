@@ -57,7 +57,7 @@ def log_episodes(
             t0=0,
             steps=steps,
             schema_id=schema,
-            obs=obs[i].astype(np.float32).tobytes(),
+            obs=obs[i].astype(spaces[0].dtype).tobytes(),
             actions=actions[i].astype(np.int64).tobytes(),
             rewards=rewards[i].astype(np.float64).tobytes(),
             action_logp=np.log(probs[i]).tobytes(),

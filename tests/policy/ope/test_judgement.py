@@ -373,6 +373,25 @@ def test_continuous_actions_are_judged_approximately() -> None:
     assert found.comparisons[0].difference == pytest.approx(0.1, abs=0.05)
 
 
+def test_the_weight_of_a_long_episode_overflows_no_moment() -> None:
+    """An episode whose 500 actions the candidate takes far more often than the log outweighs all
+    others: that is a verdict, and no error of arithmetic."""
+    n, steps = 100, 500
+    behaviour = np.full(n * steps, np.log(0.25))
+    target = np.full(n * steps, np.log(0.1))
+    target[:steps] = np.log(0.9)
+    data = Judged(
+        rewards=np.ones(n * steps),
+        lengths=np.full(n, steps),
+        behaviour_logp=behaviour,
+        flat=np.zeros((n * steps, 1)),
+    )
+    found = judge(data, TargetPolicy(target), [Bar("the logging policy")], Rules())
+    assert found.verdict == "cannot tell"
+    assert not {one.name: one.passed for one in found.diagnostics}["largest_weight"]
+    assert np.isfinite(found.comparisons[0].stderr)
+
+
 @pytest.mark.parametrize(
     ("rules", "text"),
     [({"confidence": 1.0}, "confidence"), ({"reward_range": (1.0, 1.0)}, "reward_range")],
