@@ -1,23 +1,27 @@
 """Estimates of the worker's policy from the episodes of its input.
 
 Only whole episodes are used: fragments wait, over any number of batches, until all of them are
-there. The names of estimators are those of policy.ope.estimators; the worker itself handles
+there. Episodes that were abandoned or broken, and those with numbers beyond float32, are excluded
+and counted. The names of estimators are those of policy.ope.estimators; the worker itself handles
 "simulation".
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from policy.algorithms.trainable_policy import TrainablePolicy
+from policy.inference.finite import NOT_FINITE, not_finite
 from policy.ope.cross_fitting import CrossFitted, cross_fit
-from policy.ope.estimators import ESTIMATORS, Episodes
+from policy.ope.episodes import NOT_WHOLE
+from policy.ope.estimators import ESTIMATORS, Episodes, v_behavior
 from policy.ope.value_models import LinearRewardModel
 from policy.sampling.fragment_buffers import CUT
 from policy.sampling.metrics import OffPolicyEstimate
@@ -46,6 +50,8 @@ _log = logging.getLogger("headrace.worker")
 SIMULATION = "simulation"
 _ALIASES: Mapping[str, str] = {"wis_pd": "cwpdis", "is_pd": "pdis"}
 _NEED_MODEL = {"dm", "dr", "sndr", "switch_dr", "dr_os"}
+_NEED_NO_PROPENSITY = {"dm", "v_behavior"}
+_ENDED, _PASS_PROB = "ended", "pass_prob"
 _FOLDS = 5
 # the oldest episodes without an end are dropped beyond this number of rows
 _MOST_ROWS = 1_000_000
@@ -77,17 +83,45 @@ class _Whole:
     """Complete episodes: rows one episode after the other, S in all."""
 
     rows: SampleBatch
-    lengths: list[int]
+    lengths: npt.NDArray[np.int64]
+    excluded: Mapping[str, int]  # reason -> episodes
+
+    @classmethod
+    def of(cls, episodes: Sequence[SampleBatch]) -> _Whole:
+        """Join episodes, without those that estimators exclude."""
+        excluded: Counter[str] = Counter()
+        kept = []
+        for rows in episodes:
+            reason = _why_excluded(rows)
+            if reason is None:
+                kept.append(rows)
+            else:
+                excluded[reason] += 1
+        joined = concat_samples(kept) if kept else episodes[0].slice(0, 0)
+        return cls(joined, np.array([one.count for one in kept], np.int64), excluded)
+
+
+def _why_excluded(rows: SampleBatch) -> str | None:
+    """Why an episode is excluded; None for one that is used. Sampled rows have no `ended`."""
+    ended = rows[_ENDED][-1] if _ENDED in rows else None
+    if ended in NOT_WHOLE:
+        return str(ended)
+    return NOT_FINITE if not_finite(rows, (REWARDS,), "obs", "actions").any() else None
 
 
 class InputEvaluation:
     """Collects whole episodes of one policy, and evaluates the policy as it is at the call.
 
     `gamma` is the discount. The metrics of an estimate are those of `Estimate.to_dict`; `v_old`,
-    the mean return in the log over the same episodes; `v_gain`, the quotient of both; and
-    `unavailable`, why an estimator has no result. `open_rows` wait for their episode's end; parts
-    of `given_up` episodes never came.
+    the logging policy's value by the same episodes (None without any); `v_gain`, the quotient of
+    both; and `unavailable`, why an estimator has no result. `open_rows` wait for their episode's
+    end; parts of `given_up` episodes never came. `columns` are those of the input that it reads.
     """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        *("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, ACTION_LOGP),
+        *(EPS_ID, AGENT_ID, _ENDED, _PASS_PROB),
+    )
 
     def __init__(self, methods: Collection[str], policy: TrainablePolicy, gamma: float) -> None:
         self.methods = [name for name in check_methods(methods) if name != SIMULATION]
@@ -161,7 +195,7 @@ class InputEvaluation:
             return [] if asked else [self._none_whole(name) for name in self.methods]
         if not self.methods:
             return []
-        judged = _Whole(concat_samples(whole), [one.count for one in whole])
+        judged = _Whole.of(whole)
         return [self._estimate(name, judged) for name in self.methods]
 
     def _unused_counts(self) -> dict[str, Any]:
@@ -177,34 +211,38 @@ class InputEvaluation:
 
     def _estimate(self, name: str, whole: _Whole) -> OffPolicyEstimate:
         method = _ALIASES.get(name, name)
-        returns = self._first(whole, self._returns(whole))
-        v_old = float(returns.mean())
+        v_old = None
         try:
-            estimate = ESTIMATORS[method](self._episodes(method, whole), gamma=self._gamma)
+            episodes = self._episodes(method, whole)
+            v_old = v_behavior(episodes, gamma=self._gamma).value
+            if method in _NEED_MODEL:
+                episodes = self._episodes(method, whole, self._fit(whole))
+            estimate = ESTIMATORS[method](episodes, gamma=self._gamma)
         except ValueError as error:
-            return OffPolicyEstimate(
-                name, {"unavailable": str(error), "v_old": v_old, **self._unused_counts()}
-            )
+            found = {"unavailable": str(error), "excluded": dict(whole.excluded)}
+            return OffPolicyEstimate(name, {**found, "v_old": v_old, **self._unused_counts()})
         metrics = {**estimate.to_dict(), "v_old": v_old, **self._unused_counts()}
         metrics["v_gain"] = estimate.value / v_old if v_old else None
         return OffPolicyEstimate(name, metrics)
 
-    def _episodes(self, method: str, whole: _Whole) -> Episodes:
+    def _episodes(self, method: str, whole: _Whole, fitted: CrossFitted | None = None) -> Episodes:
+        """The episodes that an estimator uses."""
         policy, rows = self._policy, whole.rows
-        actions = rows.leaves("actions")
-        flat = policy.flat_observations(rows)
-        fitted = self._fit(whole, flat) if method in _NEED_MODEL else None
-        return Episodes.from_flat(
+        starts = np.cumsum(whole.lengths) - whole.lengths
+        episodes = Episodes.from_flat(
             rows[REWARDS],
             lengths=whole.lengths,
             behaviour_logp=rows[ACTION_LOGP],
-            target_logp=policy.logp(flat, actions),
+            target_logp=policy.logp(policy.flat_observations(rows), rows.leaves("actions")),
             q=None if fitted is None else fitted.q,
             v=None if fitted is None else fitted.v,
+            excluded=whole.excluded,
             densities=not policy.spec.layout.is_discrete,
+            pass_prob=rows[_PASS_PROB][starts] if _PASS_PROB in rows else None,
         )
+        return episodes if method in _NEED_NO_PROPENSITY else episodes.with_propensity()
 
-    def _fit(self, whole: _Whole, flat: Any) -> CrossFitted:
+    def _fit(self, whole: _Whole) -> CrossFitted:
         """q and v, cross-fitted over episodes; for longer ones by fitted Q evaluation."""
         space = self._policy.spec.action
         if not isinstance(space, Discrete):
@@ -212,6 +250,7 @@ class InputEvaluation:
         folds = min(_FOLDS, len(whole.lengths))
         if folds < 2:
             raise ValueError("cross-fitting needs 2 or more episodes")
+        flat = self._policy.flat_observations(whole.rows)
         return cross_fit(
             lambda: LinearRewardModel(space.n, start=space.start),
             flat,
@@ -224,19 +263,3 @@ class InputEvaluation:
             rng=np.random.default_rng(0),
             folds=folds,
         )
-
-    def _returns(self, whole: _Whole) -> Any:
-        """(S,) discounted return from each step to its episode's end."""
-        rewards = whole.rows[REWARDS]
-        returns = np.empty(len(rewards))
-        ends = np.cumsum(whole.lengths)
-        for end, length in zip(ends.tolist(), whole.lengths, strict=True):
-            carried = 0.0
-            for row in range(end - 1, end - length - 1, -1):
-                carried = rewards[row] + self._gamma * carried
-                returns[row] = carried
-        return returns
-
-    @staticmethod
-    def _first(whole: _Whole, column: Any) -> Any:
-        return column[np.cumsum(whole.lengths) - np.asarray(whole.lengths)]

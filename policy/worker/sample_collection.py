@@ -40,7 +40,7 @@ from policy.worker.env_creation import (
     single_agent,
     time_limit,
 )
-from policy.worker.input_evaluation import SIMULATION
+from policy.worker.input_evaluation import SIMULATION, InputEvaluation
 from policy.worker.settings import WorkerSettings
 from storage.experience.episode import policy_of_id
 from storage.experience.interfaces import InputReader, OutputWriter
@@ -114,8 +114,10 @@ class Sampling:
                 raise TypeError(
                     f"input_creator: expected an InputReader, got {type(self.reader).__name__}"
                 )
-            learned = [one.settings.algorithm.columns for one in self._worker.policies.values()]
-            self.reader.want(list(dict.fromkeys(name for names in learned for name in names)))
+            read = [one.settings.algorithm.columns for one in self._worker.policies.values()]
+            if set(settings.input_evaluation) - {SIMULATION}:
+                read.append(InputEvaluation.columns)
+            self.reader.want(list(dict.fromkeys(name for names in read for name in names)))
         if settings.output_creator is not None:
             self.output = settings.output_creator(context)
             if not isinstance(self.output, OutputWriter):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policy.inference.spec import PolicySpec
 from policy.ope.estimators import ESTIMATORS
 from policy.sampling.metrics import OffPolicyEstimate, RolloutMetrics
 from policy.worker.batch_io import IOContext, NoopOutput
@@ -18,6 +19,8 @@ from storage.experience.sample_batch import SampleBatch, concat_samples
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
 from storage.shards.output_writer import ParquetOutputWriter
+from storage.spaces.descriptors import Box, Discrete
+from tests.policy.jobs.test_evaluate_verdicts import log_episodes
 from tests.policy.toy_envs import AgentsEnv, CountEnv
 
 
@@ -247,6 +250,72 @@ def test_an_end_that_is_not_recorded_as_done_is_an_end(ends):
         [one] = estimates(made)
         assert (one.metrics["n"], one.metrics["given_up"]) == (whole, 0)
         assert whole >= 10
+
+
+def judged(root, *methods, action=Discrete(3, 1)):  # noqa: B008  it never changes
+    """The metrics of each estimator over a log, whose columns the worker asks for."""
+    arguments = {"env_creator": None, "policy": PolicySpec(Box((2,)), action), "seed": 1}
+    arguments |= {"log_dir": str(root), "input_evaluation": list(methods)}
+
+    def whole_log(ioctx):
+        return ShardReader(ioctx.log_dir, policy_id="default", batch_size=1000)
+
+    with RolloutWorker(**arguments, input_creator=whole_log) as made:
+        made.sample()
+        return {one.estimator_name: one.metrics for one in estimates(made)}
+
+
+def test_episodes_that_estimators_exclude_are_counted(bandit_log, tmp_path):
+    """Abandoned and broken episodes, those without a propensity, and rewards beyond float32. The
+    log's own value is over the same episodes, and value models are not fitted to others.
+
+    Row: input_evaluation: is / wis / simulation
+    """
+    log = bandit_log(400)
+    log.rewards[:], log.rewards[100:200] = 1.0, 0.0
+    log.ended[100:160], log.ended[160:200] = ["abandoned"] * 60, ["broken"] * 40
+    log.rewards[200:250], log.logp[200:250] = 10.0, np.nan
+    log.rewards[7] = 1e300
+    log.write(tmp_path)
+    found = judged(tmp_path, "wis", "is", "dm", "v_behavior")
+    gone = {"abandoned": 60, "broken": 40, "not_finite": 1}
+    for name in ("wis", "is"):
+        assert found[name]["excluded"] == gone | {"no_propensity": 50}
+        assert (found[name]["n"], found[name]["v_old"]) == (249, 1.0)
+    assert found["wis"]["value"] == found["wis"]["v_gain"] == pytest.approx(1.0)
+    for name in ("dm", "v_behavior"):
+        assert found[name]["excluded"] == gone
+        assert (found[name]["n"], found[name]["v_old"]) == (299, pytest.approx(749 / 299))
+    assert found["dm"]["value"] == pytest.approx(749 / 299, rel=0.1)
+
+
+def test_a_log_without_an_episode_to_judge_by_is_unavailable(bandit_log, tmp_path):
+    """The reason and the counts are told; nothing is invented.
+
+    Row: input_evaluation: is / wis / simulation
+    """
+    log = bandit_log(20)
+    log.ended[:] = ["abandoned"] * 20
+    log.write(tmp_path)
+    for found in judged(tmp_path, "wis", "v_behavior", "dr").values():
+        assert "no episodes are left to judge by (abandoned: 20)" in found["unavailable"]
+        assert (found["excluded"], found["v_old"]) == ({"abandoned": 20}, None)
+
+
+def test_a_sampled_log_is_weighted_by_its_probabilities(tmp_path):
+    """An episode logged with probability 0.1 counts ten times.
+
+    Row: input_evaluation: is / wis / simulation
+    """
+    rng, earned = np.random.default_rng(0), np.repeat([[0.0], [1.0]], 100, axis=0)
+    given = (rng.normal(size=(200, 1, 2)), rng.integers(4, size=(200, 1)), earned)
+    chances = np.where(earned[:, 0] > 0, 1.0, 0.1)
+    log_episodes(tmp_path, *given, np.full((200, 1), 0.25), pass_prob=chances)
+    found = judged(tmp_path, "v_behavior", "wis", action=Discrete(4))
+    for one in found.values():
+        assert one["v_old"] == pytest.approx(100 / 1100)
+    assert found["v_behavior"]["value"] == pytest.approx(100 / 1100)
+    assert found["wis"]["value"] == pytest.approx(100 / 1100, rel=0.1)
 
 
 def test_episodes_that_are_never_seen_whole_are_told(caplog):
