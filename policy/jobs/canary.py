@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.inference.weight_store import WeightStore
-from policy.ope.arms import compare_arms, episodes_needed
+from policy.ope.arms import LARGEST_RETURN, compare_arms, episodes_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
@@ -232,7 +232,8 @@ def _aged(
     old = starts + shown_by * 1e6 <= newest
     limits = starts + age * 1e6
     counts = rows.received <= np.repeat(limits, np.diff(np.append(begins, len(rows.t))))
-    returns = np.add.reduceat(np.where(counts, rows.rewards, 0.0), begins)
+    with np.errstate(over="ignore", invalid="ignore"):  # `compare_arms` names such returns
+        returns = np.add.reduceat(np.where(counts, rows.rewards, 0.0), begins)
     steps = np.add.reduceat(counts.astype(np.int64), begins)
     last = np.append(tracks[1:], len(rows.t)) - 1
     ended = rows.ended[last]
@@ -404,7 +405,7 @@ def _recent(
 ) -> tuple[FloatArray, IntArray]:
     """(returns, steps) of the latest `RECENT` episodes, of one version or of all (None).
 
-    At most twice as many are in memory.
+    Those with returns too large to compare are left out. At most twice as many are in memory.
     """
     held: dict[str, list[float]] = {}  # name -> start, return, steps
     for batch in _batches(root, declaration, None):
@@ -427,6 +428,7 @@ def _recent(
             held = dict(_latest(held))
     latest = [values for _, values in _latest(held)]
     table = np.array(latest, np.float64).reshape(-1, 3)
+    table = table[np.abs(table[:, 1]) <= LARGEST_RETURN]
     return table[:, 1], table[:, 2].astype(np.int64)
 
 

@@ -20,10 +20,12 @@ from scipy.special import ndtri
 
 from policy.ope.betting import POWER, betting_interval, first_time, numbers_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Verdict
+from policy.ope.diagnostics import rewards_in_range
 from storage.wording import counted, rounded_up
 
 __all__ = [
     "FEWEST",
+    "LARGEST_RETURN",
     "MISMATCH",
     "ArmsComparison",
     "Difference",
@@ -41,6 +43,8 @@ MISMATCH = math.log(1000)
 at any look with a probability of 1 / 1000 (Ville 1939)."""
 FEWEST = 100
 """The number of episodes in each arm that a verdict by a normal limit requires."""
+LARGEST_RETURN = 1e140
+"""Larger ones cannot be compared: their squares, and sums of these, overflow."""
 MOST_NEEDED = 1e13
 """The largest number of episodes that is named as needed."""
 _PRIOR = 100.0
@@ -115,7 +119,8 @@ def compare_arms(
 
     `limits` of a return must not come from the data. With them a betting bound decides, otherwise a
     normal limit (approximate). A canary that is equal is called better or worse with a probability
-    <= `error`: each end of each interval fails with at most a third of it.
+    <= `error`: each end of each interval fails with at most a third of it. If a return is outside
+    of the limits, or beyond LARGEST_RETURN, only failures are compared.
     """
     n, k = len(returns), int(in_canary.sum())
     known: dict[str, Any] = {"n": (k, n - k), "share": share, "error": error}
@@ -138,17 +143,20 @@ def compare_arms(
         nothing = {"returns": None, "failures": None, "missing": None, "mismatch": None}
         return ArmsComparison(verdict=CANNOT_TELL, reasons=(reason,), **nothing, **known)
     end = error / 3
-    earned = _difference(returns, in_canary, share, limits, end)
+    problem = _why_not_compared(returns, limits)
+    earned = None if problem else _difference(returns, in_canary, share, limits, end)
     failures = _difference(failed.astype(np.float64), in_canary, share, (0.0, 1.0), end)
     reasons: list[str] = []
     verdict = CANNOT_TELL
-    few = earned.bound != "betting" and min(k, n - k) < FEWEST
+    few = limits is None and min(k, n - k) < FEWEST
     if failures.interval[0] > 0:
         verdict = WORSE
         reasons.append(
             f"{failures.canary:.2%} of the canary's episodes are abandoned or broken, "
             f"{failures.live:.2%} of the others"
         )
+    elif earned is None:
+        reasons.append(problem)
     elif few:
         reasons.append(f"expected {FEWEST} episodes in each arm, got {k} and {n - k}")
     elif earned.interval[1] < 0:
@@ -156,20 +164,16 @@ def compare_arms(
     elif earned.interval[0] > 0:
         verdict = BETTER
     missing = None
-    if verdict == CANNOT_TELL:
+    if verdict == CANNOT_TELL and earned is not None:
         apart = abs(earned.difference)
-        spread = float(returns.std())
-        if apart > 0 and spread > 0:
-            width = None if limits is None else limits[1] - limits[0]
-            fill = max((FEWEST - k) / share, (FEWEST - (n - k)) / (1 - share)) if few else 1
-            more = episodes_needed(spread, apart, share, end, width=width) - n
-            missing = rounded_up(max(more, fill))
-            reasons.append(
-                f"about {counted(missing, 'more episode')}, of both versions together, would "
-                f"show whether the difference of {apart:.3g} is real"
-            )
-        else:
-            reasons.append("no difference in returns is to be seen yet: more episodes")
+        fill = max((FEWEST - k) / share, (FEWEST - (n - k)) / (1 - share)) if few else 1
+        missing = _missing(returns, apart, share, limits, end, fill)
+        reasons.append(
+            "no difference in returns is to be seen yet: more episodes"
+            if missing is None
+            else f"about {counted(missing, 'more episode')}, of both versions together, would "
+            f"show whether the difference of {apart:.3g} is real"
+        )
     return ArmsComparison(
         verdict=verdict,
         reasons=tuple(reasons),
@@ -179,6 +183,41 @@ def compare_arms(
         missing=missing,
         **known,
     )
+
+
+def _missing(
+    returns: FloatArray,
+    apart: float,
+    share: float,
+    limits: tuple[float, float] | None,
+    error: float,
+    fill: float,
+) -> int | None:
+    """About how many further episodes, at least `fill`, show the difference `apart`.
+
+    None if there is none to show.
+    """
+    spread = float(returns.std())
+    if not (apart > 0 and spread > 0):
+        return None
+    width = None if limits is None else limits[1] - limits[0]
+    more = episodes_needed(spread, apart, share, error, width=width) - len(returns)
+    return rounded_up(max(more, fill))
+
+
+def _why_not_compared(returns: FloatArray, limits: tuple[float, float] | None) -> str:
+    """Why returns (n,) cannot be compared; "" if they can."""
+    low, high = limits or (-LARGEST_RETURN, LARGEST_RETURN)
+    outside = int((~((returns >= low) & (returns <= high))).sum())  # also NaN, as of inf - inf
+    if not outside:
+        return ""
+    if limits is None:
+        return (
+            f"{counted(outside, 'return')} beyond {LARGEST_RETURN:g}, whose squares overflow: "
+            "start a new comparison, with another share"
+        )
+    ends = float(returns.min()), float(returns.max())
+    return rewards_in_range(outside, ends, limits, "return").sentence
 
 
 def log_evidence_of_mismatch(canary: int, n: int, share: float) -> float:

@@ -32,6 +32,7 @@ __all__ = [
     "largest_share",
     "mean_weight",
     "reward_events",
+    "rewards_in_range",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -344,6 +345,18 @@ def reward_events(
         "30 events: below, intervals by a normal limit miss rare ones too often (make judge)",
     )
     return replace(found, missing=more)
+
+
+def rewards_in_range(
+    outside: int, ends: tuple[float, float], limits: tuple[float, float], what: str = "reward"
+) -> Diagnostic:
+    """Whether none is outside of the declared limits; `ends` are the least and the most of all."""
+    low, high = limits
+    sentence = f"{counted(outside, what)} outside of the declared range {low:g} to {high:g}"
+    if outside:
+        sentence += f", from {ends[0]:g} to {ends[1]:g}: fix the range"
+    source = "the range is a promise"
+    return at_most("rewards_outside_range", outside, 0, sentence, source)
 
 
 def _most_common(returns: NumberColumn) -> float:

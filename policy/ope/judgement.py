@@ -29,11 +29,11 @@ from policy.ope.diagnostics import (
     MOST_OF_WEIGHT,
     Diagnostic,
     Support,
-    at_most,
     effective_sample_size,
     largest_share,
     mean_weight,
     reward_events,
+    rewards_in_range,
 )
 from policy.ope.differences import (
     Differences,
@@ -44,7 +44,6 @@ from policy.ope.differences import (
     per_decision_terms,
 )
 from policy.ope.episodes import running_sums
-from storage.wording import counted
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
 
@@ -575,15 +574,7 @@ class _StepSummary:
     def range_check(self, limits: tuple[float, float] | None) -> list[Diagnostic]:
         if limits is None or not self.episodes:
             return []
-        low, high = limits
-        sentence = (
-            f"{counted(self._outside, 'reward')} outside of the declared range {low:g} to {high:g}"
-        )
-        if self._outside:
-            least, most = self._rewards
-            sentence += f", from {least:g} to {most:g}: fix the range"
-        source = "the range is a promise"
-        return [at_most("rewards_outside_range", self._outside, 0, sentence, source)]
+        return [rewards_in_range(self._outside, self._rewards, limits)]
 
 
 def _merged(bars: Sequence[_Bar]) -> list[_Bar]:

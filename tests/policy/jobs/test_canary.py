@@ -58,12 +58,13 @@ class Traffic:
         how: Ending = "broken",
         agents: int = 1,
         acted: int | None = None,
+        odd: float | None = None,
     ) -> None:
         """Write episodes; `mean` and `broken` are by arm (True: the canary's).
 
         `lose` is the share of the canary's episodes that are lost. All `agents` of an episode earn
         the same, and only the last one breaks. `acted` is the version of the first steps, if it is
-        not the assigned one.
+        not the assigned one. `odd` is the reward of every 50th episode.
         """
         live = self.store.live()
         assert live is not None
@@ -78,6 +79,8 @@ class Traffic:
             version = live.canary_version if canary else live.version
             arm = {ARM: f"{live.generation}:{version}"} if live.canary_version else {}
             reward = float(self.rng.random() < mean[canary])
+            if odd is not None and not at % 50:
+                reward = odd
             parts += [
                 Part(
                     episode_id=name,
@@ -309,6 +312,25 @@ def test_without_a_reward_range_the_verdict_is_approximate(tmp_path: Path) -> No
     traffic.log(1500, {True: 0.7, False: 0.3})
     found = judge_canary(tmp_path, "default")
     assert (found["verdict"], found["approximate"]) == ("better", True)
+
+
+@pytest.mark.parametrize(
+    ("agents", "why"), [(1, "outside of the declared range 0 to 1"), (2, "beyond 1e+140")]
+)
+def test_rewards_too_large_to_compare_are_named(tmp_path: Path, agents: int, why: str) -> None:
+    """Those of two agents sum to infinity, and have no known range. Start and judgement are strict
+    JSON."""
+    traffic = Traffic(tmp_path)
+    traffic.log(300, EQUAL, odd=1e308)
+    started = start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    assert started["recent"] == 294
+    assert started["effect"] == pytest.approx(0.03, abs=0.01)
+    traffic.log(600, EQUAL, odd=1e308, agents=agents)
+    traffic.log(100, EQUAL)
+    found = judge_canary(traffic.root, "default")
+    assert found["verdict"] == "cannot tell"
+    assert why in found["reasons"][0]
+    json.dumps([started, found], allow_nan=False)
 
 
 def test_without_a_canary_there_is_nothing_to_judge(traffic: Traffic) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -112,6 +113,33 @@ def test_a_canary_that_breaks_episodes_is_worse() -> None:
     assert found.verdict == "worse"
     assert "abandoned or broken" in found.reasons[0]
     assert judged((0.05, 0.05)).verdict == "cannot tell"
+
+
+@pytest.mark.parametrize("arm", [True, False])
+def test_a_return_outside_of_its_limits_is_not_compared(arm: bool) -> None:
+    """The limits are a promise for both arms; the reason names them. Failures have other limits."""
+    rng = np.random.default_rng(9)
+    in_canary = rng.random(4000) < 0.2
+    returns = (rng.random(4000) < 0.3).astype(float)
+    returns[np.flatnonzero(in_canary == arm)[100]] = 5.0
+    failed = np.zeros(4000, bool)
+    found = compare_arms(returns, in_canary, failed, share=0.2, limits=LIMITS)
+    assert (found.verdict, found.returns, found.missing) == ("cannot tell", None, None)
+    told = "1 return outside of the declared range 0 to 1, from 0 to 5: fix the range"
+    assert found.reasons == (told,)
+    assert found.failures is not None
+    assert compare_arms(returns, in_canary, in_canary, share=0.2, limits=LIMITS).verdict == "worse"
+
+
+@pytest.mark.parametrize("odd", [1e200, -np.inf, np.nan])
+def test_returns_whose_squares_overflow_are_not_compared(odd: float) -> None:
+    """Without limits, too, the result is strict JSON that names the cause."""
+    rng = np.random.default_rng(9)
+    in_canary, returns = rng.random(4000) < 0.2, rng.random(4000)
+    returns[7] = odd
+    found = compare_arms(returns, in_canary, np.zeros(4000, bool), share=0.2, limits=None)
+    assert found.reasons[0].startswith("1 return beyond 1e+140")
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_a_wrong_share_refuses_the_comparison() -> None:
