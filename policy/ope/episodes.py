@@ -89,9 +89,9 @@ class Episodes:
         `ended` is the ending of each of the n episodes (None: it has not ended, "unfinished");
         those whose ending is in `leave_out` are excluded and counted. `excluded` adds counts of
         episodes that the caller excluded before. `densities=True` allows logp above 0, as for
-        densities of continuous actions. `units` (n,): consecutive episodes with the same number are
-        one sample for an interval. `pass_prob` (n,): the probability that an episode was logged.
-        Raises ValueError that names the episode and step of the first invalid number.
+        densities of continuous actions. `units` (n,): consecutive episodes with the same integer
+        are one sample for an interval. `pass_prob` (n,): the probability in (0, 1] that an episode
+        was logged. Raises ValueError that names the episode and step of the first invalid number.
         """
         sizes = _lengths(lengths)
         total = int(sizes.sum())
@@ -108,8 +108,8 @@ class Episodes:
             column("q", q),
             column("v", v),
             dict(excluded or {}),
-            None if units is None else np.asarray(units, np.int64),
-            None if pass_prob is None else np.asarray(pass_prob, np.float64),
+            None if units is None else _units(units, sizes.size),
+            None if pass_prob is None else _chances(pass_prob, sizes.size),
         )
         _check_numbers(episodes, np.inf if densities else TOLERANCE)
         return episodes if ended is None else _leave_out(episodes, ended, leave_out)
@@ -263,16 +263,40 @@ def running_sums(values: FloatArray, lengths: IntArray) -> FloatArray:
     return sums
 
 
-def _column(name: str, given: npt.ArrayLike, total: int) -> FloatArray:
+def _column(name: str, given: npt.ArrayLike, total: int, of: str = "a step") -> FloatArray:
     try:
         column = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as problem:
-        raise ValueError(f"{name}: expected numbers, one a step: {problem}") from problem
+        raise ValueError(f"{name}: expected numbers, one {of}: {problem}") from problem
     if column.shape != (total,):
-        raise ValueError(
-            f"{name}: expected shape ({total},), one number a step, got {column.shape}"
-        )
+        raise ValueError(f"{name}: expected shape ({total},), one number {of}, got {column.shape}")
     return column
+
+
+def _units(given: npt.ArrayLike, n: int) -> IntArray:
+    units = np.asarray(given)
+    if units.shape != (n,) or (n and units.dtype.kind not in "iu"):
+        raise ValueError(
+            f"units: expected integers ({n},), one an episode, got {units.dtype} of shape "
+            f"{units.shape}"
+        )
+    begins = np.flatnonzero(np.append(True, units[1:] != units[:-1])[:n])
+    again = np.ones(begins.size, dtype=np.bool_)
+    again[np.unique(units[begins], return_index=True)[1]] = False
+    if again.any():
+        episode = int(begins[again.argmax()])
+        raise ValueError(
+            f"units: expected the episodes of a unit to follow each other, got {units[episode]} "
+            f"again in episode {episode}"
+        )
+    return units.astype(np.int64)
+
+
+def _chances(given: npt.ArrayLike, n: int) -> FloatArray:
+    chances = _column("pass_prob", given, n, "an episode")
+    bad = ~((chances > 0) & (chances <= 1 + TOLERANCE))
+    _refuse(bad, "pass_prob", chances, "a probability in (0, 1]", np.ones(n, dtype=np.int64))
+    return chances
 
 
 def _lengths(given: npt.ArrayLike) -> IntArray:

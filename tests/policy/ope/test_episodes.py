@@ -26,6 +26,13 @@ from policy.ope.episodes import Episodes
         ({"target_logp": [-1.0, -1.0, 0.1]}, r"target_logp.*0\.1 in episode 1, step 1"),
         ({"q": [0.0, 0.0, np.inf]}, r"q: .*inf in episode 1, step 1"),
         ({"v": [0.0]}, r"v: expected shape"),
+        ({"pass_prob": [0.5, 0.0]}, r"pass_prob: .*\(0, 1\], got 0\.0 in episode 1"),
+        ({"pass_prob": [-0.2, 0.5]}, r"pass_prob: .*-0\.2 in episode 0"),
+        ({"pass_prob": [0.5, 7.0]}, r"pass_prob: .*7\.0 in episode 1"),
+        ({"pass_prob": [np.nan, 0.5]}, r"pass_prob: .*nan in episode 0"),
+        ({"pass_prob": [0.5] * 3}, r"pass_prob: expected shape \(2,\), one number an episode"),
+        ({"units": [0]}, r"units: expected integers \(2,\), one an episode, .*\(1,\)"),
+        ({"units": [0.2, 0.7]}, r"units: expected integers \(2,\), .*float64"),
         ({"ended": ["terminated"]}, "ended: expected 2 words"),
         ({"ended": ["terminated", "done"]}, "'done' in episode 1"),
         ({"ended": ["terminated"] * 2, "leave_out": ["brocken"]}, "leave_out.*brocken"),
@@ -44,6 +51,15 @@ def test_bad_columns_are_refused_with_their_place(change: dict[str, Any], messag
     assert Episodes.from_flat(**good).n == 2
     with pytest.raises(ValueError, match=message):
         Episodes.from_flat(**{**good, **change})
+
+
+def test_episodes_of_a_unit_follow_each_other() -> None:
+    """A unit that comes again would count as another sample."""
+    columns: dict[str, Any] = {"lengths": [1, 2, 1, 1, 1], "rewards": np.zeros(6)}
+    assert Episodes.from_flat(**columns, units=[7, 7, 3, 0, 0]).unit_starts.tolist() == [0, 2, 3]
+    with pytest.raises(ValueError, match=r"units: .* follow each other, got 7 again in episode 3"):
+        Episodes.from_flat(**columns, units=[7, 7, 3, 7, 3])
+    assert Episodes.from_flat([], lengths=[], units=[], pass_prob=[]).n == 0
 
 
 def test_densities_may_exceed_one() -> None:
