@@ -56,18 +56,6 @@ class EvaluationResult:
         weighing = [one.ess for one in self.target if one.name != "dm"]
         return min(weighing, default=0.0)
 
-    def estimate(self, name: str | None = None) -> Estimate:
-        """The estimate called `name`; by default dr, else a self-normalised one, else the first.
-
-        Raises KeyError, with the existing names.
-        """
-        found = {one.name: one for one in self.target}
-        if name is None:
-            name = next((n for n in ("dr", "snips", "cwpdis") if n in found), next(iter(found)))
-        if name not in found:
-            raise KeyError(f"expected one of the estimates {list(found)}, got {name!r}")
-        return found[name]
-
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain types for strict JSON; numbers that are not finite become None."""
         return {

@@ -66,6 +66,8 @@ __all__ = [
 
 READ_ROWS = 4096
 BLOCK_ROWS = 500_000
+"""Rows are trained on in blocks of about this size, which bounds memory. A log that fits in one
+block is trained on as a whole."""
 
 ALGORITHMS: Mapping[str, AlgorithmConfig] = {
     "ips": BanditConfig(objective="ips"),
@@ -124,7 +126,6 @@ def train(
     epochs: int | None = None,
     seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
-    block_rows: int = BLOCK_ROWS,
     checkpoint: Path | str | None = None,
     threads: int = 1,
     retry_for: float = RETRY_FOR,
@@ -141,8 +142,6 @@ def train(
       `ts`. `manifest`: read only these ordinals (stream -> inclusive ranges).
     - `schema_id`: read this schema instead of the declared one. Its rows must fit the spec;
       `not_read` counts the rows of other schemas.
-    - `block_rows`: rows are trained on in blocks of at most this size, in the order of their
-      ordinals, which bounds memory. A log that fits in one block is trained on as a whole.
     - `checkpoint`: a file for the learner's state and the reader's position.
     - `threads`: torch's threads; more than one slows down a collector on the same machine.
     - `retry_for`: seconds for which an unreadable shard is tried again. A damaged one is left out
@@ -174,7 +173,7 @@ def train(
         make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
         learner = None if wanted is None else make(wanted)
         metrics: dict[str, float] = {}
-        for block in _blocks(reader, block_rows, on_progress):
+        for block in _blocks(reader, on_progress):
             if wanted is not None and reader.spaces is not None:
                 require_fit(reader.spaces, (wanted.observation, wanted.action))
             learner = learner or make(_stored_spec(reader))
@@ -243,15 +242,15 @@ class _NotReserved:
         return ~self._reserve.rows(batch)
 
 
-def _blocks(reader: ShardReader, block_rows: int, on_progress: Progress) -> Iterator[SampleBatch]:
-    """Yield batches of about `block_rows`, each sorted by streams and ordinals."""
+def _blocks(reader: ShardReader, on_progress: Progress) -> Iterator[SampleBatch]:
+    """Yield batches of about BLOCK_ROWS rows, each sorted by streams and ordinals."""
     held: list[SampleBatch] = []
     rows = read = 0
     for batch in reader:
         held.append(batch)
         rows, read = rows + batch.count, read + batch.count
         on_progress("reading", read, None)
-        if rows >= block_rows:
+        if rows >= BLOCK_ROWS:
             yield _ordered(held)
             held, rows = [], 0
     if rows:

@@ -76,17 +76,14 @@ def betting_interval(
     return max(low, least), min(high, most)
 
 
-def wealth_against(
-    values: Numbers, mean: float, *, least: float, error: float, sequence: bool = False
-) -> float:
+def wealth_against(values: Numbers, mean: float, *, least: float, error: float) -> float:
     """The log of the wealth after betting that the mean of `values` is above `mean`.
 
     Every number is `least` or more. A result above log(1 / error) shows that the mean is above
-    `mean`, with an error probability of at most `error`. With `sequence` it is the highest wealth
-    reached.
+    `mean`, with an error probability of at most `error`.
     """
     numbers = column_of(values)
-    return _log_wealth(numbers, _bets(numbers, least, error, sequence), mean, least, sequence)
+    return _log_wealth(numbers, _bets(numbers, least, error, False), mean, least, False)
 
 
 def numbers_needed(

@@ -23,7 +23,12 @@ from storage.errors import NothingYet
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
-from tests.policy.jobs.test_evaluate_verdicts import log_episodes, probabilities, stored
+from tests.policy.jobs.test_evaluate_verdicts import (
+    estimate_of,
+    log_episodes,
+    probabilities,
+    stored,
+)
 
 SPEC = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(), value_head=False))
 
@@ -74,7 +79,7 @@ def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
     assert result.episodes == trained.rows_held_out
     assert result.episodes + trained.rows_trained == 2000
     assert result.not_read == {"not_held_out": trained.rows_trained}
-    assert result.estimate("snips").value > 2 * result.behaviour.value
+    assert estimate_of(result, "snips").value > 2 * result.behaviour.value
 
 
 def test_episodes_that_cannot_be_used_are_counted_by_reason(bandit_log, tmp_path):
@@ -205,8 +210,8 @@ def test_weights_are_judged_on_another_log(bandit_log, tmp_path):
     digest = store_best(tmp_path / "home")
     away = evaluate(tmp_path / "away", "default", digest, split="all", store=store)
     home = evaluate(tmp_path / "home", "default", digest, split="all")
-    assert away.estimate().interval[0] < home.estimate().interval[1]
-    assert home.estimate().interval[0] < away.estimate().interval[1]
+    assert estimate_of(away, "dr").interval[0] < estimate_of(home, "dr").interval[1]
+    assert estimate_of(home, "dr").interval[0] < estimate_of(away, "dr").interval[1]
     assert away.behaviour.value != home.behaviour.value
 
 
@@ -325,7 +330,7 @@ def test_a_filter_that_training_fitted_is_applied(bandit_log, tmp_path):
     spec = replace(SPEC, observation_filter="MeanStdFilter")
     trained = train(tmp_path, "default", BanditConfig(lr=3e-2), spec=spec)
     result = evaluate(tmp_path, "default", trained.candidate)
-    assert result.estimate("snips").value > 2 * result.behaviour.value
+    assert estimate_of(result, "snips").value > 2 * result.behaviour.value
 
 
 def test_judging_needs_no_torch():

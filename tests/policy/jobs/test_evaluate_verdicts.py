@@ -18,8 +18,10 @@ from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.evaluate import evaluate
 from policy.jobs.gate import WITHOUT_EXPLORATION, Gate, publish
+from policy.jobs.report import EvaluationResult
 from policy.jobs.train import train
 from policy.networks.policy import Policy
+from policy.ope.estimators import Estimate
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.dropped_steps import Lost, say_dropped
 from storage.declarations.policy_files import save_declaration
@@ -113,6 +115,12 @@ def uniform_log(root: Path, means: Any, n: int = 2000, seed: int = 0, first: int
     log_episodes(
         root, rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25), first=first
     )
+
+
+def estimate_of(result: EvaluationResult, name: str) -> Estimate:
+    """The result's estimate by this estimator."""
+    [found] = [one for one in result.target if one.name == name]
+    return found
 
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
@@ -259,7 +267,7 @@ def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
     digest = stored(tmp_path, [[3.0, -3.0, 0, 0], [0, 0, 3.0, -3.0]])
     result = evaluate(tmp_path, "default", digest, split="all")
     assert result.ess < 2
-    assert result.estimate("wis").interval == (-math.inf, math.inf)
+    assert estimate_of(result, "wis").interval == (-math.inf, math.inf)
     assert result.judgement.verdict == "cannot tell"
     assert "effective sample size" in " ".join(result.judgement.reasons)
     assert not publish(tmp_path, "default", digest, Gate())["published"]
@@ -298,7 +306,9 @@ def test_sampled_logging_is_weighed(tmp_path: Path, weighed: bool) -> None:
     if weighed:
         truth = 0.5 + 0.97 * 0.1
         for name in ("ips", "snips", "dr"):
-            assert abs(result.estimate(name).value - truth) < 4 * result.estimate(name).stderr
+            assert (
+                abs(estimate_of(result, name).value - truth) < 4 * estimate_of(result, name).stderr
+            )
         assert abs(result.judgement.comparisons[0].difference - 0.072) < 0.1
 
 
@@ -506,7 +516,7 @@ def test_a_candidate_is_judged_by_its_rule(tmp_path: Path, rule: ActionRule, val
     uniform_log(tmp_path, [0.4, 0.2, 0.2, 0.2], n=8000)
     digest = stored(tmp_path, [0.001, 0.0, 0.0, 0.0], rule=rule)
     found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
-    ips = found.estimate("ips")
+    ips = estimate_of(found, "ips")
     assert abs(ips.value - value) < 5 * ips.stderr
     verdict = "cannot tell" if rule.kind == "sample" else "better"
     assert found.judgement.verdict == verdict
@@ -576,5 +586,5 @@ def test_a_greedy_continuous_policy_cannot_be_judged(tmp_path: Path) -> None:
     assert found["greedy"].behaviour is not None
     assert "no density" in found["greedy"].unavailable["ips"]
     # N(0, 1) at half of its deviation: mean |x| halves
-    ips = found["sample"].estimate("ips")
+    ips = estimate_of(found["sample"], "ips")
     assert abs(ips.value + 0.5 * np.sqrt(2 / np.pi)) < 5 * ips.stderr

@@ -73,8 +73,9 @@ def test_a_manifest_is_all_that_is_read(bandit_log, tmp_path):
     assert result.rows_trained == 60
 
 
-def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path):
+def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path, monkeypatch):
     """A log larger than a block is trained on block by block."""
+    monkeypatch.setattr("policy.jobs.train.BLOCK_ROWS", 4096)
     bandit_log(5000).write(tmp_path)
     calls = []
     result = train(
@@ -83,7 +84,6 @@ def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path):
         BanditConfig(),
         evaluation_share=0.0,
         epochs=1,
-        block_rows=4096,
         on_progress=lambda *args: calls.append(args),
     )
     assert result.rows_trained == 5000
