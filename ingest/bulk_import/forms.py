@@ -33,7 +33,7 @@ OPTIONAL = {
     "continues": TEXT,
     "tags": JSON,
 }
-_UNREAD = {"terminateds", "source", "agent_id", "policy_id"}
+_UNREAD = {"source", "agent_id", "policy_id"}
 
 
 class Form:

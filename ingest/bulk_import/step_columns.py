@@ -27,13 +27,15 @@ from ingest.episodes.journal_events import NO_TIME, UNKNOWN_LOGP
 from ingest.episodes.redaction import Redaction
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
-from storage.experience.episode import DEFAULT_AGENT, LOGP_TOLERANCE
+from storage.experience.episode import DEFAULT_AGENT, ENDINGS, LOGP_TOLERANCE
 from storage.spaces.descriptors import SpaceError
 
 BLOCK_ROWS, BLOCK_BYTES = 20_000, 4_000_000
 """The most rows and bytes of a block; an episode with more rows comes in pieces."""
 
 _LATEST, _LAST_VERSION, _MOST_AGENTS = 2**62, 2**53, 2**31 - 1
+_ENDS = ("ended", "terminateds", "truncateds")
+"""The columns of an episode's last row that give its ending."""
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class StepBlock:
     infos: dict[int, str]
     part_steps: int
     faults: RowFaults
-    ends: RowFaults  # of final observations
+    ends: RowFaults  # of final observations and endings
     causes: int = 0
 
     def columns_of(self, some: Sequence[Run]) -> dict[str, Any]:
@@ -159,10 +161,12 @@ class StepColumns:
     ) -> None:
         """`table` is a validated pyarrow.Table or RecordBatch of that form.
 
-        Starts are `numbered` if the import may be repeated. Raises Refusal for several agents.
+        Starts are `numbered` if the import may be repeated. Raises Refusal for several agents, and
+        for unknown words in `ended`.
         """
         if not form.has_tracks:
             _require_one_agent(table)
+        _require_endings(table, ENDINGS[:2] if form.has_tracks else ENDINGS)
         self._arrow = load_arrow()
         self.rules, self._form = form.rules, form
         self._redaction, self._numbered = redaction, numbered
@@ -233,6 +237,7 @@ class StepColumns:
         heads = np.maximum(starts, begin) - begin
         self._check_ids(faults, numbers, heads)
         self._check_t(faults, cut, begin, end, numbers)
+        self._check_early_ends(faults, cut, self.ends[numbers] - 1 - begin)
         obs, obs_lengths = self._values("obs", cut, faults)
         actions, action_lengths = self._values("actions", cut, faults)
         columns = {
@@ -272,7 +277,8 @@ class StepColumns:
         lasts = np.flatnonzero((good == ends) & (good > begins))
         finals = self._final_values(block, cut, (ends[lasts] - 1 - begin))
         final = dict(zip(lasts.tolist(), finals, strict=True))
-        how = self._endings(cut, tails - 1 - begin)
+        endings = self._endings(block, cut, (ends[lasts] - 1 - begin))
+        how = dict(zip(lasts.tolist(), endings, strict=True))
         enabled = self._cells("training_enabled", cut, heads - begin, True)
         continues = self._cells("continues", cut, heads - begin, None)
         agents = self._cells("agents", cut, tails - 1 - begin, -1)
@@ -297,18 +303,19 @@ class StepColumns:
                 continues=continues[at],
                 ts=None if ts == NO_TIME else ts,
             )
-            run = Run(number, head, stop, last - row, start, how[at], head - row)
+            run = Run(number, head, stop, last - row, start, how.get(at, ""), head - row)
             run.agents = agents[at] if start.agent_id is not None and agents[at] > 0 else -1
             if broken:
                 run.how, run.bad, run.cause = "broken", stop, block.cause(stop)
-                run.agents = -1
-            elif last > end:
-                run.how, run.agents = "", -1
             elif at in final:
                 run.final_obs = final[at]
                 if block.ends.has(last - 1 - begin):
                     run.how, run.bad, run.final_obs = "broken", last - 1, None
                     run.cause = block.cause(last - 1)
+                elif run.how == "broken":
+                    run.cause = "it was imported as broken"
+            if run.how not in ("terminated", "truncated"):
+                run.agents = -1
             block.runs.append(run)
 
     # --- columns ---------------------------------------------------------------------------
@@ -499,14 +506,33 @@ class StepColumns:
             expected = "expected an episode id of 1 to 256 characters"
             faults.add(bad, "continues", expected, lambda row: f"{cut['continues'][row].as_py()!r}")
 
-    def _endings(self, cut: Mapping[str, Any], rows: Array) -> list[str]:
-        """The ending of each episode by its last row: terminated unless it says truncated."""
-        ended = self._cells("ended", cut, rows, "terminated")
-        flags = self._cells("truncateds", cut, rows, None)
-        return [
-            "truncated" if (word != "terminated" if flag is None else flag) else "terminated"
-            for word, flag in zip(ended, flags, strict=True)
-        ]
+    def _check_early_ends(self, faults: RowFaults, cut: Mapping[str, Any], lasts: Array) -> None:
+        """Record a fault in each row before the last one that says that its episode ended."""
+        for name in _ENDS:
+            if name in cut:
+                column = cut[name]
+                early = np.array(column.is_valid() if name == "ended" else column.fill_null(False))
+                early[lasts[lasts < len(faults)]] = False
+                expected = "expected an end only in the last row of an episode"
+                faults.add(early, name, expected, partial(self._shown, name, faults))
+
+    def _endings(self, block: StepBlock, cut: Mapping[str, Any], rows: Array) -> list[str]:
+        """How the episodes ended whose last rows these are; terminated if no column says.
+
+        Columns that contradict each other are faults.
+        """
+        given = list(zip(*(self._cells(name, cut, rows, None) for name in _ENDS), strict=True))
+        known = {cells: _ending(*cells) for cells in {*given}}
+        bad = np.zeros(len(block.ends), np.bool_)
+        bad[rows] = [not known[cells] for cells in given]
+        there = [name for name in _ENDS if name in cut]
+        expected = f"expected one ending from {', '.join(there)}"
+
+        def got(row: int) -> str:
+            return ", ".join(f"{cut[name][row].as_py()!r}" for name in there)
+
+        block.ends.add(bad, there[0] if there else "", expected, got)
+        return [known[cells] for cells in given]
 
     def _cells(self, name: str, cut: Mapping[str, Any], rows: Array, default: Any) -> list[Any]:
         """A column's values in some rows; the default for null, and if the column is absent."""
@@ -514,6 +540,15 @@ class StepColumns:
             return [default] * len(rows)
         values = cut[name].take(self._arrow.array(rows)).to_pylist()
         return [default if value is None else value for value in values]
+
+
+def _ending(word: str | None, terminated: bool | None, truncated: bool | None) -> str:
+    """The Ending that a last row states, "" if its cells contradict each other."""
+    if word is None:
+        cut_off = truncated if truncated is not None else terminated is False
+        word = "truncated" if cut_off else "terminated"
+    ends = word == "terminated"
+    return word if terminated in (None, ends) and truncated in (None, not ends) else ""
 
 
 def _tags_of(text: str | bytes | None) -> dict[str, str] | None:
@@ -559,3 +594,16 @@ def _require_one_agent(table: Any) -> None:
     if agents:
         text = f"expected the agent {DEFAULT_AGENT!r}, got {sorted(map(str, agents))!r:.200}"
         raise Refusal("invalid", text, "$.agent_id")
+
+
+def _require_endings(table: Any, endings: Sequence[str]) -> None:
+    """Raise Refusal for words in the column `ended` that are none of these.
+
+    Tracks end as terminated or truncated: an episode of several agents that was abandoned or broken
+    takes no more tracks, so that only some of its agents would be stored.
+    """
+    if "ended" in table.schema.names:
+        words = set(table["ended"].unique().slice(0, 9).to_pylist()) - {None, *endings}
+        if words:
+            text = f"expected one of {', '.join(endings)}, or null, got {sorted(words)!r:.200}"
+            raise Refusal("invalid", text, "$.ended")

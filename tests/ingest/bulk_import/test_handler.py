@@ -33,6 +33,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import JournalFull
 from storage.journal.memory_journal import MemoryJournal
+from storage.shards.shard import read_shard
 from storage.spaces.descriptors import Box, Dict, Discrete, parse_space
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.ingest.collector.test_collector import running
@@ -143,6 +144,36 @@ def test_columns_become_rows(tmp_path: Path) -> None:
     assert list(nested["actions"]) == [0.5, -0.5]
 
 
+def test_the_columns_of_a_shard_come_back_with_their_endings(tmp_path: Path) -> None:
+    """An episode that was abandoned or broken is so after a second import, for every estimator."""
+    ended = ["terminated", None, "truncated", "abandoned", "broken"]
+    columns = {
+        "ended": ended,
+        "policy_id": ["default"] * 5,
+        "final_obs": [None] * 4 + [b"12345678"],
+    }
+    sent = steps({"a": 1, "b": 2, "c": 1, "d": 1}, **columns)
+    found = []
+    for root in (tmp_path / "first", tmp_path / "second"):
+        with _collector(root) as collector:
+            assert post(collector, sent) == (200, {"durable": True, "accepted": 13})
+            states = [collector.get(f"/v1/episodes/{name}")[1]["state"] for name in "abcd"]
+            assert states == [how for how in ended if how]
+            again = steps({"d": 1})
+            (item,) = post(collector, again)[1]["refused"]
+            assert item["error"]["message"] == "Episode d is broken: it was imported as broken"
+            assert collector.stop() == 0
+        (path,) = (root / "shards").glob("*/*.parquet")
+        shard = read_shard(path)
+        known = {*sent.column_names, "terminateds", "truncateds", "t", "tags", "ts", "agent_id"}
+        sent = shard.select([name for name in shard.column_names if name in known])
+        found.append(sent.drop_columns("ts").to_pylist())
+    assert found[0] == found[1]
+    assert [row["ended"] for row in found[1]] == ended
+    assert [row["terminateds"] for row in found[1]] == [True, False, False, False, False]
+    assert [row["truncateds"] for row in found[1]] == [False, False, True, True, True]
+
+
 def test_every_episode_keeps_its_own_tags(tmp_path: Path) -> None:
     """Also if a request has thousands of different ones; an invalid one is named among them."""
     count = 3_000
@@ -186,6 +217,9 @@ BAD: list[tuple[Any, int, str]] = [
     (steps({"x": 2}, infos=[1, 2]), 422, "$.infos"),
     (steps({"x": 2}, truncateds=["no", "yes"]), 422, "$.truncateds"),
     (steps({"x": 2}, ts=["now", "then"]), 422, "$.ts"),
+    (steps({"x": 2}, ended=[None, "done"]), 422, "terminated, truncated, abandoned, broken, or"),
+    (steps({"x": 2}, ended=["", "Truncated"]), 422, "['', 'Truncated']$.ended"),
+    (steps({"x": 1}, agent_id=["a"], env_t=[0], ended=["abandoned"]), 422, "$.ended"),
     (pa.table([[1], [2]], names=["eps_id", "eps_id"]), 422, "repeated"),
     (b"nonsense", 400, "Arrow stream"),
     (b"", 400, "Arrow stream"),

@@ -119,8 +119,9 @@ def table_of(episodes: list[dict[str, Any]]) -> pa.Table:
     for number, episode in enumerate(episodes):
         for step in episode["steps"]:
             final = {k.replace("obs.", "final_obs."): None for k in step if k.startswith("obs.")}
-            rest = {name: episode[name] for name in ("tags", "truncateds", "training_enabled")}
-            rows.append({"eps_id": f"e{number}", **step, **final, **rest})
+            rest = {name: episode[name] for name in ("tags", "training_enabled")}
+            rows.append({"eps_id": f"e{number}", **step, **final, **rest, "truncateds": None})
+        rows[-1]["truncateds"] = episode["truncateds"]
         if episode["final"] is not None:
             given = {f"final_{k}": v for k, v in episode["final"].items() if k.startswith("obs.")}
             rows[-1].update(given)
@@ -378,6 +379,87 @@ def test_a_bad_final_observation_keeps_all_steps() -> None:
         (1, "terminated", None),
     ]
     assert block.error(1, "a")["path"] == "$.final_obs[1]"
+
+
+@pytest.mark.parametrize(
+    ("ended", "terminated", "truncated", "how"),
+    [
+        (None, None, None, "terminated"),
+        (None, None, False, "terminated"),
+        (None, None, True, "truncated"),
+        (None, True, None, "terminated"),
+        (None, True, False, "terminated"),
+        (None, False, None, "truncated"),
+        (None, False, True, "truncated"),
+        (None, False, False, ""),
+        (None, True, True, ""),
+        ("terminated", None, None, "terminated"),
+        ("terminated", True, False, "terminated"),
+        ("terminated", False, None, ""),
+        ("terminated", None, True, ""),
+        ("truncated", False, True, "truncated"),
+        ("truncated", True, None, ""),
+        ("abandoned", None, None, "abandoned"),
+        ("abandoned", False, True, "abandoned"),
+        ("abandoned", None, False, ""),
+        ("broken", False, True, "broken"),
+        ("broken", True, True, ""),
+    ],
+)
+def test_the_last_row_says_how_an_episode_ended(
+    ended: str | None, terminated: bool | None, truncated: bool | None, how: str
+) -> None:
+    """By a word, by flags, or by both if they agree; otherwise it is broken and keeps its steps."""
+    columns = {
+        "ended": pa.array([None, ended, None], pa.string()),
+        "terminateds": pa.array([None, terminated, None], pa.bool_()),
+        "truncateds": pa.array([None, truncated, None], pa.bool_()),
+    }
+    block = block_of(steps({"a": 2, "b": 1}, **columns))
+    assert [(run.steps, run.how) for run in block.runs] == [(2, how or "broken"), (1, "terminated")]
+    assert (block.runs[0].bad is None) == bool(how)
+    expected = "expected one ending from ended, terminateds, truncateds"
+    assert dict(block.sums()) == ({} if how else {f"ended: {expected}": 1})
+    if not how:
+        message = f"Episode a: {expected}, got {ended!r}, {terminated}, {truncated}"
+        error = block.error(1, "a")
+        assert (error["path"], error["message"]) == ("$.ended[1]", message)
+
+
+def test_an_ending_is_found_in_the_columns_that_there_are() -> None:
+    """The error names these, and the row."""
+    block = block_of(steps({"a": 2}, terminateds=[False, False], truncateds=[False, False]))
+    expected = "expected one ending from terminateds, truncateds, got False, False"
+    error = block.error(1, "")
+    assert (error["path"], error["message"]) == ("$.terminateds[1]", expected)
+    assert block_of(steps({"a": 2}, terminateds=[False, False])).runs[0].how == "truncated"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"ended": ["truncated", None, None]},
+        {"terminateds": [True, False, True]},
+        {"truncateds": [True, None, None]},
+    ],
+)
+def test_no_episode_goes_on_after_its_end(columns: dict[str, list[Any]]) -> None:
+    """An end before the last row is two episodes under one id, not one whole episode."""
+    columns = {name: [None, *cells, None] for name, cells in columns.items()}
+    block = block_of(steps({"a": 4, "b": 1}, **columns))
+    assert [(run.steps, run.how) for run in block.runs] == [(1, "broken"), (1, "terminated")]
+    ((name, _),) = columns.items()
+    assert block.error(1, "a")["path"] == f"$.{name}[1]"
+
+
+def test_only_the_last_piece_of_a_long_episode_says_how_it_ended() -> None:
+    """A piece is followed by others, whatever its last row says; its last row is no early end."""
+    count = 2 * BLOCK_ROWS + 10
+    ended = pa.array([None] * (count - 1) + ["abandoned"])
+    found = columns_of(steps({"a": count}, ended=ended, truncateds=[*[False] * (count - 1), True]))
+    runs = [run for begin, end in found.blocks() for run in found.block(begin, end).runs]
+    assert [run.how for run in runs] == ["", "", "abandoned"]
+    assert [run.bad for run in runs] == [None] * 3
 
 
 # --- blocks -------------------------------------------------------------------------------------
