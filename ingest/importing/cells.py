@@ -22,6 +22,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from ingest.importing.options import UNITS, ImportOptions
+from ingest.protocol.errors import ImportFailed
 
 Array: TypeAlias = NDArray[Any]
 
@@ -43,8 +44,7 @@ class Fault(NamedTuple):
     def text(self, row: int) -> str:
         if self.cells is None:
             return self.reason
-        cell = self.cells[row].as_py()
-        return f"{self.reason}, got {'nothing' if cell is None else f'{cell!r:.80}'}"
+        return f"{self.reason}, got {_shown(self.cells[row])}"
 
 
 class CellFaults:
@@ -141,8 +141,8 @@ class Cells:
         column = self.raw(name)
         self.missing(name, column, "a time", has_value=False)
         values, bad = to_micros(column, self._options.time_unit, self._options.timezone)
-        text = f"numbers of {self._options.time_unit} or an ISO 8601 time"
-        self.faults.add(bad, f"column {name}: expected {text}", column)
+        text = f"a time within 146,000 years of 1970 (numbers of {self._options.time_unit}"
+        self.faults.add(bad, f"column {name}: expected {text} or ISO 8601)", column)
         return values
 
     def texts(self, name: str) -> Any:
@@ -185,6 +185,15 @@ class Cells:
         except pa.ArrowException:
             pass
         return pa.array([_listed(cell) for cell in column.to_pylist()], pa.list_(pa.float64()))
+
+
+def _shown(cell: Any) -> str:
+    """A pyarrow.Scalar in a message."""
+    try:
+        value = cell.as_py()
+    except (OverflowError, ValueError):  # a time that Python cannot represent
+        return f"{cell.type} {cell.value}"
+    return "nothing" if value is None else f"{value!r:.80}"
 
 
 def _listed(cell: str | None) -> list[float] | None:
@@ -314,16 +323,15 @@ def _parsed(column: Any, whole: bool, booleans: bool) -> Any:
 
 
 def to_micros(column: Any, unit: str, timezone: str) -> tuple[Array, Array]:
-    """(microseconds since the epoch int64, mask of cells that are not times)."""
+    """(microseconds since the epoch int64, mask of cells that are not times in range).
+
+    Raises ImportFailed for an unknown zone.
+    """
     absent, kind, types = nulls(column), column.type, pa.types
     if types.is_date(kind):
         column = column.cast(pa.timestamp("s" if types.is_date32(kind) else "ms"))
     if types.is_timestamp(column.type):
-        try:
-            column = _in_zone(column.cast(pa.timestamp("us", column.type.tz), safe=False), timezone)
-        except pa.ArrowInvalid:
-            return np.zeros(len(column), np.int64), ~absent
-        return column.fill_null(0).to_numpy(zero_copy_only=False), np.zeros(len(column), bool)
+        return _stamped(column, timezone)
     if not _is_text(kind):
         return _scaled(column, unit)
     texts = pc.utf8_trim_whitespace(column)
@@ -337,7 +345,29 @@ def to_micros(column: Any, unit: str, timezone: str) -> tuple[Array, Array]:
         chosen = np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
         values = np.where(chosen, found.fill_null(0).to_numpy(zero_copy_only=False), values)
         bad = np.where(chosen, nulls(found), bad)
-    return values, (bad | (abs(values) > _LATEST)) & ~absent
+    return values, (bad | ~_in_range(values)) & ~absent
+
+
+def _in_range(micros: Array) -> Array:
+    """Which microseconds the protocol accepts; not with abs, which -(2**63) does not have."""
+    return np.asarray((micros >= -_LATEST) & (micros <= _LATEST))
+
+
+def _stamped(column: Any, timezone: str) -> tuple[Array, Array]:
+    """Convert timestamps to microseconds; 0 for those out of range, which a cast would wrap.
+
+    Raises ImportFailed for an unknown zone.
+    """
+    most = _LATEST // UNITS[column.type.unit]
+    ticks = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    bad = (ticks < -most) | (ticks > most)
+    column = _only(column, pa.array(~bad)).cast(pa.timestamp("us", column.type.tz), safe=False)
+    try:
+        values = _in_zone(column, timezone).fill_null(0).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:  # Python knows a few zones that Arrow does not
+        raise ImportFailed(f"timezone: {error!s:.300}") from error
+    bad |= ~_in_range(values)  # the zone's offset may be too much
+    return np.where(bad, 0, values), bad
 
 
 def _all(mask: Any) -> bool:
@@ -366,8 +396,7 @@ def _scaled(column: Any, unit: str) -> tuple[Array, Array]:
     values, bad = to_numbers(column, whole=factor == 1)
     if factor != 1:
         values = values * factor
-    with np.errstate(invalid="ignore"):
-        bad = bad | ~(abs(values) <= _LATEST)
+    bad = bad | ~_in_range(values)
     return np.where(bad, 0, np.floor(values) if factor != 1 else values).astype(np.int64), bad
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ingest.importing.cells import CellFaults, Cells, flattened, texts_of, to_micros, to_numbers
 from ingest.importing.options import ImportOptions
+from ingest.protocol.errors import ImportFailed
 
 MICRO = timedelta(microseconds=1)
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -133,7 +134,67 @@ def test_units_and_what_is_no_time(
     assert np.where(wrong, 0, values).tolist() == micros
 
 
-def cells(column: list[Any], **options: Any) -> Cells:
+FAR = 2**62
+"""The latest microsecond that a collector accepts."""
+
+
+@pytest.mark.parametrize("tz", [None, "UTC"])
+@pytest.mark.parametrize(
+    ("unit", "fine", "far"),
+    [
+        ("s", [FAR // 10**6, -(FAR // 10**6)], [FAR // 10**6 + 1, 10**14, 2**63 - 1, -(2**63)]),
+        # these two would wrap to the present
+        ("s", [], [1_700_000_000 + 2**64 // 10**6, 1_700_000_000 - 2**64 // 10**6]),
+        ("ms", [FAR // 1000], [FAR // 1000 + 1, 2**63 - 1, -(2**63)]),
+        ("us", [FAR, -FAR], [FAR + 1, -FAR - 1, 2**63 - 1, -(2**63)]),
+        ("ns", [2**63 - 1, -(10**18)], []),
+    ],
+)
+def test_a_timestamp_out_of_range_is_marked(
+    unit: str, fine: list[int], far: list[int], tz: str | None
+) -> None:
+    """It never becomes another time, whatever its unit; its neighbours are read."""
+    stamps = pa.array([*fine, *far, None, 0], pa.timestamp(unit, tz))
+    values, bad = to_micros(stamps, "us", "UTC")
+    assert bad.tolist() == [False] * len(fine) + [True] * len(far) + [False] * 2
+    per = {"s": 10**6, "ms": 10**3, "us": 1}
+    expected = [ticks * per[unit] if unit in per else ticks // 1000 for ticks in fine]
+    assert values[~bad].tolist() == [*expected, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [
+        (pa.array([FAR + 1, None], pa.timestamp("us")), "timestamp[us] 4611686018427387905"),
+        (pa.array([2**31 - 1, None], pa.date32()), "date32[day] 2147483647"),
+        (pa.array([FAR], pa.int64()).view(pa.date64()), "date64[ms] 4611686018427387904"),
+        (pa.array([-(2**63)]), "-9223372036854775808"),
+        (pa.array([2.0**63]), "9.223372036854776e+18"),
+    ],
+)
+def test_a_time_out_of_range_is_shown(column: Any, shown: str) -> None:
+    """Dates and numbers have the same limits, and Python need not have such a time."""
+    found = cells(column, missing="drop")
+    found.micros("x")
+    reason = "column x: expected a time within 146,000 years of 1970 (numbers of us or ISO 8601)"
+    assert [fault.text(0) for fault in found.faults.found] == [f"{reason}, got {shown}"]
+
+
+@pytest.mark.parametrize(("ticks", "zone"), [(FAR, "America/New_York"), (-FAR, "Asia/Kolkata")])
+def test_a_zones_offset_may_lead_out_of_range(ticks: int, zone: str) -> None:
+    """A naive time is checked after its zone is applied, too."""
+    values, bad = to_micros(pa.array([ticks, 0], pa.timestamp("us")), "us", zone)
+    assert bad.tolist() == [True, False]
+    assert abs(int(values[1])) < 86_400 * 10**6
+
+
+def test_a_zone_that_only_python_knows_is_named() -> None:
+    """The rows are not at fault."""
+    with pytest.raises(ImportFailed, match=r"timezone: .*Factory"):
+        to_micros(pa.array([0], pa.timestamp("us")), "us", "Factory")
+
+
+def cells(column: Any, **options: Any) -> Cells:
     meaning = {"observation": ["x"], "action": "x", "reward": "x", **options}
     table = pa.table({"x": column})
     return Cells(table, ImportOptions(source=table, **meaning), CellFaults(len(column)))
