@@ -94,6 +94,8 @@ class Cells:
     def raw(self, name: str) -> Any:
         """A column as a pyarrow.Array, with its default in place of missing cells."""
         column = _one(self._table[name])
+        if is_bytes(column.type):
+            column = self._as_texts(name, column)
         default = self._options.default.get(name)
         if default is None or not column.null_count:
             return column
@@ -102,7 +104,7 @@ class Cells:
         try:
             return pc.fill_null(column, pa.scalar(default).cast(column.type))
         except pa.ArrowException:
-            return pc.fill_null(texts_of(column), default)
+            return pc.fill_null(self._as_texts(name, column), default)
 
     def missing(self, name: str, column: Any, expected: str, *, has_value: bool = True) -> Array:
         """Apply the option `missing` to a column; return which cells are missing, bool (rows,)."""
@@ -147,7 +149,15 @@ class Cells:
 
     def texts(self, name: str) -> Any:
         """A pyarrow.Array of text, in which 3 and 3.0 are equal; null for missing cells."""
-        return texts_of(self.raw(name))
+        return self._as_texts(name, self.raw(name))
+
+    def _as_texts(self, name: str, column: Any) -> Any:
+        """Convert a column to text; unreadable cells are faults."""
+        made, is_nested = texts_of(column), pa.types.is_nested(column.type)
+        got = ", and times of the years 1 to 9999" if is_nested else ", got other bytes"
+        unreadable = nulls(made) & ~nulls(column)
+        self.faults.add(unreadable, f"column {name}: expected UTF-8{got}")
+        return made
 
     def quoted(self, name: str) -> Any:
         """The texts of a column as JSON strings, null for missing cells."""
@@ -160,7 +170,7 @@ class Cells:
         column = self.raw(name)
         kind, types = column.type, pa.types
         if types.is_nested(kind):
-            return texts_of(column)
+            return self._as_texts(name, column)
         if types.is_decimal(kind):
             column, kind = column.cast(pa.float64()), pa.float64()
         texts = column.cast(pa.string())
@@ -243,6 +253,16 @@ def _is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def is_bytes(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
 def is_list(kind: Any) -> bool:
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
@@ -259,20 +279,63 @@ def nulls(column: Any) -> Array:
 
 
 def texts_of(column: Any) -> Any:
-    """Convert any column to text."""
+    """Convert any column to text, lists and structures to JSON; null for unreadable cells."""
     kind = column.type
     if pa.types.is_string(kind):
         return column
+    if is_bytes(kind):
+        return pa.array([_decoded(cell) for cell in column.to_pylist()], pa.string())
     if pa.types.is_nested(kind):
-        cells = column.to_pylist()
-        texts = [None if cell is None else json.dumps(cell, default=str) for cell in cells]
-        return pa.array(texts, pa.string())
+        cells = [None if cell is None else json_of(cell) for cell in _pylist(column)]
+        return pa.array(cells, pa.string())
     if pa.types.is_floating(kind):
         numbers = column.drop_null().to_numpy(zero_copy_only=False)
         with np.errstate(invalid="ignore"):
             if ((numbers == np.trunc(numbers)) & (abs(numbers) < 2**53)).all():
                 column = column.cast(pa.int64())
     return column.cast(pa.string())
+
+
+def json_of(value: Any) -> str:
+    """A value as JSON, with null for the numbers that JSON lacks: NaN and infinity."""
+    try:
+        return json.dumps(value, default=_text, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), default=_text)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _pylist(column: Any) -> list[Any]:
+    """The cells of a nested column; None for those with a text or a time that Python lacks."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return [_as_py(cell) for cell in column]
+
+
+def _as_py(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except (OverflowError, ValueError):
+        return None
+
+
+def _decoded(cell: bytes | None) -> str | None:
+    try:
+        return None if cell is None else cell.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def to_numbers(column: Any, *, whole: bool = False, booleans: bool = False) -> tuple[Array, Array]:
@@ -309,7 +372,7 @@ def _parsed(column: Any, whole: bool, booleans: bool) -> Any:
     """Texts as numbers, with `booleans` true and false as 1 and 0, null for other texts."""
     texts = pc.utf8_trim_whitespace(column)
     kinds = (pa.int64(), pa.float64()) if whole else (pa.float64(),)
-    if not _any(pc.match_substring(texts, "x")):  # Arrow would read 0x10
+    if not _any(pc.match_substring(texts, "x", ignore_case=True)):  # Arrow would read 0x10
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid):
                 return texts.cast(kind)

@@ -175,6 +175,8 @@ class Layout:
             columns["action_logp"] = pa.array(logp)
         if options.time is not None:
             columns["ts"] = pa.array(cells.micros(options.time))
+        for name in options.tags.values():
+            cells.texts(name)  # an unreadable cell is a fault, also in other rows than the first
         if options.infos:
             pairs = {key: cells.json(name) for key, name in options.infos.items()}
             columns["infos"] = _objects(pairs)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingest.importing.cells import texts_of
+from ingest.importing.cells import is_bytes, texts_of
 from ingest.importing.sources import SourceBlock, Unit
 from ingest.protocol.errors import ImportFailed
 
@@ -100,8 +100,9 @@ def _last_rows(
 
 
 def _keys(block: SourceBlock, key: str, default: str | None) -> Any:
-    texts = texts_of(block.table[key].combine_chunks())
-    return texts if default is None else texts.fill_null(default)
+    column = block.table[key].combine_chunks()
+    texts = texts_of(column)
+    return texts if default is None else pc.if_else(column.is_null(), default, texts)
 
 
 def _latest(table: Any) -> Any:
@@ -133,11 +134,14 @@ def joined(tables: Sequence[Any]) -> Any:
     except pa.ArrowException:
         names = tables[0].column_names
         mixed = [name for name in names if len({str(one[name].type) for one in tables}) > 1]
-        return pa.concat_tables([_as_texts(table, mixed) for table in tables])
+        texts = [_as_texts(table, mixed) for table in tables]
+        return pa.concat_tables(texts, promote_options="permissive")
 
 
 def _as_texts(table: Any, names: Sequence[str]) -> Any:
     for name in names:
+        if is_bytes(table[name].type):  # they make the joined column bytes, so that none is lost
+            continue
         texts = texts_of(table[name].combine_chunks()).cast(pa.large_string())
         table = table.set_column(table.column_names.index(name), name, texts)
     return table

@@ -81,6 +81,7 @@ class Owners:
         """The number of each row's episode in the chunk, from 0."""
         if self._options.episode is None or not len(table):
             return np.arange(len(table))
+        cells.texts(self._options.episode)  # an unreadable key is not a missing one
         keys = table[EPISODE].combine_chunks()
         absent = cells.missing(self._options.episode, keys, "an episode", has_value=False)
         filled = keys.fill_null("")

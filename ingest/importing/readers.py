@@ -1,15 +1,15 @@
 """Files as blocks of rows: CSV, JSON lines, Parquet and Arrow IPC, in bounded memory.
 
 CSV cells are read as text, and each block of JSON lines may have other types than the one before,
-so that an odd value costs only its row. A row that cannot be read is a problem with its number; the
-other rows are still read. Memory holds one CSV block, Parquet page or record batch at a time.
+so that an odd value costs only its row. In a block where a text is not UTF-8, its column has bytes.
+A row that cannot be read is a problem with its number; the other rows are still read. Memory holds
+one CSV block, Parquet page or record batch at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ingest.importing.cells import is_bytes, json_of
 from ingest.protocol.errors import ImportFailed
 
 BLOCK_BYTES = 4_000_000
@@ -68,11 +69,7 @@ def _suffix(path: Path) -> tuple[str, str | None]:
 
 def file_names(path: Path) -> list[str]:
     """The names of a file's columns. Raises ImportFailed."""
-    names = _open(path)[0]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ImportFailed(f"{path}: expected unique column names, got {twice} twice")
-    return names
+    return _open(path)[0]
 
 
 def file_blocks(path: Path, columns: Sequence[str]) -> Blocks:
@@ -146,7 +143,8 @@ def _csv(path: Path, compression: str | None) -> _Opened:
                 # the reader is a block ahead: rows skipped in that block come later
                 before = [problem for problem in odd if problem[0] < last]
                 odd[:] = odd[len(before) :]
-                yield _decoded(pa.Table.from_batches([batch]), numbers, before)
+                made = {name: _flat(batch.column(name)) for name in batch.schema.names}
+                yield SourceBlock(pa.table(made), numbers, before)
         if odd:
             yield SourceBlock(_nothing(columns), np.zeros(0, np.int64), list(odd))
 
@@ -159,32 +157,6 @@ def _numbers(last: int, count: int, odd: Sequence[tuple[int, str]]) -> NDArray[n
     skipped = np.array([number for number, _ in odd], np.int64)
     numbers = np.arange(last + 1, last + 1 + count + len(skipped), dtype=np.int64)
     return numbers[~np.isin(numbers, skipped)][:count]
-
-
-def _decoded(table: Any, numbers: NDArray[np.int64], odd: Sequence[tuple[int, str]]) -> SourceBlock:
-    """Decode a table of bytes to text; rows that cannot be decoded are problems."""
-    problems, columns = list(odd), {}
-    bad = np.zeros(len(table), bool)
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        try:
-            columns[name] = column.cast(pa.string())
-        except pa.ArrowInvalid:
-            cells = [None if cell is None else _text(cell) for cell in column.to_pylist()]
-            wrong = np.array([cell is False for cell in cells])
-            text = f"column {name}: expected UTF-8, got other bytes"
-            problems += [(int(number), text) for number in numbers[wrong & ~bad]]
-            bad |= wrong
-            columns[name] = pa.array([cell or None for cell in cells], pa.string())
-    made = pa.table(columns)
-    return SourceBlock(made.filter(pa.array(~bad)) if bad.any() else made, numbers[~bad], problems)
-
-
-def _text(cell: bytes) -> str | bool:
-    try:
-        return cell.decode()
-    except UnicodeDecodeError:
-        return False
 
 
 def _nothing(columns: Sequence[str]) -> Any:
@@ -235,6 +207,10 @@ class _JsonReader:
 
     def block(self, text: bytes, before: int) -> SourceBlock:
         lines = text.count(b"\n")
+        try:  # pyarrow does not check
+            text.decode()
+        except UnicodeDecodeError:
+            return self._one_by_one(text, before)
         table = self._read(text, self._schema) if self._schema is not None else None
         table = self._infer(text) if table is None else table
         if table is None or table.num_rows != lines:
@@ -297,18 +273,21 @@ def _object(line: bytes) -> dict[str, Any] | str:
 
 
 def array_of(cells: Sequence[Any]) -> Any:
-    """Cells as a pyarrow.Array; as texts if their types differ, with lists as JSON."""
+    """Cells as a pyarrow.Array; as texts, or their bytes, if types differ, with lists as JSON."""
     kinds = set(map(type, cells)) - {type(None)}
     if len(kinds) <= 1 or kinds == {int, float}:
         with contextlib.suppress(pa.ArrowException, OverflowError):
             return pa.array(cells)
-    return pa.array([_plain(cell) for cell in cells], pa.string())
+    texts = [_plain(cell) for cell in cells]
+    if bytes in kinds:
+        return pa.array([cell.encode() if isinstance(cell, str) else cell for cell in texts])
+    return pa.array(texts, pa.string())
 
 
-def _plain(cell: Any) -> str | None:
-    if cell is None or isinstance(cell, str):
+def _plain(cell: Any) -> str | bytes | None:
+    if cell is None or isinstance(cell, (str, bytes)):
         return cell
-    return json.dumps(cell) if isinstance(cell, (bool, list, dict)) else str(cell)
+    return json_of(cell) if isinstance(cell, (bool, list, dict)) else str(cell)
 
 
 # --- Parquet and Arrow -----------------------------------------------------------------------
@@ -365,17 +344,22 @@ def numbered(batches: Iterator[Any], columns: Sequence[str]) -> Blocks:
 
 
 def _flat(column: Any) -> Any:
-    """A column without dictionaries, views and runs."""
+    """A column without dictionaries, views and runs; bytes as text, if all of them are UTF-8."""
     types, kind = pa.types, column.type
     if types.is_run_end_encoded(kind):
         return _flat(pc.run_end_decode(column))
     if types.is_dictionary(kind):
         return _flat(column.dictionary).take(column.indices)
+    large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_string_view(kind)
+    if not (large or types.is_string(kind) or is_bytes(kind)):
+        return column
     if types.is_string_view(kind):
-        return column.cast(pa.large_string())
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return column.cast(pa.string())  # bytes are taken as text
-    return column
+        column = column.cast(pa.large_string())
+    found = column.cast(pa.large_binary() if large else pa.binary())
+    try:  # Arrow checks texts only where they come from bytes
+        return found.cast(pa.large_string() if large else pa.string())
+    except pa.ArrowInvalid:
+        return found
 
 
 _KINDS: Mapping[str, tuple[str, Callable[[Path, str | None], _Opened]]] = {

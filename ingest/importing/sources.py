@@ -64,8 +64,14 @@ def open_source(source: Any, query: str | None) -> list[Unit]:
 
 
 def require_columns(unit: Unit, columns: Sequence[str]) -> None:
-    """Raise ImportFailed that names the columns that are missing and those that exist."""
+    """Raise ImportFailed that names the columns that are missing and those that exist.
+
+    Raises it also for two columns of one name.
+    """
     names = unit.names()
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ImportFailed(f"{unit.label}: expected unique column names, got {twice} twice")
     missing = [name for name in columns if name not in names]
     if missing:
         there = ", ".join(names)

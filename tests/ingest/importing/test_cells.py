@@ -21,7 +21,7 @@ MICRO = timedelta(microseconds=1)
 START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-WHOLE = st.none() | st.integers(-(2**62), 2**62) | st.sampled_from(["x", "", "1_0", "0x1"])
+WHOLE = st.none() | st.integers(-(2**62), 2**62) | st.sampled_from(["x", "", "1_0", "0x1", "0X1"])
 
 
 @given(st.lists(WHOLE))
@@ -236,6 +236,43 @@ def test_texts_are_the_same_for_the_same_number() -> None:
     assert texts_of(pa.array([3])).to_pylist() == ["3"]
     assert texts_of(pa.array([3.5, 2.0])).to_pylist() == ["3.5", "2"]
     assert texts_of(pa.array([True])).to_pylist() == ["true"]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ([1.0, NAN, -INF], "[1.0, null, null]"),
+        (
+            {"a": NAN, "b": [{"c": [INF]}], "d": "NaN"},
+            '{"a": null, "b": [{"c": [null]}], "d": "NaN"}',
+        ),
+        ([b"text", b"\xff"], '["text", "\\\\xff"]'),
+        ([datetime(2026, 1, 1, tzinfo=UTC)], '["2026-01-01 00:00:00+00:00"]'),
+    ],
+)
+def test_lists_and_structures_are_json(cell: Any, expected: str) -> None:
+    """A collector refuses the NaN that Python writes; the other values of the cell stay."""
+    found = cells([cell, None])
+    assert found.json("x").to_pylist() == [expected, None]
+    assert not found.faults.bad.any()
+
+
+def test_an_unreadable_cell_is_a_fault_of_its_row() -> None:
+    """Python has no time after the year 9999; Arrow has, and texts that are not UTF-8."""
+    odd = pa.array([b"ok", b"\xff", b"ok"])
+    texts = pa.StringArray.from_buffers(3, *odd.buffers()[1:])
+    lists = pa.ListArray.from_arrays([0, 1, 2, 3], texts)
+    times = pa.array([[0], [10**14], [0]], pa.list_(pa.timestamp("s")))
+    for column, shown in ((lists, '["ok"]'), (times, '["1970-01-01 00:00:00"]'), (odd, '"ok"')):
+        found = cells(column)
+        assert found.json("x").to_pylist() == [shown, None, shown]
+        assert found.faults.bad.tolist() == [False, True, False]
+        (fault,) = found.faults.found
+        assert fault.text(1).startswith("column x: expected UTF-8, ")
+        assert texts_of(column).null_count == 1
 
 
 def test_lists_within_each_other_are_one_row_of_numbers() -> None:

@@ -65,6 +65,13 @@ def test_blocks_of_several_kinds_are_joined_as_texts() -> None:
     assert joined([pa.table({"a": [1]}), pa.table({"a": [0.5]})])["a"].to_pylist() == [1.0, 0.5]
 
 
+def test_bytes_stay_bytes_beside_texts() -> None:
+    """A block that is not UTF-8 is joined with others, also of another type; nothing is lost."""
+    odd = pa.table({"a": [b"\xff"]})
+    assert joined([pa.table({"a": ["x"]}), odd])["a"].to_pylist() == [b"x", b"\xff"]
+    assert joined([pa.table({"a": [1]}), odd])["a"].to_pylist() == [b"1", b"\xff"]
+
+
 def test_rows_too_far_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting rows are bounded: the source has to be sorted."""
     monkeypatch.setattr(grouping, "HELD_BYTES", 1_000)

@@ -320,6 +320,65 @@ def test_a_bad_row_leaves_its_whole_episode_out(
     assert sorted(row["rewards"] for row in stored(collector)) == [4, 5]
 
 
+ODD = [b"a", b"b", b"\xff", b"d"]
+
+
+def odd_source(how: str, path: Path) -> Any:
+    """Four rows of two episodes; the texts of the third row are not UTF-8."""
+    texts = pa.array(ODD, pa.binary())
+    columns: dict[str, Any] = {
+        "binary": texts,
+        "large": texts.cast(pa.large_binary()),
+        "view": texts.cast(pa.binary_view()),
+        "fixed": pa.array(ODD, pa.binary(1)),
+        "dictionary": texts.dictionary_encode(),
+        "string": pa.StringArray.from_buffers(4, *texts.buffers()[1:]),
+    }
+    usual = {"e": [1, 1, 2, 2], "x": [0.5] * 4, "a": [0, 1] * 2, "r": [1.0] * 4}
+    if how == "csv":
+        rows = [b"%d,0.5,%d,1,%s\n" % (1 + row // 2, row % 2, ODD[row]) for row in range(4)]
+        path.with_suffix(".csv").write_bytes(b"e,x,a,r,t\n" + b"".join(rows))
+        return path.with_suffix(".csv")
+    table = pa.table({**usual, "t": columns.get(how, texts)})
+    if how == "parquet":
+        pq.write_table(table, path.with_suffix(".parquet"))
+        return path.with_suffix(".parquet")
+    return table.to_reader() if how == "reader" else table
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["csv", "parquet", "reader", "binary", "large", "view", "fixed", "dictionary", "string"],
+)
+def test_a_text_that_is_not_utf_8_leaves_its_episode_out(how: str, tmp_path: Path) -> None:
+    """Wherever it comes from, and whatever it is used as; the other episodes are whole."""
+    known = {"observation": ["x"], "action": "a", "reward": "r", "address": "http://127.0.0.1:9"}
+    known |= {"timeout": 0.1, "check": True, "name": "mine"}
+    reason = "column t: expected UTF-8"
+    for use in (
+        {"tags": {"k": "t"}},
+        {"infos": {"k": "t"}},
+        {"observation": ["x", "t:categories"]},
+    ):
+        source = odd_source(how, tmp_path / "log")
+        report = import_table(source, **{**known, "episode": "e", **use})
+        assert (report.rows, report.steps, report.rows_left_out) == (4, 2, 2)
+        assert report.bad_counts == {reason: 1}
+        (bad,) = report.bad
+        assert (bad.row, bad.reason) == (3, f"{reason}, got other bytes")
+        assert (bad.episode or "").endswith("-2")
+    report = import_table(odd_source(how, tmp_path / "log"), **known, tags={"k": "t"})
+    assert (report.steps, report.bad_counts) == (3, {reason: 1})
+
+
+def test_a_key_that_is_not_utf_8_is_not_a_missing_one() -> None:
+    """It gets no default: another episode would have its row."""
+    table = {"e": pa.array([b"a", b"\xff", None, b"a"])}
+    found = checked(table, episode="e", default={"e": "none"})
+    assert (found.episodes, found.steps) == (2, 3)
+    assert found.bad_counts == {"column e: expected UTF-8": 1}
+
+
 def test_an_end_before_the_last_row_is_a_fault(collector: CollectorProcess, tmp_path: Path) -> None:
     """An episode that continues after its end is two episodes under one name."""
     rows = [{"e": 1, "x": 0, "y": 0, "a": 0, "r": 1, "p": 1, "end": end} for end in (1, 0)]
@@ -336,7 +395,7 @@ def test_an_end_before_the_last_row_is_a_fault(collector: CollectorProcess, tmp_
 # --- rules for data --------------------------------------------------------------------------
 
 
-def checked(table: dict[str, list[Any]], **meaning: Any) -> ImportReport:
+def checked(table: dict[str, Any], **meaning: Any) -> ImportReport:
     """The result of an import without a collector, for a table with a reward r and an action a."""
     rows = len(next(iter(table.values())))
     usual = {"x": [0.5] * rows, "a": [n % 2 for n in range(rows)], "r": [1.0] * rows}
@@ -482,6 +541,28 @@ def test_tags_and_keys_of_any_text_arrive(collector: CollectorProcess) -> None:
     assert ids[1] == texts[1]
     assert ids[4:] == ["none", "ünï"]
     assert not any("/" in name or "\n" in name for name in ids)
+
+
+def test_infos_without_numbers_arrive_as_null(collector: CollectorProcess) -> None:
+    """NaN and infinity, which JSON lacks: in a list as null, alone as no key at all."""
+    nan = float("nan")
+    table = {"x": [0.0] * 3, "y": [0.0] * 3, "a": [0] * 3, "r": [1.0, 2.0, 3.0]}
+    table |= {"list": [[1.0, nan], [nan], None], "alone": [1.5, nan, 2.5]}
+    report = import_table(
+        pa.table(table),
+        observation=["x", "y"],
+        action="a",
+        reward="r",
+        infos={"list": "list", "alone": "alone"},
+        address=collector.address,
+    )
+    assert (report.steps, report.bad) == (3, [])
+    found = sorted(stored(collector), key=lambda row: row["rewards"])
+    assert [json.loads(row["infos"]) for row in found] == [
+        {"list": [1.0, None], "alone": 1.5},
+        {"list": [None]},
+        {"alone": 2.5},
+    ]
 
 
 def test_spaces_of_several_leaves_are_filled_by_name(tmp_path: Path) -> None:

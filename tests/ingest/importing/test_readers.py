@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.importing.readers import BLOCK_BYTES, file_blocks
+from ingest.importing.readers import BLOCK_BYTES, array_of, file_blocks
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=8)
 
@@ -72,17 +72,30 @@ def test_a_line_that_is_no_object_costs_itself(tmp_path: Path) -> None:
     assert problems[0][1] == "row: expected a JSON object, got [2]"
 
 
-def test_bytes_that_are_no_text_cost_their_row(tmp_path: Path) -> None:
-    """A CSV file in another encoding loses only the rows that do not decode."""
+def test_bytes_that_are_no_text_stay_bytes(tmp_path: Path) -> None:
+    """They are faults of their rows where they are read; a row with too few fields is a problem."""
     path = tmp_path / "log.csv"
     path.write_bytes(b"\xef\xbb\xbfa,b\n1,x\n2,\xff\n3\n4,y\n")
     (block,) = file_blocks(path, ["a", "b"])
-    assert block.table.to_pylist() == [{"a": "1", "b": "x"}, {"a": "4", "b": "y"}]
-    assert block.numbers.tolist() == [1, 4]
-    assert sorted(block.problems) == [
-        (2, "column b: expected UTF-8, got other bytes"),
-        (3, "row: expected 2 fields, got 1"),
-    ]
+    assert block.table.to_pydict() == {"a": ["1", "2", "4"], "b": [b"x", b"\xff", b"y"]}
+    assert block.numbers.tolist() == [1, 2, 4]
+    assert block.problems == [(3, "row: expected 2 fields, got 1")]
+
+
+def test_a_line_of_json_that_is_no_text_costs_itself(tmp_path: Path) -> None:
+    """Whichever of its values it is: pyarrow would return it as text, or not look at it."""
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"a": "x", "b": 1}\n{"a": "\xff", "b": 2}\n{"a": "y", "b": 3}\n')
+    for column, cells in (("a", ["x", "y"]), ("b", [1, 3])):
+        (block,) = file_blocks(path, [column])
+        assert block.table[column].to_pylist() == cells
+        assert [number for number, _ in block.problems] == [2]
+
+
+def test_cells_of_several_types_are_texts_or_bytes() -> None:
+    """Bytes between texts are never Python's notation of them; NaN is null in a list's JSON."""
+    assert array_of(["a", b"b", 1, None]).to_pylist() == [b"a", b"b", b"1", None]
+    assert array_of(["a", [1.0, float("nan")], True]).to_pylist() == ["a", "[1.0, null]", "true"]
 
 
 def test_numbers_of_rows_go_on_from_block_to_block(tmp_path: Path) -> None:

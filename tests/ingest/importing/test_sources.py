@@ -208,6 +208,10 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
         check([1, 2], tmp_path)
     with pytest.raises(ImportFailed, match="no column 'z'; it has x, a, r, e, c"):
         require_columns(open_source(TABLE, None)[0], ["z"])
+    twice = TABLE.append_column("x", TABLE["x"])
+    for table in (twice, twice.to_reader()):
+        with pytest.raises(ImportFailed, match=r"table: expected unique column names, got \['x'\]"):
+            check(table, tmp_path, name="mine")
     with pytest.raises(ImportFailed, match="expected plain columns"):
         check(pd.Series([1.0]), tmp_path)
     with pytest.raises(ImportFailed, match="query: expected a database's URL as the source, got"):
