@@ -23,6 +23,7 @@ HELD_BYTES = 1_000_000_000
 """The most bytes of incomplete episodes; a source that needs more must be sorted first."""
 
 _MERGED = 64  # number of blocks whose keys are merged at a time
+_MOST_ROWS = 2**40  # more than a unit has
 
 NUMBER, UNIT, EPISODE = "\x00number", "\x00unit", "\x00episode"
 """Columns that are added to a chunk: a row's number, the index of its unit, its episode."""
@@ -61,15 +62,15 @@ def by_episode(
     """
     keys, lasts = _last_rows(units, key, default)
     held: Any = None
-    before = 0
+    first = 0
     for at, unit in enumerate(units):
         for block in unit.blocks(columns):
-            table, after = _marked(block, at), before + len(block.numbers)
-            table = table.append_column(EPISODE, _keys(block, key, default))
+            table = _marked(block, at).append_column(EPISODE, _keys(block, key, default))
             held = table if held is None else joined([held, table])
-            first, last = np.searchsorted(lasts, [before, after])
-            ready, held = _parted(held, keys.slice(first, last - first))
-            before = after
+            reached = [*block.numbers[-1:].tolist(), *(number for number, _ in block.problems)]
+            after = int(lasts.searchsorted(_place(at, max(reached, default=0)), "right"))
+            ready, held = _parted(held, keys.slice(first, max(0, after - first)))
+            first = max(first, after)
             if held.nbytes > HELD_BYTES:
                 raise ImportFailed(
                     f"the rows of {pc.count_distinct(held[EPISODE]).as_py()} episodes are so "
@@ -81,13 +82,11 @@ def by_episode(
 def _last_rows(
     units: Sequence[Unit], key: str, default: str | None
 ) -> tuple[Any, NDArray[np.int64]]:
-    """(keys, the index of each key's last row in the whole source), ordered by that index."""
+    """(keys, the place of each key's last row in the whole source), ordered by that place."""
     found: list[Any] = []
-    before = 0
-    for unit in units:
+    for at, unit in enumerate(units):
         for block in unit.blocks([key]):
-            places = np.arange(before, before + len(block.numbers))
-            before += len(block.numbers)
+            places = _place(at, block.numbers)
             texts = _keys(block, key, default).cast(pa.large_string())
             found.append(_latest(pa.table({"key": texts, "at": places})))
             if len(found) == _MERGED:
@@ -97,6 +96,14 @@ def _last_rows(
     whole = _latest(pa.concat_tables(found)).sort_by("at")
     whole = whole.filter(pc.is_valid(whole["key"])).combine_chunks()
     return whole["key"].combine_chunks(), whole["at"].to_numpy()
+
+
+def _place(unit: int, numbers: Any) -> Any:
+    """The places of rows in the whole source, by their numbers in a unit.
+
+    They are not counted: more rows may be readable in the pass that reads only keys.
+    """
+    return unit * _MOST_ROWS + numbers
 
 
 def _keys(block: SourceBlock, key: str, default: str | None) -> Any:

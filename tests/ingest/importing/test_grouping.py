@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingest.importing.grouping as grouping
-from ingest.importing.grouping import EPISODE, NUMBER, by_episode, joined
+from ingest.importing.grouping import EPISODE, NUMBER, UNIT, by_episode, joined
 from ingest.importing.readers import Blocks, SourceBlock
 from ingest.importing.sources import open_source
 from ingest.protocol.errors import ImportFailed
@@ -63,6 +64,31 @@ def test_blocks_of_several_kinds_are_joined_as_texts() -> None:
     tables = [pa.table({"a": [1]}), pa.table({"a": ["x"]}), pa.table({"a": [None]})]
     assert joined(tables)["a"].to_pylist() == ["1", "x", None]
     assert joined([pa.table({"a": [1]}), pa.table({"a": [0.5]})])["a"].to_pylist() == [1.0, 0.5]
+
+
+def test_a_row_that_only_its_key_can_be_read_of_moves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow skips what JSON lacks in a column that it need not read; all episodes stay whole."""
+    monkeypatch.setattr("ingest.importing.readers.BLOCK_BYTES", 400)
+    notes = ['"text"'] * 100
+    notes[41] = notes[99] = "NaN"
+    lines = [f'{{"e": {row // 2}, "n": {note}}}' for row, note in enumerate(notes)]
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    found, problems = [], []
+    for chunk in by_episode(open_source(tmp_path, None), ["e", "n"], "e"):
+        units, numbers = chunk.table[UNIT].to_pylist(), chunk.table[NUMBER].to_pylist()
+        found += zip(units, numbers, chunk.table[EPISODE].to_pylist(), strict=True)
+        problems += [(problem.unit, problem.number) for problem in chunk.problems]
+    assert problems == [(0, 42), (0, 100), (1, 42), (1, 100)]
+    assert [row[:2] for row in sorted(found, key=lambda row: row[2] or "")] == [
+        (unit, number)
+        for key in sorted(map(str, range(50)))
+        for unit in (0, 1)
+        for number in (2 * int(key) + 1, 2 * int(key) + 2)
+        if number not in (42, 100)
+    ]
 
 
 def test_bytes_stay_bytes_beside_texts() -> None:
