@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -223,7 +224,7 @@ class _QueryUnit:
 
     def __init__(self, url: str, query: str) -> None:
         self._url, self._query, self.label = url, query, "query"
-        self._open: Iterator[Any] | None = None
+        self._open: Generator[Any, None, None] | None = None
         self._first: Any = None
 
     def names(self) -> list[str]:
@@ -237,15 +238,12 @@ class _QueryUnit:
         self._begin()
         if self._open is None:
             return
-
-        def batches() -> Iterator[Any]:
-            yield self._first
-            yield from self._open or ()
-
         try:
-            yield from numbered(batches(), columns)
+            yield from numbered(itertools.chain([self._first], self._open), columns)
         except Exception as error:
             raise self._failed(error) from error
+        finally:
+            self._open.close()
 
     def _begin(self) -> None:
         if self._first is not None:
@@ -267,20 +265,22 @@ class _QueryUnit:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         return ImportFailed(f"{_public(self._url)}: {first:.300}")
 
-    def _by_sqlalchemy(self) -> Iterator[Any]:
+    def _by_sqlalchemy(self) -> Generator[Any, None, None]:
         import sqlalchemy  # noqa: PLC0415 - the extra `sql`
 
         engine = sqlalchemy.create_engine(self._url)
-        with engine.connect().execution_options(stream_results=True) as connection:
-            result = connection.execute(sqlalchemy.text(self._query))
-            names = list(result.keys())
-            yield pa.RecordBatch.from_arrays([pa.nulls(0)] * len(names), names)
-            for rows in result.partitions(BLOCK_ROWS // 4):
-                columns = [array_of(cells) for cells in zip(*rows, strict=True)]
-                yield pa.RecordBatch.from_arrays(columns, names)
-        engine.dispose()
+        try:
+            with engine.connect().execution_options(stream_results=True) as connection:
+                result = connection.execute(sqlalchemy.text(self._query))
+                names = list(result.keys())
+                yield pa.RecordBatch.from_arrays([pa.nulls(0)] * len(names), names)
+                for rows in result.partitions(BLOCK_ROWS // 4):
+                    columns = [array_of(cells) for cells in zip(*rows, strict=True)]
+                    yield pa.RecordBatch.from_arrays(columns, names)
+        finally:
+            engine.dispose()
 
-    def _by_adbc(self) -> Iterator[Any]:
+    def _by_adbc(self) -> Generator[Any, None, None]:
         name, _, rest = self._url.removeprefix("adbc+").partition(":")
         driver = importlib.import_module(f"adbc_driver_{name}.dbapi")
         # SQLite's driver takes a path, others the URL under their own name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import sqlite3
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy
 
 from ingest.importing.categories import spelled_as
 from ingest.importing.importing import import_table
@@ -178,6 +180,42 @@ def test_a_query_is_a_source(scheme: str, tmp_path: Path) -> None:
     none = url.replace(scheme, "adbc+nobody")
     with pytest.raises(ImportFailed, match="needs adbc_driver_nobody, a driver"):
         check(none, tmp_path, query="SELECT 1")
+
+
+def test_a_query_releases_its_database_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its last row, when it is left early, when it fails, and when it was never read."""
+    monkeypatch.setattr("ingest.importing.sources.BLOCK_ROWS", 8)  # two rows at a time
+    url = f"sqlite:///{tmp_path}/shop.db"
+    query = "SELECT column1 AS x FROM (VALUES (1), (2), (3), (4), (-9223372036854775808), (6))"
+    released: list[object] = []
+
+    def note(engine: object) -> None:
+        released.append(engine)
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "engine_disposed", note)
+    try:
+        (unit,) = open_source(url, query)
+        assert sum(len(block.numbers) for block in unit.blocks(["x"])) == 6
+        assert len(released) == 1
+        (unit,) = open_source(url, query)
+        blocks = unit.blocks(["x"])
+        assert next(blocks).numbers.tolist() == [1, 2]
+        blocks.close()
+        assert len(released) == 2
+        (unit,) = open_source(url, query.replace("SELECT column1", "SELECT abs(column1)"))
+        with pytest.raises(ImportFailed, match="integer overflow"):
+            list(unit.blocks(["x"]))
+        assert len(released) == 3
+        (unit,) = open_source(url, query)
+        with pytest.raises(ImportFailed, match="no column 'y'"):
+            require_columns(unit, ["y"])
+        del unit
+        gc.collect()
+        assert len(released) == 4
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Engine, "engine_disposed", note)
 
 
 def test_a_folder_is_its_files_and_their_partitions(tmp_path: Path) -> None:
