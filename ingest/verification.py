@@ -39,7 +39,7 @@ from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, Sqli
 from storage.system.files import FileLock
 from storage.verify.audit import (
     JournalAccount,
-    Progress,
+    OnProgress,
     Trained,
     VerifyReport,
     no_progress,
@@ -62,7 +62,7 @@ def verified(
     ca: Path | None = None,
     quarantine: bool = False,
     second: SecondReader | None = None,
-    on_progress: Progress = no_progress,
+    on_progress: OnProgress = no_progress,
 ) -> VerifyReport:
     """The findings of `verify` under `root`, with the account of its journal.
 
@@ -86,7 +86,7 @@ def verified(
 
 
 def _set_aside(
-    root: Path, directory: Path, second: SecondReader | None, on_progress: Progress
+    root: Path, directory: Path, second: SecondReader | None, on_progress: OnProgress
 ) -> VerifyReport:
     """Run `verify` with the right to move shards; no collector can start until it is done."""
 

@@ -58,7 +58,7 @@ from ingest.delivery.events import (
 from ingest.delivery.outbox import OnFull, Outbox
 from ingest.delivery.sender import Sender
 from ingest.delivery.spool import Spool
-from ingest.delivery.transport import HttpSession, Token, Transport
+from ingest.delivery.transport import HttpSession, TokenSource, Transport
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
 from ingest.protocol.messages import Decision, End, LogAction, LogReturns, Start
@@ -139,7 +139,7 @@ class PolicyClient:
         *,
         policy_id: str | None = None,
         sync: bool = False,
-        token: Token = None,
+        token: TokenSource = None,
         ca: str | Path | None = None,
         timeout: float = 30.0,
         max_pending: int = 100_000,

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from ingest.client.admin_session import admin_session
-from ingest.delivery.transport import Delivery, HttpSession, Token, Transport
+from ingest.delivery.transport import Delivery, HttpSession, TokenSource, Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.weights.manifest import WEIGHTS_FILE, encode_weights, sha256
@@ -43,7 +43,7 @@ class Publisher:
         address: str,
         *,
         session: HttpSession | None = None,
-        token: Token = None,
+        token: TokenSource = None,
         ca: str | Path | None = None,
         timeout: float = 60.0,
     ) -> None:

@@ -32,7 +32,14 @@ from ingest.collector.recovery import (
 )
 from ingest.collector.sealing import owner_of
 from ingest.episodes.assembler import EpisodeAssembler
-from ingest.episodes.journal_events import Cut, Ended, Event, Stored, encode_event, encode_row
+from ingest.episodes.journal_events import (
+    Cut,
+    Ended,
+    JournalEvent,
+    Stored,
+    encode_event,
+    encode_row,
+)
 from ingest.episodes.open_episode import OpenEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
 from ingest.protocol.agent_names import Name
@@ -219,7 +226,7 @@ class _Restoring(msgspec.Struct):
         cause = CAUSE if how == "broken" else ""
         self._apply(Ended(key, episode.next_seq, how, None, cause))
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: JournalEvent) -> None:
         """Apply an event, and add it to the new row for replays."""
         assembler, blob = self.recovered.assembler, encode_event(event)
         row, now = self.journal.last_row + 1, assembler.running

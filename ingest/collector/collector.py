@@ -34,7 +34,14 @@ from ingest.collector.version_metrics import VersionMetrics
 from ingest.collector.writer_thread import Sealer, Writer
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.idempotency import Given
-from ingest.episodes.journal_events import Ended, Event, Keyed, Started, encode_event, encode_row
+from ingest.episodes.journal_events import (
+    Ended,
+    JournalEvent,
+    Keyed,
+    Started,
+    encode_event,
+    encode_row,
+)
 from ingest.episodes.judge import Judge
 from ingest.episodes.open_episode import WORTH_CUTTING
 from ingest.episodes.redaction import Redactor
@@ -83,7 +90,7 @@ class OpenRow:
         self.number, self.received, self.now = number, received, now
         self.encoded: list[bytes] = []
 
-    def apply(self, event: Event, blob: bytes | None = None) -> None:
+    def apply(self, event: JournalEvent, blob: bytes | None = None) -> None:
         """Apply an event (`blob` is its encoding, if known), then cut the episode if it is due."""
         assembler, now = self._assembler, self.now
         blob = encode_event(event) if blob is None else blob

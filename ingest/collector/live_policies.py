@@ -72,7 +72,7 @@ class Choice(msgspec.Struct, frozen=True):
     version: int
 
 
-class _Live(msgspec.Struct):
+class _LivePolicy(msgspec.Struct):
     """One policy. The thread's results replace `served` and `standing` as whole objects."""
 
     store: WeightFolder | MemoryWeightStore
@@ -106,7 +106,7 @@ class LivePolicies:
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng()
 
-    def _follow(self, policy: PolicyDeclaration) -> _Live:
+    def _follow(self, policy: PolicyDeclaration) -> _LivePolicy:
         name = policy.policy_id
         check = partial(_check, policy.schema_id)
         store: WeightFolder | MemoryWeightStore
@@ -116,7 +116,7 @@ class LivePolicies:
             store = WeightFolder(self.root, name, check=check)
         codecs = Codec(policy.observation), Codec(policy.action)
         follower = WeightFollower(store, partial(_loaded, policy.schema_id))
-        return _Live(store, policy.schema_id, *codecs, follower)
+        return _LivePolicy(store, policy.schema_id, *codecs, follower)
 
     # the thread
 
@@ -138,7 +138,7 @@ class LivePolicies:
             if self._thread is not None:
                 live.follower.register()
 
-    def _tell(self, live: _Live) -> None:
+    def _tell(self, live: _LivePolicy) -> None:
         served, standing = live.follower.served, live.follower.standing
         if self._thread is None:
             _take_up(live, served, standing)
@@ -345,7 +345,7 @@ class LivePolicies:
         return self._act_many(live, policy, observations, explore)
 
     def _act_one(
-        self, live: _Live, policy: NumpyPolicy, obs: bytes, explore: bool
+        self, live: _LivePolicy, policy: NumpyPolicy, obs: bytes, explore: bool
     ) -> Choice | Refusal:
         from policy.inference.numpy_policy import NotFinite
 
@@ -362,7 +362,7 @@ class LivePolicies:
         )
 
     def _act_many(
-        self, live: _Live, policy: NumpyPolicy, observations: Sequence[bytes], explore: bool
+        self, live: _LivePolicy, policy: NumpyPolicy, observations: Sequence[bytes], explore: bool
     ) -> list[Choice | Refusal]:
         columns = live.observation.columns(b"".join(observations), len(observations))
         flat = policy.flatten(columns)
@@ -412,7 +412,9 @@ def _loaded(declared_schema: str, manifest: Manifest, data: bytes) -> NumpyPolic
     )
 
 
-def _take_up(live: _Live, served: LoadedPolicy[NumpyPolicy] | None, standing: Standing) -> None:
+def _take_up(
+    live: _LivePolicy, served: LoadedPolicy[NumpyPolicy] | None, standing: Standing
+) -> None:
     """Set the thread's results, on the event loop."""
     live.standing, live.is_looked_at = standing, True
     if served is not live.served:

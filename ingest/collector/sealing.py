@@ -51,7 +51,7 @@ PART_BYTES = 1_400
 """The approximate memory of a part without its columns, in bytes."""
 
 
-class _Ready(msgspec.Struct):
+class _ReadyParts(msgspec.Struct):
     """Parts of one stream that wait for a plan, from ordinal `first`; `rule` has the limits."""
 
     rule: PolicyDeclaration
@@ -108,7 +108,7 @@ class Sealing:
         self._next_finished = int(last[0][0].removeprefix(FINISHED)) + 1 if last else 0
         # key -> collector id -> the ordinal of the episode's first part in that one's stream
         self._episode_ordinals = dict(recovered.episode_ordinals)
-        self._ready: dict[str, _Ready] = {}
+        self._ready: dict[str, _ReadyParts] = {}
         self._empty: list[Sealed] = []  # episodes that ended without a step
         self._stored: list[Sealed] = []  # parts that a restored journal found in shards
 
@@ -183,7 +183,7 @@ class Sealing:
         if ready is None:
             rules = self._assembler.policies.schemas[part.policy_id, part.schema_id]
             first = self._ordinals.get(stream, 0)
-            ready = self._ready[stream] = _Ready(rules.declaration, part.schema_id, now, first)
+            ready = self._ready[stream] = _ReadyParts(rules.declaration, part.schema_id, now, first)
         ordinal = ready.first + len(ready.parts)
         self._ordinals[stream] = ordinal + 1
         ready.parts.append(self._numbered(item, ordinal, self.collector_id))

@@ -69,8 +69,8 @@ _IN_BATCH = re.compile(r"^\$\.(?:events|actions)\[\d+\]\.?")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 M = TypeVar("M")
-_Reply: TypeAlias = tuple[int, Mapping[str, str], bytes]
-Token: TypeAlias = str | Callable[[], str] | None
+_RawReply: TypeAlias = tuple[int, Mapping[str, str], bytes]
+TokenSource: TypeAlias = str | Callable[[], str] | None
 """A bearer token, or a function that returns the current one."""
 
 
@@ -144,7 +144,7 @@ class _Connections:
 
     def exchange(
         self, head: bytes, body: bytes, timeout: float, *, keep: Callable[[], bool]
-    ) -> _Reply:
+    ) -> _RawReply:
         """Send a request once, and read the answer. Raises OSError, HTTPError, HTTPException."""
         connection = self._take(timeout)
         try:
@@ -324,7 +324,7 @@ class Transport:
         address: str,
         *,
         session: HttpSession | None = None,
-        token: Token = None,
+        token: TokenSource = None,
         ca: str | Path | None = None,
         timeout: float = 30.0,
         clock: Callable[[], float] = time.time,

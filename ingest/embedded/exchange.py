@@ -52,7 +52,7 @@ class _Reports(NamedTuple):
     gone: dict[Any, bool]  # agents that ended: whether a limit cut them off
 
 
-class _News(NamedTuple):
+class _EpisodeNews(NamedTuple):
     """One item of news about one episode, for one poll."""
 
     obs: ByAgent
@@ -61,7 +61,7 @@ class _News(NamedTuple):
     reports: _Reports
 
 
-class _Episode:
+class _ServedEpisode:
     """An open episode. `reports` collects rewards, infos and ended agents since the latest news."""
 
     __slots__ = (
@@ -82,12 +82,12 @@ class _Episode:
     def __init__(self, episode_id: str, training_enabled: bool, answered: Any) -> None:
         self.episode_id = episode_id
         self.training_enabled = training_enabled
-        self.news: deque[_News] = deque()
+        self.news: deque[_EpisodeNews] = deque()
         self.reports = _Reports({}, {}, {})
         self.acted: set[Any] = set()  # agents that can get rewards
         self.missed: dict[Any, Missed] = {}  # their latest action was taken, but not recorded
         self.gone: set[Any] = set()  # agents whose end was reported, or will be with the next news
-        self.asked: _News | None = None  # the question that the worker must answer
+        self.asked: _EpisodeNews | None = None  # the question that the worker must answer
         self.key: Any = None  # its observations, to compare with a repetition
         self.answer: ByAgent | None = None
         self.answered: threading.Condition = answered
@@ -120,9 +120,9 @@ class _Episode:
             self.acted.add(agent)
             self.missed.pop(agent, None)
 
-    def note(self, obs: ByAgent, logged: ByAgent, over: str = "") -> _News:
+    def note(self, obs: ByAgent, logged: ByAgent, over: str = "") -> _EpisodeNews:
         """Queue news, together with the reports since the previous news."""
-        news = _News(obs, logged, over, self.reports)
+        news = _EpisodeNews(obs, logged, over, self.reports)
         self.reports = _Reports({}, {}, {})
         self.news.append(news)
         return news
@@ -150,9 +150,9 @@ class Exchange:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # for `poll`
         self._room = threading.Condition(self._lock)  # for programs
-        self._open: dict[str, _Episode] = {}
+        self._open: dict[str, _ServedEpisode] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._ready: dict[str, _Episode] = {}  # with news for the next poll
+        self._ready: dict[str, _ServedEpisode] = {}  # with news for the next poll
         self._pending = 0
         self._finished = False  # the program has ended
         self._error: BaseException | None = None  # why it ended
@@ -169,7 +169,7 @@ class Exchange:
             if episode_id in self._ended:
                 raise completed(episode_id)
             answered = threading.Condition(self._lock)
-            self._open[episode_id] = _Episode(episode_id, training_enabled, answered)
+            self._open[episode_id] = _ServedEpisode(episode_id, training_enabled, answered)
 
     def ask(self, episode_id: str, obs: ByAgent, key: Any) -> ByAgent:
         """Return the worker's actions by agent. `key` identifies the observations."""
@@ -316,7 +316,7 @@ class Exchange:
         if self._closed is not None:
             raise ServingStopped(str(self._closed))
 
-    def _find(self, episode_id: str, *, answered: bool = True) -> _Episode:
+    def _find(self, episode_id: str, *, answered: bool = True) -> _ServedEpisode:
         self._require_open()
         episode = self._open.get(episode_id)
         if episode is None:
@@ -333,12 +333,12 @@ class Exchange:
             )
         return episode
 
-    def _put(self, episode: _Episode) -> None:
+    def _put(self, episode: _ServedEpisode) -> None:
         self._pending += 1
         self._ready[episode.episode_id] = episode
         self._arrived.notify()
 
-    def _await_room(self, episode: _Episode) -> None:
+    def _await_room(self, episode: _ServedEpisode) -> None:
         episode.waiting = True
         try:
             if not self._room.wait_for(self._has_room, self._timeout):
@@ -354,7 +354,7 @@ class Exchange:
     def _has_room(self) -> bool:
         return self._pending < self._max_pending or self._closed is not None
 
-    def _await(self, episode: _Episode) -> ByAgent:
+    def _await(self, episode: _ServedEpisode) -> ByAgent:
         """Wait for the answer. Raises TimeoutError, and takes back an unpolled question."""
         episode.waiting = True
         try:
@@ -376,7 +376,7 @@ class Exchange:
 
     def _take(self) -> Poll:
         poll: Poll = ({}, {}, {}, {}, {}, {})
-        left: dict[str, _Episode] = {}
+        left: dict[str, _ServedEpisode] = {}
         for episode_id, episode in self._ready.items():
             _tell(poll, episode, episode.news.popleft())
             if episode.news:
@@ -386,7 +386,7 @@ class Exchange:
         self._room.notify_all()
         return poll
 
-    def _asking(self, episode_id: str) -> _Episode | None:
+    def _asking(self, episode_id: str) -> _ServedEpisode | None:
         """The episode, if the worker has polled its question and not answered it."""
         episode = self._open.get(episode_id)
         if episode is None:
@@ -405,7 +405,7 @@ class Exchange:
             episode.answered.notify_all()
 
 
-def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
+def _tell(poll: Poll, episode: _ServedEpisode, news: _EpisodeNews) -> None:
     """Put one item of an episode's news into a poll, with an entry for every agent."""
     name = episode.episode_id
     rewards, infos, gone = news.reports
@@ -425,7 +425,7 @@ def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
         poll[5][name] = news.logged
 
 
-def _require_answer(episode: _Episode, actions: Mapping[Any, Any]) -> None:
+def _require_answer(episode: _ServedEpisode, actions: Mapping[Any, Any]) -> None:
     asked = episode.asked
     waiting = asked.obs.keys() - asked.reports.gone.keys() if asked else set()
     if actions.keys() != waiting:

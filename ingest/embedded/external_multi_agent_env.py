@@ -79,7 +79,7 @@ class ExternalMultiAgentEnv(ExternalEnv):
         return PolicyClient(address, policy_mapping_fn=self._mapping)
 
     def _in_process(self) -> EpisodesHere:
-        return _MultiAgentCalls(self._exchange, self.observation_space, self.action_space)
+        return _CheckedCalls(self._exchange, self.observation_space, self.action_space)
 
     def _agents(self, observation: Any) -> Iterable[Any] | None:
         return observation if isinstance(observation, Mapping) else None
@@ -144,7 +144,7 @@ class ExternalMultiAgentEnv(ExternalEnv):
         super().end_episode(episode_id, observation, truncated=truncated)
 
 
-class _MultiAgentCalls:
+class _CheckedCalls:
     """The five calls of several agents, which it checks and passes to an exchange."""
 
     def __init__(self, exchange: Exchange, observation_space: Any, action_space: Any) -> None:

@@ -47,9 +47,9 @@ from ingest.episodes.journal_events import (
     Acted,
     Cut,
     Ended,
-    Event,
     Imported,
     ImportedEpisode,
+    JournalEvent,
     Opened,
     Receipt,
     Redecided,
@@ -137,7 +137,7 @@ class EpisodeAssembler:
                 if cut is not None:
                     yield cut
 
-    def tick(self, now: float) -> Iterator[Event]:
+    def tick(self, now: float) -> Iterator[JournalEvent]:
         """Return the events that are due at `now`.
 
         They end abandoned episodes, cut parts that have waited long enough, and seal ended episodes
@@ -188,7 +188,7 @@ class EpisodeAssembler:
 
     def apply(
         self,
-        event: Event,
+        event: JournalEvent,
         encoded: bytes,
         *,
         row: int,

@@ -24,7 +24,7 @@ from ingest.protocol.errors import Refusal, completed
 from storage.experience.episode import LOGP_TOLERANCE, SOURCES, EpisodeError, encode_tags
 from storage.spaces.descriptors import SpaceError
 
-Values: TypeAlias = tuple[PolicyRules, bytes, bytes]
+CheckedValues: TypeAlias = tuple[PolicyRules, bytes, bytes]
 """(rules, observation, action): canonical bytes, and the rules that they were checked by."""
 
 ON_POLICY, LOGGED, REPLAYED = range(len(SOURCES))
@@ -43,7 +43,7 @@ class _PolicyActions(msgspec.Struct, frozen=True):
         self.obs.append(obs)
         self.actions.append(action)
 
-    def checked(self) -> Iterator[tuple[int, Values]]:
+    def checked(self) -> Iterator[tuple[int, CheckedValues]]:
         """Return the values of all events if all are valid, otherwise none."""
         rules, count = self.rules, len(self.indices)
         if rules.observation.find_invalid(b"".join(self.obs), count) is None and (
@@ -55,7 +55,7 @@ class _PolicyActions(msgspec.Struct, frozen=True):
 
 def check_values(
     batch: wire.Batch, rules_of: Callable[[Name, Mapping[Name, wire.Start]], PolicyRules | None]
-) -> dict[int, Values]:
+) -> dict[int, CheckedValues]:
     """Validate the values of a batch's action events together: index -> (rules, obs, action).
 
     `rules_of(name, starting)` returns the rules of an episode, which may be started by the batch
@@ -78,7 +78,7 @@ def check_values(
                 groups.setdefault(id(rules), _PolicyActions(rules)).add(
                     index, event.obs, event.action
                 )
-    found: dict[int, Values] = {}
+    found: dict[int, CheckedValues] = {}
     for group in groups.values():
         found.update(group.checked())
     return found
@@ -88,7 +88,7 @@ def judge_action(
     episode: OpenEpisode,
     event: wire.LogAction | wire.Decision,
     seq: int,
-    values: Values | None,
+    values: CheckedValues | None,
 ) -> Acted:
     """Return the step that an action event opens. Raises Refusal, SpaceError."""
     decided = isinstance(event, wire.Decision)

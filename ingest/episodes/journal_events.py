@@ -210,7 +210,7 @@ class Stored(Struct, array_like=True, tag=15, frozen=True):
     part: int
 
 
-Event: TypeAlias = (
+JournalEvent: TypeAlias = (
     Opened
     | Receipt
     | Started
@@ -236,7 +236,7 @@ class Row(Struct, array_like=True, frozen=True):
 
     received: int
     steps: int
-    events: list[Event | Keyed | Stored]
+    events: list[JournalEvent | Keyed | Stored]
     running: float = 0.0
 
 
@@ -259,7 +259,7 @@ LONG_OBS = 1_024
 """Observations of at least this many bytes are compared with the buffer: hashing is slower."""
 
 
-def digest(event: Event, encoded: bytes) -> bytes:
+def digest(event: JournalEvent, encoded: bytes) -> bytes:
     """8 bytes that identify an event's content, to compare it with a repetition.
 
     They exclude a long observation, which `OpenEpisode.repeats` compares.

@@ -17,7 +17,7 @@ from msgspec.structs import replace as replace_fields
 
 from ingest.episodes.client_instances import Instance, require_range
 from ingest.episodes.event_checks import (
-    Values,
+    CheckedValues,
     agents_of,
     check_rewarded_step,
     check_values,
@@ -35,7 +35,7 @@ from ingest.episodes.event_checks import (
 from ingest.episodes.journal_events import (
     Acted,
     Ended,
-    Event,
+    JournalEvent,
     Redecided,
     RewardedStep,
     Started,
@@ -96,10 +96,10 @@ class Judge:
         self,
         instance: str | None,
         event: wire.Event,
-        values: Values | None = None,
+        values: CheckedValues | None = None,
         *,
         now: float = 0.0,
-    ) -> tuple[Event, bytes] | None:
+    ) -> tuple[JournalEvent, bytes] | None:
         """The journal event for a wire event and its encoding, or None for a known retry.
 
         `values` are an action event's observation and action in canonical bytes, if they were
@@ -113,8 +113,8 @@ class Judge:
             raise
 
     def _judge(
-        self, instance: str | None, event: wire.Event, values: Values | None, now: float
-    ) -> tuple[Event, bytes] | None:
+        self, instance: str | None, event: wire.Event, values: CheckedValues | None, now: float
+    ) -> tuple[JournalEvent, bytes] | None:
         if not event.episode_id:
             raise Refusal("invalid", "expected an episode id, got none", "episode_id")
         if isinstance(event, wire.Start):
@@ -393,8 +393,8 @@ class Judge:
         return judged
 
     def _judge_event(
-        self, episode: OpenEpisode, event: Any, seq: int, values: Values | None
-    ) -> Event:
+        self, episode: OpenEpisode, event: Any, seq: int, values: CheckedValues | None
+    ) -> JournalEvent:
         if not isinstance(event, wire.LogReturns):
             require_schema(event, episode.rules)
         event = self._redacted(event, episode.rules)
@@ -432,7 +432,7 @@ class Judge:
         episode = self._known.episodes.get(name)
         return episode is not None and episode.started.instance == (instance or "")
 
-    def check_values(self, batch: wire.Batch) -> dict[int, Values]:
+    def check_values(self, batch: wire.Batch) -> dict[int, CheckedValues]:
         """Validate a batch's values together; see `event_checks.check_values`."""
         return check_values(batch, self._rules_of)
 

@@ -20,7 +20,7 @@ from ingest.episodes.journal_events import (
     Acted,
     Cut,
     Ended,
-    Event,
+    JournalEvent,
     RewardedStep,
     Started,
     decision_hash,
@@ -208,7 +208,7 @@ class OpenEpisode:
         del self.digests[at:]
         return self.remember(seq, digest, row, now)
 
-    def repeats(self, event: Event, seq: int) -> bool:
+    def repeats(self, event: JournalEvent, seq: int) -> bool:
         """Whether an event equals the one applied as `seq` since the latest recorded cut."""
         at = (seq - self.first_seq) * DIGEST_SIZE
         if self.digests[at : at + DIGEST_SIZE] != digest(event, encode_event(event)):

@@ -59,11 +59,11 @@ PROMPT_SECONDS = 2.0
 _FORMAT = 1
 """The version of the conversion; a new version makes every import a new one."""
 
-Progress: TypeAlias = Callable[[str, int, int | None], None]
+OnProgress: TypeAlias = Callable[[str, int, int | None], None]
 
 
 def import_table(
-    source: Any, *, check: bool = False, on_progress: Progress | None = None, **meaning: Any
+    source: Any, *, check: bool = False, on_progress: OnProgress | None = None, **meaning: Any
 ) -> ImportReport:
     """Log a source's rows; repeating it after an interruption adds what is missing.
 
@@ -81,7 +81,7 @@ def import_table(
 
 
 def run_import(
-    options: ImportOptions, *, check: bool = False, on_progress: Progress | None = None
+    options: ImportOptions, *, check: bool = False, on_progress: OnProgress | None = None
 ) -> ImportReport:
     """`import_table` for existing options."""
     began = time.monotonic()
@@ -125,7 +125,7 @@ def run_import(
         meant = {"categories": categories, "columns": read_as}
         names = _names(units, options, meant, list(spaces))
         with _naming(account.report):
-            run = _Run(units, options, spaces, categories, names, account, on_progress)
+            run = _ImportRun(units, options, spaces, categories, names, account, on_progress)
         if check or spec is None:
             run.check()
         else:
@@ -339,7 +339,7 @@ class _Lane:
             self._sender.send(request, self._name + self._suffix)
 
 
-class _Run:
+class _ImportRun:
     """One run over all rows."""
 
     def __init__(
@@ -350,7 +350,7 @@ class _Run:
         categories: Categories,
         names: Mapping[str | None, Sequence[str]],
         account: Account,
-        on_progress: Progress | None,
+        on_progress: OnProgress | None,
     ) -> None:
         self._options, self._names = options, names
         self._account, self._on_progress = account, on_progress

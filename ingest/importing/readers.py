@@ -77,10 +77,10 @@ def file_blocks(path: Path, columns: Sequence[str]) -> Blocks:
     return _open(path)[1](columns)
 
 
-_Opened: TypeAlias = tuple[list[str], Callable[[Sequence[str]], Blocks]]
+_OpenedFile: TypeAlias = tuple[list[str], Callable[[Sequence[str]], Blocks]]
 
 
-def _open(path: Path) -> _Opened:
+def _open(path: Path) -> _OpenedFile:
     suffix, compression = _suffix(path)
     if suffix not in _KINDS:
         raise ImportFailed(f"{path}: expected a file of {kinds()}, optionally with .gz or .zst")
@@ -110,7 +110,7 @@ def _stream(path: Path, compression: str | None) -> Any:
 # --- CSV -------------------------------------------------------------------------------------
 
 
-def _csv(path: Path, compression: str | None) -> _Opened:
+def _csv(path: Path, compression: str | None) -> _OpenedFile:
     parse = {"delimiter": "\t" if ".tsv" in path.suffixes else ",", "newlines_in_values": True}
 
     def reader(columns: Sequence[str], skip: Any) -> Any:
@@ -166,7 +166,7 @@ def _nothing(columns: Sequence[str]) -> Any:
 # --- JSON lines ------------------------------------------------------------------------------
 
 
-def _json(path: Path, compression: str | None) -> _Opened:
+def _json(path: Path, compression: str | None) -> _OpenedFile:
     def blocks(columns: Sequence[str]) -> Blocks:
         number, read = 0, _JsonReader(columns)
         with _readable(path, "JSON lines"), _stream(path, compression) as stream:
@@ -293,7 +293,7 @@ def _plain(cell: Any) -> str | bytes | None:
 # --- Parquet and Arrow -----------------------------------------------------------------------
 
 
-def _parquet(path: Path, compression: str | None) -> _Opened:
+def _parquet(path: Path, compression: str | None) -> _OpenedFile:
     if compression is not None:
         raise ImportFailed(
             f"{path}: expected Parquet without .gz or .zst: it compresses its own pages"
@@ -310,7 +310,7 @@ def _parquet(path: Path, compression: str | None) -> _Opened:
         return list(file.schema_arrow.names), blocks
 
 
-def _arrow(path: Path, compression: str | None) -> _Opened:
+def _arrow(path: Path, compression: str | None) -> _OpenedFile:
     def blocks(columns: Sequence[str]) -> Blocks:
         with _readable(path, "Arrow IPC"), _stream(path, compression) as stream:
             yield from numbered(batches(stream)[1], columns)
@@ -362,7 +362,7 @@ def _flat(column: Any) -> Any:
         return found
 
 
-_KINDS: Mapping[str, tuple[str, Callable[[Path, str | None], _Opened]]] = {
+_KINDS: Mapping[str, tuple[str, Callable[[Path, str | None], _OpenedFile]]] = {
     **dict.fromkeys((".csv", ".tsv"), ("CSV", _csv)),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), ("JSON lines", _json)),
     **dict.fromkeys((".parquet", ".pq"), ("Parquet", _parquet)),

@@ -40,7 +40,7 @@ MAX_AHEAD = 1024
 
 
 @dataclass(eq=False)
-class _Request:
+class _ActionRequest:
     """The calls of one request, their answers so far, and the future that its caller awaits."""
 
     instance: str | None
@@ -86,7 +86,7 @@ class _ForwardKey(msgspec.Struct, frozen=True):
 
 
 class _Question(msgspec.Struct, frozen=True):
-    request: _Request
+    request: _ActionRequest
     index: int
     obs: bytes
 
@@ -101,7 +101,7 @@ class Acting:
     def __init__(self, collector: Collector, live: LivePolicies) -> None:
         self._collector = collector
         self._live = live
-        self._waiting: list[_Request] = []
+        self._waiting: list[_ActionRequest] = []
         self.requests = self.forwards = self.holds = self.holds_given_up = 0
 
     async def act(
@@ -119,7 +119,7 @@ class Acting:
         held = await self._unheld(reply.hold, message)
         caller.require_live(time.time())
         done = asyncio.get_running_loop().create_future()
-        request = _Request(
+        request = _ActionRequest(
             message.instance, message.actions, held, message.durable, done, given, message.record
         )
         self._submit(request)
@@ -137,7 +137,7 @@ class Acting:
             redeclared=reply.redeclared,
         )
 
-    def _submit(self, request: _Request) -> None:
+    def _submit(self, request: _ActionRequest) -> None:
         self.requests += 1
         self._waiting.append(request)
         if len(self._waiting) == 1:
@@ -181,13 +181,13 @@ class Acting:
             for request in waiting:
                 request.fail(error)
 
-    def _answer(self, waiting: list[_Request]) -> None:
+    def _answer(self, waiting: list[_ActionRequest]) -> None:
         """Answer each request; an error in one does not affect the others."""
         groups: dict[_ForwardKey, list[_Question]] = {}
         for request in waiting:
             with _alone(request):
                 self._ask(request, groups)
-        chosen: dict[_Request, list[tuple[_Question, Choice]]] = {}
+        chosen: dict[_ActionRequest, list[tuple[_Question, Choice]]] = {}
         for group, questions in groups.items():
             for question, choice in self._choose(group, questions):
                 chosen.setdefault(question.request, []).append((question, choice))
@@ -200,7 +200,7 @@ class Acting:
                     self._mark(request.answers, row)
                 request.done.set_result(row)
 
-    def _ask(self, request: _Request, groups: dict[_ForwardKey, list[_Question]]) -> None:
+    def _ask(self, request: _ActionRequest, groups: dict[_ForwardKey, list[_Question]]) -> None:
         """Add a request's calls to groups, except for those that are answered at once."""
         named: set[Name] = set()
         for index, call in enumerate(request.calls):
@@ -278,7 +278,7 @@ class Acting:
                 chosen.append((question, answer))
         return chosen
 
-    def _decide(self, request: _Request, chosen: list[tuple[_Question, Choice]]) -> int:
+    def _decide(self, request: _ActionRequest, chosen: list[tuple[_Question, Choice]]) -> int:
         """Accept a request's decisions; return the row that must be durable before its answers."""
         if not request.record:
             for question, choice in chosen:
@@ -302,7 +302,7 @@ class Acting:
         return max(row, self._collector.journal.submitted_row)
 
     def _tell(
-        self, request: _Request, answer: wire.ActionReply, question: _Question, choice: Choice
+        self, request: _ActionRequest, answer: wire.ActionReply, question: _Question, choice: Choice
     ) -> None:
         """Put a choice that is not recorded here into the answer, with all its fields."""
         answer.action = plain(choice.action_env)
@@ -314,7 +314,7 @@ class Acting:
         answer.hold = policies.named(call.policy_id) in request.held
 
     def _repeat(
-        self, request: _Request, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
+        self, request: _ActionRequest, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
     ) -> bool:
         """Answer a repeated request with the decision of its lost first answer."""
         episode = self._collector.assembler.episodes[name_of(call)]
@@ -328,7 +328,7 @@ class Acting:
         self._fill(answer, request)
         return True
 
-    def _fill(self, answer: wire.ActionReply, request: _Request) -> None:
+    def _fill(self, answer: wire.ActionReply, request: _ActionRequest) -> None:
         """Fill in the decision of the open step of an answer's episode."""
         episode = self._collector.assembler.episodes[name_of(answer)]
         logp = episode.logp[-1]
@@ -351,7 +351,7 @@ class Acting:
 
 
 @contextlib.contextmanager
-def _alone(request: _Request) -> Iterator[None]:
+def _alone(request: _ActionRequest) -> Iterator[None]:
     """Make an error fail only the given request."""
     try:
         yield

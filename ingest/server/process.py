@@ -169,7 +169,7 @@ class Server:
         )
         config.load()
         config.ssl = self.access.tls  # ours, so that it can load a renewed certificate
-        self._server = _Server(config, self._watch)
+        self._server = _UvicornServer(config, self._watch)
         self._address_lock: FileLock | None = None
 
     def _watch_trainers(self, root: Path | None) -> TrainerWatch | None:
@@ -222,7 +222,7 @@ class Server:
         return 1 if failed is not None else 0
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """uvicorn without its signal handlers, because a signal must first drain the collector.
 
     TLS handshakes are handled here, so that they count as connections.
@@ -302,7 +302,7 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
     return replace(options, listener=listener, declare=None, announce=announce)
 
 
-class _Stopped(BaseException):
+class _StoppedAtStart(BaseException):
     """A signal during the start. Not an Exception, so that no handler of errors catches it."""
 
 
@@ -313,7 +313,7 @@ async def _serve_until_signal(options: ServeOptions) -> int:
     def interrupt(*_: object) -> None:
         if not stop.is_set():
             stop.set()  # in case a finalizer, in which nothing can be raised, gets the signal
-            raise _Stopped
+            raise _StoppedAtStart
 
     try:
         for number in SIGNALS:
@@ -323,7 +323,7 @@ async def _serve_until_signal(options: ServeOptions) -> int:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, stop.set)
-    except _Stopped:
+    except _StoppedAtStart:
         return 0
     return await server.run(stop)
 

@@ -268,7 +268,7 @@ class Router:
         route: Route,
         params: Mapping[str, str],
         caller: Caller,
-    ) -> _Answer:
+    ) -> _HandlerResult:
         headers = _by_name(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
@@ -292,7 +292,7 @@ class Router:
             await sender.wait()  # again, because others may have been refused meanwhile
         caller.require_live(time.time())  # a body may be slow, and wait for long
         if not body:
-            answer = _Answer(await route.handler(request))
+            answer = _HandlerResult(await route.handler(request))
         else:
             work = Metered(_answer(route.handler, request))
             answer = await work
@@ -381,7 +381,7 @@ class _Held:
         self._long = self._size = 0
 
 
-class _Answer(NamedTuple):
+class _HandlerResult(NamedTuple):
     """A handler's response or refusal, and how long it is held back, in seconds."""
 
     response: Response
@@ -400,17 +400,17 @@ class _Answer(NamedTuple):
         return self.response
 
 
-async def _answer(handler: Handler, request: Request) -> _Answer:
+async def _answer(handler: Handler, request: Request) -> _HandlerResult:
     """Await a handler; return its response or refusal.
 
     The refusal's traceback is removed, because its frames would keep the body and all that was made
     of it in memory while the answer waits, or longer.
     """
     try:
-        return _Answer(await handler(request))
+        return _HandlerResult(await handler(request))
     except Refusal as refusal:
         refusal.__cause__ = refusal.__context__ = None
-        return _Answer(Response(refusal.status), refusal.with_traceback(None))
+        return _HandlerResult(Response(refusal.status), refusal.with_traceback(None))
 
 
 def _by_name(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

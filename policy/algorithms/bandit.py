@@ -123,7 +123,7 @@ class BanditConfig:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _BatchTensors:
     """A batch as tensors; N rows."""
 
     observed: Tensor  # (N, D) float32
@@ -133,8 +133,8 @@ class _Rows:
     q: Tensor  # (N,) modelled reward of the action taken; only for DR
     q_all: Tensor  # (N, A) of every action; only for DR
 
-    def take(self, index: Tensor) -> _Rows:
-        return _Rows(
+    def take(self, index: Tensor) -> _BatchTensors:
+        return _BatchTensors(
             self.observed[index],
             [leaf[index] for leaf in self.actions],
             self.rewards[index],
@@ -226,7 +226,7 @@ class Bandit:
             on_progress("training", done, total)
         return {"loss": loss, **self._metrics(rows, baseline)}
 
-    def loss(self, rows: _Rows, baseline: float) -> Tensor:
+    def loss(self, rows: _BatchTensors, baseline: float) -> Tensor:
         """The loss of the module docstring over a minibatch; a float64 scalar."""
         dist = self.policy.distribution(rows.observed)
         weight = self._weights(dist.logp(rows.actions), rows)
@@ -239,7 +239,7 @@ class Bandit:
             objective = (modelled + weight * (rows.rewards - rows.q)).mean()
         return -objective - self.config.entropy_coeff * dist.entropy().mean()
 
-    def _step(self, rows: _Rows, baseline: float) -> float:
+    def _step(self, rows: _BatchTensors, baseline: float) -> float:
         loss = self.loss(rows, baseline)
         if not torch.isfinite(loss):
             raise FloatingPointError(
@@ -250,16 +250,16 @@ class Bandit:
         self.optimizer.step()
         return float(loss.item())
 
-    def _weights(self, logp: Tensor, rows: _Rows) -> Tensor:
+    def _weights(self, logp: Tensor, rows: _BatchTensors) -> Tensor:
         """(N,) min(w, M), clipped as logs so that no weight overflows."""
         return (logp - rows.behaviour_logp).clamp(max=math.log(self.config.weight_clip)).exp()
 
-    def _baseline(self, rows: _Rows) -> float:
+    def _baseline(self, rows: _BatchTensors) -> float:
         given = self.config.baseline
         return float(rows.rewards.mean()) if given == "mean" else float(given)
 
     @torch.no_grad()
-    def _metrics(self, rows: _Rows, baseline: float) -> dict[str, float]:
+    def _metrics(self, rows: _BatchTensors, baseline: float) -> dict[str, float]:
         """Metrics over the whole batch that the policy was trained on, so not an evaluation."""
         dist = self.policy.distribution(rows.observed)
         weight = self._weights(dist.logp(rows.actions), rows)
@@ -277,7 +277,7 @@ class Bandit:
 
     # the batch as tensors
 
-    def _rows(self, batch: SampleBatch, rng: np.random.Generator) -> _Rows:
+    def _rows(self, batch: SampleBatch, rng: np.random.Generator) -> _BatchTensors:
         policy = self.policy
         observed = policy.observe(policy.flat_observations(batch))
         rewards = np.asarray(batch[REWARDS], np.float64)
@@ -290,7 +290,7 @@ class Bandit:
         def tensor(array: FloatArray) -> Tensor:
             return torch.from_numpy(array.copy()).to(policy.device)
 
-        return _Rows(
+        return _BatchTensors(
             observed,
             policy.stored_actions(batch),
             tensor(rewards),

@@ -165,7 +165,7 @@ def _batches(
 
 def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _ArmSteps:
     """The rows of one arm as numbers, about 60 bytes per step."""
-    episodes, agents = _Numbers(), _Numbers()
+    episodes, agents = _NameNumbers(), _NameNumbers()
     found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
     for batch in _batches(root, declaration, arm):
         words = batch[ENDED].astype(str)  # "None": the episode goes on
@@ -193,7 +193,7 @@ def _names(batch: SampleBatch) -> npt.NDArray[np.str_]:
     return np.char.add(batch[STREAM].astype(str), batch[EPS_ID].astype(str))
 
 
-class _Numbers:
+class _NameNumbers:
     """Numbers names from 0, in the order of their first occurrence."""
 
     def __init__(self) -> None:

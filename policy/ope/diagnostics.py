@@ -219,7 +219,7 @@ def _context_support(lost: float, places: int) -> Diagnostic:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _TreeCut:
     """A cut: rows with a feature above the threshold, or equal if `at_too`, go to `above`."""
 
     feature: int
@@ -233,7 +233,7 @@ class _Cut:
         return found
 
 
-_Tree: TypeAlias = "_Cut | None"
+_Tree: TypeAlias = "_TreeCut | None"
 
 
 def _grown(rows: FloatArray, least: int, depth: int) -> _Tree:
@@ -246,7 +246,7 @@ def _grown(rows: FloatArray, least: int, depth: int) -> _Tree:
         above = column >= median if at_too else column > median
         if least <= above.sum() <= len(rows) - least:
             sides = (_grown(rows[side], least, depth - 1) for side in (~above, above))
-            return _Cut(int(feature), median, at_too, *sides)
+            return _TreeCut(int(feature), median, at_too, *sides)
     return None
 
 

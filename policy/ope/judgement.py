@@ -188,7 +188,7 @@ class Evidence:
     ) -> None:
         self._range, self._gamma = rules.reward_range, rules.gamma
         self._column = column
-        self._bars = [_Bar(name, column) for name in bars]
+        self._bars = [_BarDifferences(name, column) for name in bars]
         self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
         self._scores: EarlierScores | None = None
         self._support: Support | None = None
@@ -301,8 +301,8 @@ class Evidence:
 
     # results
 
-    def _plan(self, reward_range: tuple[float, float] | None) -> _Plan:
-        return _Plan(
+    def _plan(self, reward_range: tuple[float, float] | None) -> _Scaling:
+        return _Scaling(
             one_step=self._one_step,
             scored=self._scored,
             reward_range=reward_range if self._discrete else None,
@@ -405,7 +405,7 @@ def _difference_text(one: Comparison) -> str:
 # --- the differences -------------------------------------------------------------------------
 
 
-class _Kept:
+class _UnitNumbers:
     """One number per episode, or the mean for each unit."""
 
     def __init__(self, column: Callable[[], NumberColumn]) -> None:
@@ -436,7 +436,7 @@ class _Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
+class _Scaling:
     """How differences become numbers with limits; depends on the whole log."""
 
     one_step: bool
@@ -452,14 +452,14 @@ class _Plan:
         return high - low
 
 
-class _Bar:
+class _BarDifferences:
     """One bar's differences: doubly robust while episodes are one step, and per decision."""
 
     def __init__(self, name: str, column: Callable[[], NumberColumn]) -> None:
         self.name = name
         self.logged = True  # whether its weights are 1 on all episodes added
         self._known = False  # whether it has a policy
-        self._robust, self._values, self._apart = (_Kept(column) for _ in range(3))
+        self._robust, self._values, self._apart = (_UnitNumbers(column) for _ in range(3))
 
     def weights(self, data: Judged, policy: TargetPolicy | None) -> FloatArray | None:
         """The bar's weights (S,), None if they are 1: its policy made these episodes."""
@@ -487,7 +487,7 @@ class _Bar:
             robust = one_step_values(data.rewards, weights, others, scores)
             self._robust.add(by * robust, data.units)
 
-    def differences(self, steps: _StepSummary, plan: _Plan) -> Differences:
+    def differences(self, steps: _StepSummary, plan: _Scaling) -> Differences:
         """The differences over all episodes, with limits.
 
         An episode logged with probability p counts 1 / p times (Horvitz & Thompson 1952). The
@@ -512,12 +512,12 @@ class _Bar:
         found = found.scaled(1 / mean, steps.most_by / mean)
         return replace(found, in_order=not self._values.several)
 
-    def _of_model(self, plan: _Plan) -> Differences:
+    def _of_model(self, plan: _Scaling) -> Differences:
         values = self._robust.means()
         most = one_step_limit(plan.reward_range, plan.largest, known=self._known)
         return Differences("dr", values, values, -most, values, most, furthest=plan.width)
 
-    def _of_constant(self, plan: _Plan) -> Differences:
+    def _of_constant(self, plan: _Scaling) -> Differences:
         """(w - w') (r - c): weighted rewards, minus the middle c of their range."""
         values = self._values.means()
         if plan.reward_range is not None:
@@ -577,9 +577,9 @@ class _StepSummary:
         return [rewards_in_range(self._outside, self._rewards, limits)]
 
 
-def _merged(bars: Sequence[_Bar]) -> list[_Bar]:
+def _merged(bars: Sequence[_BarDifferences]) -> list[_BarDifferences]:
     """The bars, with only one of those that are the logging policy."""
-    found: list[_Bar] = []
+    found: list[_BarDifferences] = []
     for bar in bars:
         if not (bar.logged and any(one.logged for one in found)):
             found.append(bar)
@@ -610,7 +610,7 @@ class _Weighed:
     def __init__(self, prefix: str, column: Callable[[], NumberColumn]) -> None:
         self.prefix = prefix
         self._ratios, self._whole = column(), column()
-        self._of_units = _Kept(column)
+        self._of_units = _UnitNumbers(column)
 
     def add(self, data: Judged, ratios: FloatArray, weights: FloatArray, by: FloatArray) -> None:
         self._ratios.append(ratios)

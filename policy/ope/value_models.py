@@ -120,7 +120,7 @@ class LinearRewardModel:
         self.n_actions = n_actions
         self.start = start
         self.l2 = l2
-        self._moments: _Moments | None = None
+        self._moments: _RowSums | None = None
         self._center = np.empty(0)  # (F,)
         self._scale = np.empty(0)  # (F,)
         self._coefficients: FloatArray | None = None  # (A, F + 1), the intercept last
@@ -140,7 +140,7 @@ class LinearRewardModel:
         if self._moments is None:
             if len(index) == 0:
                 raise ValueError("expected at least one row to fit, got none")
-            self._moments = _Moments(features, self.n_actions)
+            self._moments = _RowSums(features, self.n_actions)
         self._moments.add(features, index, reward)
         return self
 
@@ -183,7 +183,7 @@ class LinearRewardModel:
         return features
 
 
-class _Moments:
+class _RowSums:
     """Sums over rows by action: Z^T Z (A, F + 1, F + 1) and Z^T r (A, F + 1).
 
     Z are features minus the mean of the first rows, divided by their spread, and a column of ones,

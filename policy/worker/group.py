@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from policy.inference.filters import MeanStdFilter
 from policy.worker.ray_actor import ray_module
-from storage.experience.multi_agent_batch import Batch
+from storage.experience.multi_agent_batch import AnyBatch
 from storage.wording import counted
 
 __all__ = ["GroupStats", "WorkerGroup"]
@@ -49,7 +49,7 @@ class _RemoteMethod(Protocol):
     def remote(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-class _Actor(Protocol):
+class _RemoteWorker(Protocol):
     """The handle of a remote worker, with the methods that are called by their names."""
 
     set_weights: _RemoteMethod
@@ -61,7 +61,7 @@ class _Remote:
     """A remote worker, by its index from 1."""
 
     index: int
-    actor: _Actor | None  # None once it has died
+    actor: _RemoteWorker | None  # None once it has died
     version: int = -1  # of the weights that it has
     taking: Any = None  # the pending result of sending them
     failures: int = 0  # failures in a row
@@ -96,7 +96,7 @@ class WorkerGroup:
         self._last_loss = "none"
         self._stopped = False
         # results of workers in a call in which another worker raised, for the next call
-        self._held_batches: dict[int, Batch] = {}
+        self._held_batches: dict[int, AnyBatch] = {}
         self._held_metrics: list[Any] = []
         self.local_worker = worker_class(**self._args, worker_index=0, num_workers=num_workers)
         self.version = 0
@@ -122,7 +122,7 @@ class WorkerGroup:
         if self._lives[index]:
             place["incarnation"] = self._lives[index]
         self._lives[index] += 1
-        actor: _Actor = self._class.remote(**self._args, **place)
+        actor: _RemoteWorker = self._class.remote(**self._args, **place)
         made = _Remote(index, actor)
         self._send(made, self._weights if self._is_whole else self._ray.put(self._latest))
         filters = self.local_worker.get_filters()
@@ -189,7 +189,7 @@ class WorkerGroup:
 
     # sampling
 
-    def sample(self) -> list[Batch]:
+    def sample(self) -> list[AnyBatch]:
         """A sample of every live worker, in the order of their indices.
 
         A worker that died meanwhile is missing from the list; its replacement is included next

@@ -79,7 +79,7 @@ def check_methods(methods: Collection[str]) -> tuple[str, ...]:
 
 
 @dataclass
-class _Whole:
+class _CompleteEpisodes:
     """Complete episodes: rows one episode after the other, S in all."""
 
     rows: SampleBatch
@@ -87,7 +87,7 @@ class _Whole:
     excluded: Mapping[str, int]  # reason -> episodes
 
     @classmethod
-    def of(cls, episodes: Sequence[SampleBatch]) -> _Whole:
+    def of(cls, episodes: Sequence[SampleBatch]) -> _CompleteEpisodes:
         """Join episodes, without those that estimators exclude."""
         excluded: Counter[str] = Counter()
         kept = []
@@ -195,7 +195,7 @@ class InputEvaluation:
             return [] if asked else [self._none_whole(name) for name in self.methods]
         if not self.methods:
             return []
-        judged = _Whole.of(whole)
+        judged = _CompleteEpisodes.of(whole)
         return [self._estimate(name, judged) for name in self.methods]
 
     def _unused_counts(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class InputEvaluation:
         )
         return OffPolicyEstimate(name, {"unavailable": text, **self._unused_counts()})
 
-    def _estimate(self, name: str, whole: _Whole) -> OffPolicyEstimate:
+    def _estimate(self, name: str, whole: _CompleteEpisodes) -> OffPolicyEstimate:
         method = _ALIASES.get(name, name)
         v_old = None
         try:
@@ -225,7 +225,9 @@ class InputEvaluation:
         metrics["v_gain"] = estimate.value / v_old if v_old else None
         return OffPolicyEstimate(name, metrics)
 
-    def _episodes(self, method: str, whole: _Whole, fitted: CrossFitted | None = None) -> Episodes:
+    def _episodes(
+        self, method: str, whole: _CompleteEpisodes, fitted: CrossFitted | None = None
+    ) -> Episodes:
         """The episodes that an estimator uses."""
         policy, rows = self._policy, whole.rows
         starts = np.cumsum(whole.lengths) - whole.lengths
@@ -242,7 +244,7 @@ class InputEvaluation:
         )
         return episodes if method in _NEED_NO_PROPENSITY else episodes.with_propensity()
 
-    def _fit(self, whole: _Whole) -> CrossFitted:
+    def _fit(self, whole: _CompleteEpisodes) -> CrossFitted:
         """q and v, cross-fitted over episodes; for longer ones by fitted Q evaluation."""
         space = self._policy.spec.action
         if not isinstance(space, Discrete):

@@ -59,7 +59,7 @@ from policy.worker.state import (
 )
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.interfaces import EndOfInput
-from storage.experience.multi_agent_batch import Batch, MultiAgentBatch
+from storage.experience.multi_agent_batch import AnyBatch, MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
 from storage.spaces.descriptors import Space
 
@@ -203,7 +203,7 @@ class RolloutWorker(EnvRunner):
 
     # sampling
 
-    def sample(self, **kwargs: Any) -> Batch:
+    def sample(self, **kwargs: Any) -> AnyBatch:
         """Collect a batch, then apply callbacks, output, estimators and compression, in this order.
 
         The batch joins the input's batches. truncate_episodes: rollout_fragment_length * num_envs
@@ -225,12 +225,12 @@ class RolloutWorker(EnvRunner):
             batch.compress(bulk=self.settings.compress_observations == "bulk")
         return batch
 
-    def sample_with_count(self) -> tuple[Batch, int]:
+    def sample_with_count(self) -> tuple[AnyBatch, int]:
         """(batch, its number of environment steps)."""
         batch = self.sample()
         return batch, batch.count
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[AnyBatch]:
         """Yield samples until the input ends."""
         while True:
             try:
@@ -289,7 +289,7 @@ class RolloutWorker(EnvRunner):
 
     def _shares(
         self,
-        samples: Batch,
+        samples: AnyBatch,
         *,
         expected: int | None = None,
         epochs: int = 1,
@@ -312,7 +312,7 @@ class RolloutWorker(EnvRunner):
             counts |= {names[policy_id]: rows.count for policy_id, rows in mine.items()}
         return mine
 
-    def _trainable(self, samples: Batch) -> dict[str, SampleBatch]:
+    def _trainable(self, samples: AnyBatch) -> dict[str, SampleBatch]:
         """The batches of policies that are trained."""
         if not isinstance(samples, MultiAgentBatch):
             return {self._only(): _plain(samples)}
@@ -334,7 +334,7 @@ class RolloutWorker(EnvRunner):
 
     # gradients
 
-    def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
+    def compute_gradients(self, samples: AnyBatch) -> tuple[Any, dict[str, Any]]:
         """The gradients of a batch, without applying them.
 
         For one policy: (gradients, info with `batch_count`). For several: (policy id -> gradients,
@@ -365,7 +365,7 @@ class RolloutWorker(EnvRunner):
         else:
             self.policies[self._only()].apply_gradients(gradients)
 
-    def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
+    def learn_on_batch(self, samples: AnyBatch) -> dict[str, Any]:
         """Take one gradient step on a batch.
 
         Returns the info of one policy, with `learner_stats`; for several, policy id -> info of the

@@ -44,7 +44,7 @@ from policy.worker.input_evaluation import SIMULATION, InputEvaluation
 from policy.worker.settings import WorkerSettings
 from storage.experience.episode import policy_of_id
 from storage.experience.interfaces import InputReader, OutputWriter
-from storage.experience.multi_agent_batch import Batch, MultiAgentBatch
+from storage.experience.multi_agent_batch import AnyBatch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
 
 __all__ = ["Sampling", "join_batches"]
@@ -67,7 +67,7 @@ class WorkerParts(SamplingWorker, Protocol):
     def _restart(self, copy: Any, error: Exception) -> None: ...
 
 
-def join_batches(batches: Sequence[Any]) -> Batch:
+def join_batches(batches: Sequence[Any]) -> AnyBatch:
     """Join batches to one; batches of several policies are joined by policy."""
     if any(isinstance(batch, MultiAgentBatch) for batch in batches):
         return MultiAgentBatch.concat_samples(list(batches))
@@ -165,7 +165,7 @@ class Sampling:
                 "sample: this worker has neither an env_creator nor an input_creator"
             )
 
-    def gather(self) -> Batch:
+    def gather(self) -> AnyBatch:
         """Read the input's batches for one sample."""
         settings = self._settings
         if self.reader is None:
@@ -188,7 +188,7 @@ class Sampling:
             steps += batch.count
         return join_batches(batches)
 
-    def _read(self) -> Batch:
+    def _read(self) -> AnyBatch:
         """Read the input's next batch, with the columns that the policies need."""
         if self.reader is None:
             raise RuntimeError("sample: this worker has no input")
@@ -217,7 +217,7 @@ class Sampling:
             policy.filter.push(policy.flat_observations(rows))
         return finish_read(policy, rows)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: AnyBatch) -> None:
         """Write a sample to the output, after the waiting rows of skipped episodes."""
         self._write_skipped()
         with self._writing:

@@ -14,17 +14,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Codec", "PackedRow", "is_packed", "pack", "unpack"]
+__all__ = ["Compression", "PackedRow", "is_packed", "pack", "unpack"]
 
 Array: TypeAlias = npt.NDArray[Any]
-Codec: TypeAlias = Literal["zstd", "lz4", "zlib"]
+Compression: TypeAlias = Literal["zstd", "lz4", "zlib"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
     """Rows of one dtype and shape: `data` is their little-endian buffer, compressed."""
 
-    codec: Codec
+    codec: Compression
     dtype: np.dtype[Any]
     shape: tuple[int, ...]  # (rows, ...)
     data: bytes
@@ -54,7 +54,7 @@ def is_packed(column: Array) -> bool:
     return column.dtype == object and len(column) > 0 and isinstance(column[0], PackedRow)
 
 
-def pack(column: Array, codec: Codec, *, bulk: bool) -> Array:
+def pack(column: Array, codec: Compression, *, bulk: bool) -> Array:
     """The column as packed rows, object (N,): one block for all rows if `bulk`, else one per row.
 
     Blocks of single rows need more memory in total, but can be freed one by one.
@@ -85,7 +85,7 @@ def unpack(column: Array) -> Array:
     return rows
 
 
-def _compress(codec: Codec, raw: bytes) -> bytes:
+def _compress(codec: Compression, raw: bytes) -> bytes:
     if codec == "zlib":
         return zlib.compress(raw, 1)
     import pyarrow  # noqa: PLC0415  an optional extra: zlib does without
@@ -93,7 +93,7 @@ def _compress(codec: Codec, raw: bytes) -> bytes:
     return bytes(pyarrow.compress(raw, codec=codec, asbytes=True))
 
 
-def _decompress(codec: Codec, data: bytes, size: int) -> bytes:
+def _decompress(codec: Compression, data: bytes, size: int) -> bytes:
     if codec == "zlib":
         return zlib.decompress(data)
     import pyarrow  # noqa: PLC0415  an optional extra: zlib does without

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from storage.experience.compressed_columns import Codec
+from storage.experience.compressed_columns import Compression
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import (
     ENV_T,
@@ -34,7 +34,7 @@ from storage.experience.sample_batch import (
 )
 from storage.wording import counted
 
-__all__ = ["Batch", "MultiAgentBatch"]
+__all__ = ["AnyBatch", "MultiAgentBatch"]
 
 IntArray: TypeAlias = npt.NDArray[np.intp]
 
@@ -191,7 +191,11 @@ class MultiAgentBatch:
         return MultiAgentBatch(copies, self.count)
 
     def compress(
-        self, *, bulk: bool = False, columns: Sequence[str] | None = None, codec: Codec = "zstd"
+        self,
+        *,
+        bulk: bool = False,
+        columns: Sequence[str] | None = None,
+        codec: Compression = "zstd",
     ) -> None:
         """`SampleBatch.compress` of every policy's batch."""
         for batch in self.policy_batches.values():
@@ -233,5 +237,5 @@ def _identity(policy_id: str, batch: SampleBatch, joint: bool) -> list[str]:
     return names
 
 
-Batch: TypeAlias = SampleBatch | MultiAgentBatch
+AnyBatch: TypeAlias = SampleBatch | MultiAgentBatch
 """What a worker samples and learns from: a batch of one policy, or of several."""

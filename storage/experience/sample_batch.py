@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from storage.experience.compressed_columns import Codec, is_packed, pack, unpack
+from storage.experience.compressed_columns import Compression, is_packed, pack, unpack
 from storage.experience.sequences import fragment_ends, n_step, pad, sequence_lengths, unpad
 from storage.experience.tables import arrow_table, pandas_frame
 from storage.wording import counted
@@ -352,7 +352,7 @@ class SampleBatch(MutableMapping[str, Array]):
         *,
         bulk: bool = False,
         columns: Sequence[str] | None = None,
-        codec: Codec = "zstd",
+        codec: Compression = "zstd",
     ) -> None:
         """Compress columns in place, by default those of `obs` and `new_obs`.
 

@@ -19,7 +19,7 @@ from storage.journal.records import (
 )
 
 
-class _Content(msgspec.Struct):
+class _JournalContent(msgspec.Struct):
     collector_id: str
     last_row: int = 0
     last_plan: int = -1
@@ -29,7 +29,7 @@ class _Content(msgspec.Struct):
     shards: dict[int, ShardRecord] = msgspec.field(default_factory=dict)
     streams: dict[str, int] = msgspec.field(default_factory=dict)
 
-    def copy(self) -> _Content:
+    def copy(self) -> _JournalContent:
         return replace(
             self,
             rows=self.rows.copy(),
@@ -55,7 +55,7 @@ class MemoryJournal:
     ) -> None:
         self._factory = collector_id_factory
         self._keep_records = keep_records
-        self._content = _Content(collector_id_factory())
+        self._content = _JournalContent(collector_id_factory())
 
     @property
     def collector_id(self) -> str:

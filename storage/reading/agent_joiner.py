@@ -64,7 +64,7 @@ class JointEpisode:
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _WaitingTracks:
     """The tracks of an episode that may be incomplete."""
 
     came: float  # when the latest track came
@@ -100,7 +100,7 @@ class TrackJoiner:
     def __init__(self, patience: float, most_bytes: int) -> None:
         self._patience, self._most_bytes = patience, most_bytes
         # a list, as an id may be used again for another episode
-        self._held: dict[Key, list[_Group]] = {}
+        self._held: dict[Key, list[_WaitingTracks]] = {}
         self.waiting = 0  # episodes
         self.nbytes = 0  # of their tracks
 
@@ -115,7 +115,7 @@ class TrackJoiner:
         groups = self._held.setdefault(track.episode, [])
         group = next((one for one in groups if track.agent_id not in one.tracks), None)
         if group is None:
-            group = _Group(now)
+            group = _WaitingTracks(now)
             groups.append(group)
             self.waiting += 1
         group.tracks[track.agent_id], group.came = track, now
@@ -126,10 +126,10 @@ class TrackJoiner:
         self.nbytes += track.rows.nbytes
         return None
 
-    def _groups(self) -> Iterator[tuple[Key, _Group]]:
+    def _groups(self) -> Iterator[tuple[Key, _WaitingTracks]]:
         return ((key, group) for key, groups in self._held.items() for group in groups)
 
-    def _release(self, key: Key, group: _Group) -> JointEpisode:
+    def _release(self, key: Key, group: _WaitingTracks) -> JointEpisode:
         self._held[key].remove(group)
         if not self._held[key]:
             del self._held[key]
@@ -165,7 +165,7 @@ class TrackJoiner:
         """Remove and return all waiting episodes."""
         return self._where(lambda group: True)
 
-    def _where(self, chosen: Callable[[_Group], bool]) -> list[JointEpisode]:
+    def _where(self, chosen: Callable[[_WaitingTracks], bool]) -> list[JointEpisode]:
         found = [pair for pair in self._groups() if chosen(pair[1])]
         return [self._release(*pair) for pair in found]
 

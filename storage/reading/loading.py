@@ -179,7 +179,7 @@ class LoadedShard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _OpenedShard:
     """The columns of a shard, written or not; `read` returns some of them as a table."""
 
     metadata: ShardMetadata
@@ -210,7 +210,7 @@ class ShardLoader:
             schema = file.schema_arrow
             metadata = ShardMetadata.from_footer(schema.metadata, shard.place)
             check_footer(schema, metadata, shard.stream, shard.first, shard.last)
-            opened = _Opened(metadata, schema.names, partial(_bounded, file, content, schema))
+            opened = _OpenedShard(metadata, schema.names, partial(_bounded, file, content, schema))
             self._require(opened)
             parts, rows = self._decode(opened, stream_index)
         return LoadedShard(shard, metadata, len(content), parts, rows)
@@ -228,15 +228,17 @@ class ShardLoader:
             parts=len(block.scalars.steps),
         )
         table = BlockColumns(block, metadata, schema).table(0, block.rows)
-        opened = _Opened(metadata, schema.names, lambda names: _with_dictionaries(table, names))
+        opened = _OpenedShard(
+            metadata, schema.names, lambda names: _with_dictionaries(table, names)
+        )
         parts, rows = self._decode(opened, stream_index)
         return LoadedShard(shard, metadata, block.nbytes, parts, rows)
 
-    def _decode(self, opened: _Opened, stream_index: int) -> tuple[PartTable, SampleBatch]:
+    def _decode(self, opened: _OpenedShard, stream_index: int) -> tuple[PartTable, SampleBatch]:
         parts, keys, runs = self._parts(opened)
         return parts, self._rows(opened, parts, keys, runs, stream_index)
 
-    def _parts(self, opened: _Opened) -> tuple[PartTable, dict[str, Array], IntArray]:
+    def _parts(self, opened: _OpenedShard) -> tuple[PartTable, dict[str, Array], IntArray]:
         """(the parts, the columns to identify and filter them, the first rows of agents' runs)."""
         names = [*IDENTITY, *self.filter.columns()]
         table = opened.read(names)
@@ -258,7 +260,7 @@ class ShardLoader:
 
     def _rows(
         self,
-        opened: _Opened,
+        opened: _OpenedShard,
         parts: PartTable,
         keys: Mapping[str, Array],
         runs: IntArray,
@@ -291,7 +293,7 @@ class ShardLoader:
         rows = SampleBatch(columns)
         return rows if kept.all() else rows.take(np.repeat(kept, parts.steps))
 
-    def _require(self, opened: _Opened) -> None:
+    def _require(self, opened: _OpenedShard) -> None:
         """Raise ReaderError if a requested column is not in this shard."""
         unknown = [name for name in self._stored(opened.metadata) if name not in opened.names]
         if unknown:

@@ -15,7 +15,7 @@ from storage.reading.loading import ROW
 
 __all__ = ["NOTHING_HELD", "UntrainedRows", "position_without"]
 
-Runs: TypeAlias = dict[str, list[list[int]]]
+RunsByStream: TypeAlias = dict[str, list[list[int]]]
 """stream -> [ordinal, first row of the part, count], as in storage.weights.lineage."""
 
 
@@ -38,7 +38,7 @@ class UntrainedRows:
 
     @classmethod
     def behind(
-        cls, known: Runs, lineage: Mapping[str, Any], position: Mapping[str, Any]
+        cls, known: RunsByStream, lineage: Mapping[str, Any], position: Mapping[str, Any]
     ) -> UntrainedRows:
         """The untrained rows for a reader that is further ahead than some weights.
 
@@ -82,7 +82,7 @@ class UntrainedRows:
                     del self._rows[stream, ordinal]
         return new
 
-    def settle(self, lineage: Mapping[str, Any], position: Mapping[str, Any]) -> Runs:
+    def settle(self, lineage: Mapping[str, Any], position: Mapping[str, Any]) -> RunsByStream:
         """The rows of the lineage's ordinals that were not trained on, at a reader's position.
 
         Forgets parts without a row that was trained on or is still to come.
@@ -101,12 +101,12 @@ class UntrainedRows:
         }
         return _runs({key: found[key] for key in inside})
 
-    def to_json(self) -> Runs:
+    def to_json(self) -> RunsByStream:
         return _runs(self._rows)
 
 
 def position_without(
-    position: Mapping[str, Any], lineage: Mapping[str, Any], untrained: Runs
+    position: Mapping[str, Any], lineage: Mapping[str, Any], untrained: RunsByStream
 ) -> dict[str, Any]:
     """The position after a lineage, for a reader that has read nothing.
 
@@ -153,8 +153,8 @@ def _holds(ledger: Ledger, stream: str, ordinal: int) -> bool:
     return bool(inside[0])
 
 
-def _runs(rows: Mapping[tuple[str, int], RangeSet]) -> Runs:
-    found: Runs = {}
+def _runs(rows: Mapping[tuple[str, int], RangeSet]) -> RunsByStream:
+    found: RunsByStream = {}
     for (stream, ordinal), ranges in sorted(rows.items()):
         runs = [[ordinal, first, last - first + 1] for first, last in ranges.ranges()]
         found.setdefault(stream, []).extend(runs)

@@ -38,7 +38,7 @@ from storage.spaces.descriptors import Box, Space, schema_id, spaces_from_canoni
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
 
 Array: TypeAlias = npt.NDArray[Any]
-Bounds: TypeAlias = tuple[Array, Array] | None
+ValueLimits: TypeAlias = tuple[Array, Array] | None
 
 
 # --- the footer ------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def all_finite(values: Array) -> bool:
         return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
 
 
-def _shown(values: Array, bounds: Bounds) -> str:
+def _shown(values: Array, bounds: ValueLimits) -> str:
     bad = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, np.bool_)
     if bounds is not None and not bad.any():
         bad = (values < bounds[0]) | (values > bounds[1])

@@ -54,8 +54,12 @@ class BlockColumns:
         self._starts = starts_of(self._steps)
         self._last_rows = self._starts[1:] - 1
         observation, action = metadata.space_pair()
-        self._obs = _Values("obs", leaf_specs(observation, "obs"), observation, self.rows, block)
-        self._actions = _Values("actions", leaf_specs(action, "actions"), action, self.rows, block)
+        self._obs = _BlockValues(
+            "obs", leaf_specs(observation, "obs"), observation, self.rows, block
+        )
+        self._actions = _BlockValues(
+            "actions", leaf_specs(action, "actions"), action, self.rows, block
+        )
         self._final = _final_columns(block, self._obs.splitter, final_specs(observation))
         given = np.array([data is not None for data in scalars.final_obs], np.bool_)
         self._final_rows = self._last_rows[given]
@@ -186,7 +190,7 @@ class BlockColumns:
         return columns
 
 
-class _Values:
+class _BlockValues:
     """The observations or the actions of a block: raw encodings, split into leaves on demand."""
 
     def __init__(

@@ -47,10 +47,10 @@ def loading() -> Iterator[None]:
 
 def leave_out(name: str) -> None:
     """Make imports of a top-level module fail in this process, as if it were not installed."""
-    sys.meta_path.insert(0, _LeftOut(name))
+    sys.meta_path.insert(0, _RefusingFinder(name))
 
 
-class _LeftOut:
+class _RefusingFinder:
     """A finder that refuses one name. A `None` in `sys.modules` would pass for the module."""
 
     def __init__(self, name: str) -> None:

@@ -44,7 +44,7 @@ from storage.wording import counted
 __all__ = [
     "Finding",
     "JournalAccount",
-    "Progress",
+    "OnProgress",
     "StreamReport",
     "Trained",
     "VerifyReport",
@@ -52,7 +52,7 @@ __all__ = [
     "verify",
 ]
 
-Progress: TypeAlias = Callable[[str, int, int | None], None]
+OnProgress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with (what is being done, how many are done, how many there are or None)."""
 
 Kind: TypeAlias = Literal[
@@ -243,7 +243,7 @@ def _standing(store: WeightFolder, live: Live) -> Iterator[str]:
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:
-    """A `Progress` that does nothing."""
+    """A `OnProgress` that does nothing."""
 
 
 def verify(
@@ -253,7 +253,7 @@ def verify(
     *,
     quarantine: bool = False,
     second: SecondReader | None = None,
-    on_progress: Progress = no_progress,
+    on_progress: OnProgress = no_progress,
 ) -> VerifyReport:
     """Check everything stored under `root`, except what a running collector writes meanwhile.
 

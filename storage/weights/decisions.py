@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, TypeAlias
 from storage.declarations.declaration import check_policy_id
 from storage.system.files import make_directory, read_regular, replace_file
 
-__all__ = ["Decisions", "Earlier", "Rows", "earlier_of", "load_decisions", "record"]
+__all__ = ["Decisions", "Earlier", "RowsByStream", "earlier_of", "load_decisions", "record"]
 
 Document: TypeAlias = dict[str, Any]
-Rows: TypeAlias = Mapping[str, Sequence[int]]
+RowsByStream: TypeAlias = Mapping[str, Sequence[int]]
 """Stream -> first and last ordinal."""
 
 FOLDER = "decisions"
@@ -90,7 +90,7 @@ def load_decisions(root: Path | str, policy_id: str) -> Decisions:
 
 
 def earlier_of(
-    known: Sequence[Document], candidate: str, rows: Rows, episodes: int, settings: Document
+    known: Sequence[Document], candidate: str, rows: RowsByStream, episodes: int, settings: Document
 ) -> Earlier:
     """Count the earlier looks and candidates in decisions on overlapping rows.
 
@@ -115,7 +115,7 @@ def _settings(one: Document) -> tuple[Any, ...]:
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
-def _overlap(one: Rows, other: Rows) -> bool:
+def _overlap(one: RowsByStream, other: RowsByStream) -> bool:
     return any(
         first <= other[stream][1] and other[stream][0] <= last
         for stream, (first, last) in one.items()

@@ -16,7 +16,7 @@ from pathlib import Path
 from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
 from storage.system.files import make_directory, replace_file
 from storage.weights.files import read_document
-from storage.weights.manifest import Json, Numbers, seal_document
+from storage.weights.manifest import HighestVersions, Json, seal_document
 
 __all__ = ["HighestFence", "HighestNumbers"]
 
@@ -66,20 +66,20 @@ class HighestNumbers(_NumberFile):
     def __init__(self, root: Path, policy_id: str) -> None:
         super().__init__(root / "numbers" / f"{policy_id}.json")
 
-    def read(self) -> Numbers:
+    def read(self) -> HighestVersions:
         """The stored numbers; zeros if there are none or they cannot be read."""
         body = self._read()
         if body is not None:
             try:
-                return Numbers.from_json(body, self.path)
+                return HighestVersions.from_json(body, self.path)
             except WeightsDamaged as error:
                 self._warn(f"{self.path} cannot be read, so a restore may go unnoticed: {error}")
-        return Numbers(version=0, generation=0)
+        return HighestVersions(version=0, generation=0)
 
     def note(self, version: int, generation: int) -> None:
         """Store numbers that are about to go live, durably. A lower number changes nothing."""
         known = self.read()
-        higher = Numbers(
+        higher = HighestVersions(
             version=max(version, known.version), generation=max(generation, known.generation)
         )
         if higher != known:

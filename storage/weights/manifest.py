@@ -139,7 +139,7 @@ _ADDED = {"added": True}
 do not change."""
 
 
-class _Document:
+class _JsonDocument:
     """A frozen dataclass that is parsed strictly from a JSON object."""
 
     @classmethod
@@ -187,7 +187,7 @@ def _require_digests(digests: dict[str, Json], where: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate(_Document):
+class Candidate(_JsonDocument):
     """Trained weights without a number.
 
     The digest covers all content, so adding the same content twice gives one candidate. `digests`:
@@ -211,7 +211,7 @@ class Candidate(_Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(_Document):
+class Manifest(_JsonDocument):
     """A numbered version. `parent`: the previous live version; `copy_of`: set by a rollback.
 
     `candidate` is the digest of the candidate it came from; `created` is in microseconds since the
@@ -240,7 +240,7 @@ class Manifest(_Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pin(_Document):
+class Pin(_JsonDocument):
     """Who pinned the live version, when (microseconds since the epoch), and why."""
 
     by: str
@@ -252,7 +252,7 @@ _TYPES["Pin | None"] = (Pin, type(None))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live(_Document):
+class Live(_JsonDocument):
     """The live version, and the canary if one is running.
 
     `generation` rises strictly. The canary acts in `canary_share` (0 to 1) of the episodes. While
@@ -275,7 +275,7 @@ class Live(_Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers(_Document):
+class HighestVersions(_JsonDocument):
     """The highest version and generation that were ever given, 0 for none."""
 
     version: int
@@ -283,7 +283,7 @@ class Numbers(_Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served(_Document):
+class Served(_JsonDocument):
     """What one collector serves of a policy, and how it reacted to the live pointer.
 
     `generation` and `version` are those that its clients act with, -1 for none. `wanted_generation`
@@ -309,7 +309,7 @@ class Served(_Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned(_Document):
+class Pruned(_JsonDocument):
     """What is kept of a version whose content was removed: its numbers and digests."""
 
     version: int

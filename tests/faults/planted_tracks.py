@@ -12,11 +12,11 @@ from ingest.collector import recovery
 from ingest.episodes import assembler
 from ingest.episodes import journal_events as events
 from ingest.episodes.assembler import EpisodeAssembler
-from ingest.episodes.journal_events import Acted, Event, Row, Started
+from ingest.episodes.journal_events import Acted, JournalEvent, Row, Started
 from tests.faults.mutants import Patch, mutant
 
 
-def _replayed(patch: Patch, lost: Callable[[Event], Event]) -> None:
+def _replayed(patch: Patch, lost: Callable[[JournalEvent], JournalEvent]) -> None:
     """A start replays every event after `lost` has changed it."""
     decode = patch.original(events, "decode_row")
 

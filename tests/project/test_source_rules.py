@@ -154,10 +154,14 @@ def test_the_instruments_see_what_they_look_for() -> None:
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
-    """A name has one meaning, also a private one, so that a search finds it."""
+    """A name has one meaning, also a private one or an alias, so that a search finds it."""
     homes: dict[str, list[str]] = {}
+    aliases: dict[str, list[str]] = {}
     for file in SHIPPED:
         for node in ast.walk(parsed(file)):
             if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(file)
-    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+                homes.setdefault(node.name.strip("_"), []).append(file)
+            elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+                aliases.setdefault(ast.unparse(node.target).strip("_"), []).append(file)
+    found = {name: [*files, *aliases.get(name, ())] for name, files in homes.items()}
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from ingest.collector.recovery import policies_state, recover
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.client_instances import MOST_NAMED_RANGES, MOST_RANGES
-from ingest.episodes.event_checks import Values
-from ingest.episodes.journal_events import Event, encode_event, encode_row
+from ingest.episodes.event_checks import CheckedValues
+from ingest.episodes.journal_events import JournalEvent, encode_event, encode_row
 from ingest.episodes.judge import Judge
 from ingest.episodes.open_episode import Carry
 from ingest.episodes.sealed_parts import Limits
@@ -82,8 +82,8 @@ class Shell:
         return answers
 
     def judge(
-        self, event: wire.Event, values: Values | None = None, *, instance: str | None = None
-    ) -> tuple[Event, bytes] | None:
+        self, event: wire.Event, values: CheckedValues | None = None, *, instance: str | None = None
+    ) -> tuple[JournalEvent, bytes] | None:
         sender = instance or self.instance
         return Judge(self.assembler).judge(sender, event, values, now=self.now)
 
@@ -97,14 +97,14 @@ class Shell:
         self.assembler, self.assembler.sealed = found.assembler, found.waiting
         self._check_bytes()
 
-    def _commit(self, events: Iterable[Event]) -> None:
+    def _commit(self, events: Iterable[JournalEvent]) -> None:
         row = self.journal.last_row + 1
         encoded: list[bytes] = []
         for event in events:
             self._apply(event, row, encoded)
         self._append(row, encoded)
 
-    def _apply(self, event: Event, row: int, encoded: list[bytes]) -> None:
+    def _apply(self, event: JournalEvent, row: int, encoded: list[bytes]) -> None:
         blob = encode_event(event)
         self.assembler.apply(event, blob, row=row, received=RECEIVED, now=self.now)
         self._check_bytes()
@@ -135,7 +135,7 @@ class Shell:
 class WatchedShell(Shell):
     """A shell that compares the state around each judgement: slow with much state."""
 
-    def judge(self, *given: Any, **options: Any) -> tuple[Event, bytes] | None:
+    def judge(self, *given: Any, **options: Any) -> tuple[JournalEvent, bytes] | None:
         """A judgement, whatever its result, does not change the state."""
         before = copy.deepcopy(picture(self.assembler))
         try:
