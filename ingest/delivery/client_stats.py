@@ -25,8 +25,9 @@ class ClientStats:
             because they had travelled with a remote `get_action` and were not known to be on disk.
         resent: sent again, because there was no answer or the collector asked for it.
         refused: queued events by error code that the collector refused, or that did not fit the
-            policy when its declaration became known. A value that a call itself refuses is never
-            queued, and is not counted.
+            policy when its declaration became known; as `unreadable` those that are damaged or
+            unreadable in the spool. A value that a call itself refuses is never queued, and is not
+            counted.
         dropped_episodes: episodes that were not or not completely logged, with `on_full="drop"`.
         dropped_steps: steps of these episodes that were not logged.
         dropped_rewards: dropped rewards for named steps of other episodes.

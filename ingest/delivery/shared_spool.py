@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ingest.delivery.spool import Spool, SpoolSegment, framed
+from ingest.delivery.spool import Spool, SpoolSegment, encoded
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Event, Start
@@ -51,7 +51,7 @@ class Entry:
 
     events: Sequence[Event]
     size: int
-    frames: list[bytes]
+    contents: list[tuple[int, bytes]]
     since: float = field(default_factory=time.monotonic)
     indices: Sequence[int] = ()
     error: BufferFull | None = None
@@ -115,7 +115,7 @@ class SharedSpool:
         Raises BufferFull, with nothing stored, if the disk, the spool or the memory for unwritten
         events is full, and SpaceError for values that cannot be encoded.
         """
-        entry = Entry(events, size, list(map(framed, events)))
+        entry = Entry(events, size, list(map(encoded, events)))
         deadline = entry.since + self.max_wait
         if not self._has_room(len(events), size):
             self._await(lambda: self._has_room(len(events), size), self._patience())
@@ -336,14 +336,14 @@ class SharedSpool:
             take_back = self._number(events)
             size = sum(entry.size for entry in entries)
             left = bool(self.files.own_unread) or not self._queue_has_room(len(events), size)
-        frames = [
-            framed(event) if isinstance(event, Start) else frame
+        contents = [
+            encoded(event) if isinstance(event, Start) else content
             for entry in entries
-            for event, frame in zip(entry.events, entry.frames, strict=True)
+            for event, content in zip(entry.events, entry.contents, strict=True)
         ]
         error: BufferFull | None = None
         try:
-            written = self.files.append(events, left=left, frames=frames)
+            written = self.files.append(events, left=left, contents=contents)
         except Exception as cause:  # any error: the thread must continue
             error, written = BufferFull(f"{self.files.directory}: {cause}"), False
             error.__cause__ = cause

@@ -11,10 +11,12 @@ instance, whose process never reached the collector, gets one before its first e
 
     segment-PID-RANDOM/lock
     segment-PID-RANDOM/reserve           space on a full disk, for notes that must precede a send
-    segment-PID-RANDOM/00000000, ...     pieces of frames: kind, length, CRC-32, content (msgpack)
+    segment-PID-RANDOM/00000000, ...     pieces of frames (ingest.delivery.spool_frames)
+    damaged-segment-PID-RANDOM-00000000  a damaged piece, once its other events are delivered
 
-The first frame of a piece has the state from earlier pieces. A frame that does not match its
-checksum ends its piece.
+The first frame of a piece has the state from earlier pieces. That frame, the instance and moved
+episodes are written twice, because without them no event can be delivered safely. A damaged frame
+of an event is one lost event, and reading goes on behind it.
 """
 
 from __future__ import annotations
@@ -25,10 +27,8 @@ import logging
 import os
 import secrets
 import shutil
-import struct
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,26 @@ import numpy as np
 
 from ingest.delivery.batches import LONGEST_RUN
 from ingest.delivery.declarations import ClientPolicy, Draft
+from ingest.delivery.spool_frames import (
+    DONE,
+    DRAFT,
+    EVENT,
+    EVENTS,
+    HEAD,
+    INSTANCE,
+    MOVED,
+    OVERHEAD,
+    START,
+    SpoolFrame,
+    behind_damage,
+    events_in,
+    frame_at,
+    framed,
+    frames,
+    intact_frames,
+    is_torn,
+    size_of_first,
+)
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import SpaceError
@@ -50,25 +70,20 @@ PIECE_BYTES = 8_000_000
 _READ_BYTES = 262_144
 _RESERVE = "reserve"
 _RESERVE_BYTES = 65_536
-_FRAME = struct.Struct("<BII")
-_HEAD, _INSTANCE, _START, _EVENT, _DRAFT, _DONE, _MOVED = range(7)
-_COUNTED = (_START, _EVENT, _DRAFT)
 _ARRAY = 1  # the msgpack extension of an array in a draft
 
 
 class Begun(msgspec.Struct, array_like=True, frozen=True):
-    """An open episode: its start, and its number of steps so far."""
+    """An open episode: its start, and its number of steps so far (None: an event was damaged)."""
 
     start: Start
-    steps: int
+    steps: int | None
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """`address` is the collector's, `base` the number of the piece's first event, `begun` the open
-    episodes at that point."""
+    """`address` is the collector's, `begun` the open episodes at that point."""
 
     address: str
-    base: int
     instance: str | None
     next_start: int
     begun: list[Begun]
@@ -117,36 +132,16 @@ _decode_moved = msgspec.msgpack.Decoder(Moved).decode
 _decode_done = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
 
-def _frame(kind: int, content: bytes) -> bytes:
-    return _FRAME.pack(kind, len(content), zlib.crc32(content)) + content
-
-
-def framed(event: Event) -> bytes:
-    """An event as a frame of a file. Raises SpaceError for a value that cannot be encoded."""
+def encoded(event: Event) -> tuple[int, bytes]:
+    """The kind and content of an event's frame. Raises SpaceError for a value without encoding."""
     values = (getattr(event, "obs", None), getattr(event, "action", None))
     drafts = [value for value in values if type(value) is Draft]
     try:
         if drafts:
-            return _frame(_DRAFT, _encode((drafts[0].policy.policy_id, event)))
-        return _frame(_START if type(event) is Start else _EVENT, _encode(event))
+            return DRAFT, _encode((drafts[0].policy.policy_id, event))
+        return START if type(event) is Start else EVENT, _encode(event)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise SpaceError(f"Episode {event.episode_id}: cannot be spooled: {error}") from error
-
-
-def _frames(data: bytes) -> Iterator[tuple[int, memoryview, int]]:
-    """Yield (kind, content, position of the next frame) of each intact frame.
-
-    No frame is empty: zeros, to which a power cut may extend a file, would be one that is intact.
-    """
-    at, view = 0, memoryview(data)
-    while at + _FRAME.size <= len(view):
-        kind, length, checksum = _FRAME.unpack_from(view, at)
-        end = at + _FRAME.size + length
-        content = view[at + _FRAME.size : end]
-        if not length or end > len(view) or zlib.crc32(content) != checksum:
-            return
-        yield kind, content, end
-        at = end
 
 
 @dataclass
@@ -154,6 +149,7 @@ class _Piece:
     path: Path
     base: int  # the number of its first event
     size: int = 0
+    is_damaged: bool = False
 
     @property
     def serial(self) -> int:
@@ -173,17 +169,20 @@ class SpoolSegment:
         self.instance: str | None = None
         self.next_start = 0
         self.unread = 0
-        self.unreadable = 0  # unreadable events, which stay here
+        self.unreadable = 0  # events
         self.begun: dict[str, Begun] = {}  # open episodes, as of the events read
         self.moved: dict[str, Moved] = {}
         self._into: dict[str, Moved] = {}  # the same by their new episodes
         self.damaged = 0  # bytes
+        self.lacks_notes = False  # which of its events were sent, and how, is unknown
         self.is_foreign = False  # of an earlier process
         self._lock = lock
         self._piece_bytes = piece_bytes
         self._sync = sync
         self._next = 0
         self._done = RangeSet()
+        self._has_head = False  # one has been scanned
+        self._stays = False  # a damaged piece could not be renamed
         self._pieces: deque[_Piece] = deque()
         self._written: dict[str, Begun] = {}  # open episodes, as of the events written
         self._steps: dict[int, int] = {}  # step numbers of actions that were read and not judged
@@ -249,14 +248,22 @@ class SpoolSegment:
         """The number of events that are not acknowledged."""
         return self._next - len(self._done)
 
+    @property
+    def notes(self) -> int:
+        """The number of notes in force, without which no event can be sent."""
+        return (self.instance is not None) + len(self.moved)
+
     # --- writing -----------------------------------------------------------------------------
 
-    def append(self, frames: bytes, events: Sequence[Event], *, left: bool) -> int:
+    def append(
+        self, contents: Iterable[tuple[int, bytes]], events: Sequence[Event], *, left: bool
+    ) -> int:
         """Write events; return the number of the first. `left`: they will be read back from here.
 
-        Raises OSError, with nothing written.
+        `contents`: the result of `encoded` for each event. Raises OSError, with nothing written.
         """
-        self._write(frames)
+        numbered, notes = enumerate(contents, self._next), self.notes
+        self._write(b"".join(framed(kind, data, at, notes) for at, (kind, data) in numbered))
         first, self._next = self._next, self._next + len(events)
         for number, event in enumerate(events, first):
             self._note(self._written, event)
@@ -277,7 +284,7 @@ class SpoolSegment:
                 begun[event.episode_id] = Begun(event, 0)
         elif isinstance(event, (LogAction, Decision)):
             found = begun.get(event.episode_id)
-            if found is not None:
+            if found is not None and found.steps is not None:
                 begun[event.episode_id] = Begun(found.start, found.steps + 1)
                 return found.steps
         elif over and isinstance(event, End):
@@ -291,7 +298,7 @@ class SpoolSegment:
 
     def note_instance(self, instance: str) -> None:
         """Write the instance under which events are sent from now on. Raises OSError."""
-        self._write_needed(_frame(_INSTANCE, _encode(instance)))
+        self._write_needed(INSTANCE, instance)
         self.instance = instance
 
     def done(self, numbers: Iterable[int]) -> None:
@@ -302,21 +309,47 @@ class SpoolSegment:
         for number in numbers:
             self._steps.pop(number, None)
         with contextlib.suppress(OSError):  # then they are sent again, and recognised
-            self._write(_frame(_DONE, _encode(judged.ranges())), sync=False)
+            self._write(self._framed(DONE, judged.ranges()), sync=False)
         while len(self._pieces) > 1:
             first, second = self._pieces[0], self._pieces[1]
             if second.base > first.base and not self._done.contains_range(
                 first.base, second.base - 1
             ):
                 return
-            with contextlib.suppress(OSError):  # it is not read again
-                self._pieces.popleft().path.unlink(missing_ok=True)
+            if not self._remove(first):
+                return
+            self._pieces.popleft()
 
-    def _write_needed(self, frame: bytes) -> None:
-        """Write a frame that must be on disk before the next event is sent.
+    def _remove(self, piece: _Piece) -> bool:
+        """Remove a piece without remaining events. A damaged one is renamed instead.
+
+        Returns False if that fails. Then the later pieces stay too, because they have the notes
+        that its events were judged.
+        """
+        if not piece.is_damaged:
+            with contextlib.suppress(OSError):  # it is not read again
+                piece.path.unlink(missing_ok=True)
+            return True
+        kept = self.folder.with_name(f"damaged-{self.folder.name}-{piece.path.name}")
+        try:
+            piece.path.rename(kept)
+        except OSError as error:
+            if not self._stays:
+                log.error("%s: the damaged file cannot be renamed: %s", piece.path, error)
+            self._stays = True
+            return False
+        log.error("%s: the damaged file is kept as %s", self.folder, kept)
+        return True
+
+    def _framed(self, kind: int, value: Any) -> bytes:
+        return framed(kind, _encode(value), self._next, self.notes)
+
+    def _write_needed(self, kind: int, value: Any) -> None:
+        """Write a note that must be on disk before the next event is sent, twice.
 
         On a full disk this uses the reserve, because only sending frees space.
         """
+        frame = 2 * self._framed(kind, value)
         try:
             self._write(frame)
         except OSError:
@@ -350,13 +383,12 @@ class SpoolSegment:
         path = self.folder / f"{serial:08d}"
         head = _Head(
             self.address,
-            self._next,
             self.instance,
             self.next_start,
             list(self._written.values()),
             list(self.moved.values()),
         )
-        data = _frame(_HEAD, _encode(head))
+        data = 2 * self._framed(HEAD, head)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if os.write(fd, data) < len(data):
@@ -377,50 +409,83 @@ class SpoolSegment:
 
     def _scan(self) -> None:
         """Read an earlier process's segment: its events, and which of them were judged."""
+        notes, lost_at_end = 0, 0
         for path in sorted(one for one in self.folder.iterdir() if one.name.isdigit()):
             data = path.read_bytes()
-            frames = list(_frames(data))
-            end = frames[-1][2] if frames else 0
             piece = _Piece(path, self._next, len(data))
-            for kind, content, _ in frames:
-                self._scan_frame(kind, content)
-                if kind == _HEAD:
-                    piece.base = self._next
-            if end < len(data):
-                self.damaged += len(data) - end
-            if end:
-                self._pieces.append(piece)
-            else:
+            end = 0
+            for frame in intact_frames(data):
+                if not end:
+                    piece.base = self._begin(piece, frame)
+                piece.is_damaged |= frame.at > end
+                self.damaged += frame.at - end
+                self._scan_frame(frame)
+                notes, end = max(notes, frame.notes), frame.end
+            rest = data[end:]
+            self.damaged += len(rest)
+            piece.is_damaged |= not is_torn(rest)
+            if not (end or piece.is_damaged):
                 path.unlink()
+                continue
+            self._pieces.append(piece)
+            lost_at_end = 0 if is_torn(rest) else events_in(rest)
+        self._next += lost_at_end  # behind other pieces the next one's head tells how many
+        self.next_start += lost_at_end
+        self.lacks_notes = notes > self.notes or bool(self.notes and not self._has_head)
         if self._pieces:
             self._reading = (self._pieces[0].serial, 0, self._pieces[0].base)
         self.unread = self.waiting
 
-    def _scan_frame(self, kind: int, content: memoryview) -> None:
-        if kind == _HEAD:
+    def _begin(self, piece: _Piece, first: SpoolFrame) -> int:
+        """The number of a piece's first event. Those of absent pieces before it are done."""
+        if piece.serial == (self._pieces[-1].serial + 1 if self._pieces else 0):
+            return first.number if first.kind == HEAD else self._next
+        base = first.number if first.kind == HEAD else max(self._next, first.number - 1)
+        if base > self._next:
+            self._done.add_range(self._next, base - 1)
+            self._next = base
+        return base
+
+    def _scan_frame(self, frame: SpoolFrame) -> None:
+        kind, content = frame.kind, frame.content
+        if frame.number > self._next:  # each of the events in between may be a start
+            self.next_start += frame.number - self._next
+            self._next = frame.number
+        if kind == HEAD:
             head = _decode_head(content)
-            if not self._pieces:
-                self.begun = {one.start.episode_id: one for one in head.begun}
-            if head.base > self._next:  # earlier events are done or damaged
-                self._done.add_range(self._next, head.base - 1)
-                self._next = head.base
+            if not self._has_head:  # of a later piece, it counts steps that are read again
+                self.begun = {
+                    one.start.episode_id: Begun(one.start, None) if self._pieces else one
+                    for one in head.begun
+                }
+            self._has_head = True
             self.address, self.instance = head.address, head.instance
             self.next_start = max(self.next_start, head.next_start)
             for one in head.moved:
                 self._move(one)
-        elif kind in _COUNTED:
-            self._next += 1
-            if kind == _START:
+        elif kind in EVENTS:
+            self._next = frame.number + 1
+            if kind == START:
                 start = _decode_event(content)
                 if isinstance(start, Start):
                     self.next_start = max(self.next_start, (start.start or 0) + 1)
-        elif kind == _INSTANCE:
+        elif kind == INSTANCE:
             self.instance = msgspec.msgpack.decode(content)
-        elif kind == _DONE:
+        elif kind == DONE:
             for first, last in _decode_done(content):
                 self._done.add_range(first, last)
-        elif kind == _MOVED:
+        elif kind == MOVED:
             self._move(_decode_moved(content))
+
+    def give_up(self) -> int:
+        """Count all waiting events as done, because notes are missing; return their number."""
+        missing = self.waiting
+        if missing:
+            self._done.add_range(0, self._next - 1)
+        self.unread = 0
+        for piece in self._pieces:
+            piece.is_damaged = True
+        return missing
 
     def read(
         self, most: int, policy: Callable[[str | None], ClientPolicy]
@@ -448,37 +513,71 @@ class SpoolSegment:
         while self.unread:
             serial, at, number = before = self._reading
             piece = next((one for one in self._pieces if one.serial == serial), None)
-            why = "damaged"
             try:
                 data = b"" if piece is None else self._chunk(piece, at)
             except OSError as error:
-                data, why = b"", str(error)
-            for kind, content, end in _frames(data):
-                if kind in _COUNTED and self._is_whole(found, most, kind):
+                self._pass_on(serial, number, error)
+                continue
+            for frame in frames(data):
+                is_event = frame.kind in EVENTS
+                if is_event and self._is_whole(found, most, frame.kind):
                     return found
-                number += kind in _COUNTED
-                self._reading = (serial, at + end, number)
-                if kind in _COUNTED and number - 1 in self._done:
-                    self._pass_over(kind, content, policy)
-                elif kind in _COUNTED:
-                    found += self._entered(number - 1, kind, content, policy)
-                    nbytes += len(content)
+                if frame.number > number:
+                    self._lose(range(number, frame.number))
+                number = frame.number + is_event
+                self._reading = (serial, at + frame.end, number)
+                if is_event and frame.number in self._done:
+                    self._pass_over(frame.kind, frame.content, policy)
+                elif is_event:
+                    found += self._entered(frame.number, frame.kind, frame.content, policy)
+                    nbytes += len(frame.content)
                     if nbytes >= _READ_BYTES:
                         most = min(most, max(1, len(found)))
             if self._reading == before:
-                self._pass_on(serial, number, why)
+                self._recover(piece, data)
         return found
 
-    def _pass_on(self, serial: int, number: int, why: str) -> None:
-        """Continue reading after a piece; its unreadable events stay for the next process."""
+    def _recover(self, piece: _Piece | None, data: bytes) -> None:
+        """Continue reading behind damaged frames, or behind a piece.
+
+        `data` is the rest of the piece.
+        """
+        serial, at, number = self._reading
+        behind = behind_damage(data, 0)
+        if piece is not None and data:
+            piece.is_damaged = piece.is_damaged or behind is not None or not is_torn(data)
+        if behind is None:
+            self._pass_on(serial, number)
+        else:
+            self._reading = (serial, at + behind, number)
+
+    def _lose(self, numbers: range) -> None:
+        """Count damaged events as done, and as unreadable unless they were judged before.
+
+        An action of any episode may be among them, so the numbers of later steps are unknown.
+        """
+        self.begun = {name: Begun(one.start, None) for name, one in self.begun.items()}
+        missing = [number for number in numbers if number not in self._done]
+        if missing:
+            log.error("%s: %s cannot be read: damaged", self.folder, counted(len(missing), "event"))
+            self.unreadable += len(missing)
+            self.unread -= len(missing)
+            self.done(missing)
+
+    def _pass_on(self, serial: int, number: int, error: OSError | None = None) -> None:
+        """Continue reading after a piece. After an error its events stay for the next process."""
         following = next((one for one in self._pieces if one.serial > serial), None)
         end = self._next if following is None else following.base
         missing = sum(one not in self._done for one in range(number, end))
-        if missing:
+        if missing and error is not None:
             amount = counted(missing, "event")
-            log.error("%s: %s cannot be read: %s", self.folder, amount, why)
+            log.error("%s: %s cannot be read: %s", self.folder, amount, error)
             self.unreadable += missing
             self.unread -= missing
+        elif missing:
+            for piece in self._pieces:
+                piece.is_damaged |= piece.serial == serial
+            self._lose(range(number, end))
         if following is not None:
             self._reading = (following.serial, 0, following.base)
         else:
@@ -491,17 +590,19 @@ class SpoolSegment:
         if len(found) < most:
             return False
         is_rewarded = not isinstance(found[-1][1], (LogAction, Decision))
-        return following == _START or (len(found) >= most + LONGEST_RUN and is_rewarded)
+        return following == START or (len(found) >= most + LONGEST_RUN and is_rewarded)
 
     def _chunk(self, piece: _Piece, at: int) -> bytes:
-        """Some complete frames of a piece from a position on; empty at its end."""
+        """Some complete frames of a piece from a position on; its whole rest if the first frame is
+        damaged."""
         with piece.path.open("rb") as file:
             file.seek(at)
             data = file.read(_READ_BYTES)
-            if len(data) >= _FRAME.size:
-                length = _FRAME.size + _FRAME.unpack_from(data)[1]
-                if length > len(data) and at + length <= piece.size:
-                    data += file.read(length - len(data))
+            size = size_of_first(data)
+            if size > len(data) and at + size <= piece.size:
+                data += file.read(size - len(data))
+            if frame_at(data, 0) is None:
+                data += file.read()
         return data
 
     def _pass_over(
@@ -530,7 +631,7 @@ class SpoolSegment:
         before = event.episode_id
         self.translate(event)
         is_moved = event.episode_id != before and getattr(event, "seq", None) is not None
-        if is_moved and event.episode_id not in self._started:
+        if is_moved and event.episode_id not in self._started and self.knows_start(event):
             return [(-1, self.start_of(event.episode_id)), (number, event)]
         return [(number, event)]
 
@@ -538,7 +639,7 @@ class SpoolSegment:
         self, kind: int, content: memoryview, policy: Callable[[str | None], ClientPolicy]
     ) -> Event:
         event: Any
-        if kind == _DRAFT:
+        if kind == DRAFT:
             policy_id, event = _decode_draft(content)
             for field, is_action in (("obs", False), ("action", True)):
                 value = getattr(event, field, None)
@@ -565,13 +666,17 @@ class SpoolSegment:
         step, before = self._steps.get(number), self._origin(event.episode_id)[1]
         step = None if step is None or before is None else step - before
         moved = Moved(event.episode_id, seq, new, start, step, event.ts)
-        self._write_needed(_frame(_MOVED, _encode(moved)))
+        self._write_needed(MOVED, moved)
         self._move(moved)
         return self.start_of(new)
 
     def _move(self, moved: Moved) -> None:
         self.moved[moved.old] = self._into[moved.new] = moved
         self.next_start = max(self.next_start, moved.start + 1)
+
+    def knows_start(self, event: Event) -> bool:
+        """Whether the start of an event's episode is known, so that the episode can go on."""
+        return self._origin(event.episode_id)[0] in self.begun
 
     def _origin(self, name: str) -> tuple[str, int | None]:
         """(the caller's episode behind `name`, the number of its earlier steps or None)."""
@@ -617,7 +722,7 @@ class SpoolSegment:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        if not forked and not self.waiting:
+        if not forked and not self.waiting and all(map(self._remove, self._pieces)):
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
 
@@ -688,20 +793,25 @@ class Spool:
         return sum(segment.nbytes for segment in self.segments)
 
     def append(
-        self, events: Sequence[Event], *, left: bool, frames: Iterable[bytes] | None = None
+        self,
+        events: Sequence[Event],
+        *,
+        left: bool,
+        contents: Sequence[tuple[int, bytes]] | None = None,
     ) -> bool:
         """Write events; return False if the spool is full. Raises SpaceError, OSError.
 
-        `frames`: the result of `framed` for each event.
+        `contents`: the result of `encoded` for each event.
         """
-        data = b"".join(map(framed, events) if frames is None else frames)
+        contents = list(map(encoded, events)) if contents is None else contents
+        nbytes = sum(OVERHEAD + len(content) for _, content in contents)
         if self.own is None:
             self.own = SpoolSegment.create(self.directory, self._piece_bytes, self._sync)
             self.own.address, self.own.instance = self.address, self._instance
         own = self.own
-        if own.nbytes + len(data) > self.max_bytes and own.waiting:
+        if own.nbytes + nbytes > self.max_bytes and own.waiting:
             return False
-        first = own.append(data, events, left=left)
+        first = own.append(contents, events, left=left)
         if not left:
             for number, event in enumerate(events, first):
                 self._places[id(event)] = (event, own, number)
@@ -728,6 +838,7 @@ class Spool:
             for number, event in found:
                 if number >= 0:
                     self._places[id(event)] = (event, segment, number)
+            self._close_empty(segment)
             if found:
                 self._has_read_own = segment is self.own
                 owner = None if segment is self.own else segment.instance
@@ -751,9 +862,13 @@ class Spool:
                     segment.over(event)
         for segment, numbers in by_segment.values():
             segment.done(numbers)
-            if segment is not self.own and not segment.waiting:
-                segment.close()
-                self.taken_up.remove(segment)
+            self._close_empty(segment)
+
+    def _close_empty(self, segment: SpoolSegment) -> None:
+        """Remove an earlier segment without remaining events."""
+        if segment is not self.own and not segment.waiting:
+            segment.close()
+            self.taken_up.remove(segment)
 
     def is_spooled(self, event: Event) -> bool:
         return id(event) in self._places
@@ -765,9 +880,12 @@ class Spool:
         """Continue the episode of a spooled event in a new one, from this event.
 
         Returns its start and the start's instance (None: this process's), or None if that cannot be
-        written to disk. `next_start` is this process's next number.
+        written to disk, or if the first start was damaged. `next_start` is this process's next
+        number.
         """
         segment = self.segment_of(event)
+        if not segment.knows_start(event):
+            return None
         is_own = segment is self.own
         try:
             number = self._places[id(event)][2]
@@ -804,9 +922,7 @@ class Spool:
             is_moved = False
         if is_moved:
             old.done(number for _, segment, number in places if segment is old)
-        if not old.waiting:
-            old.close()
-            self.taken_up.remove(old)
+        self._close_empty(old)
 
     def find(self) -> list[SpoolSegment]:
         """Take over and return the segments that no process holds.
@@ -819,7 +935,8 @@ class Spool:
             segment = SpoolSegment.take_up(folder, self._piece_bytes, self._sync)
             if segment is None:
                 continue
-            if segment.instance is not None and segment.address != self.address:
+            was_sent = segment.instance is not None or segment.lacks_notes
+            if was_sent and segment.address not in ("", self.address):
                 log.warning("%s: left as it is: its events are for %s", folder, segment.address)
                 segment.let_go()  # this collector does not know which events that one has
                 continue
@@ -827,6 +944,11 @@ class Spool:
             if segment.damaged:
                 amount = counted(segment.damaged, "damaged byte was", "damaged bytes were")
                 log.error("%s: %s skipped", folder, amount)
+            if segment.lacks_notes:
+                missing = segment.give_up()
+                self.unreadable += missing
+                why = "the notes of how they were sent are damaged"
+                log.error("%s: %s left out: %s", folder, counted(missing, "event"), why)
             if segment.waiting:
                 amount = counted(segment.waiting, "unsent event")
                 log.warning("%s: %s of an earlier process", folder, amount)

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from ingest.delivery import spool
+from ingest.delivery import spool, spool_frames
 from ingest.delivery.outbox import Outbox
 from ingest.delivery.shared_spool import Entry, SharedSpool
 from ingest.delivery.spool import Spool, SpoolSegment
+from ingest.delivery.spool_frames import framed
 from ingest.protocol.messages import Event
 from tests.faults.mutants import Patch, mutant
 
@@ -24,13 +25,14 @@ def spool_forgotten(patch: Patch) -> None:
 def spool_written_late(patch: Patch) -> None:
     """A call returns before its event is on disk; the next call writes both."""
     append = patch.original(SpoolSegment, "append")
-    waiting: list[tuple[bytes, Sequence[Event]]] = []
+    waiting: list[bytes] = []
 
-    def late(self: SpoolSegment, frames: bytes, events: Sequence[Event], **given: Any) -> int:
-        waiting.append((frames, events))
-        first: int = append(self, b"", events, **given)
-        if len(waiting) > 20:
-            self._write(b"".join(frames for frames, _ in waiting))
+    def late(self: SpoolSegment, contents: Any, events: Sequence[Event], **given: Any) -> int:
+        numbered = enumerate(contents, self._next)
+        waiting.extend(framed(kind, data, at, self.notes) for at, (kind, data) in numbered)
+        first: int = append(self, (), events, **given)
+        if len(waiting) > 40:
+            self._write(b"".join(waiting))
             waiting.clear()
         return first
 
@@ -98,6 +100,15 @@ def spool_late_events_forgotten(patch: Patch) -> None:
     patch.replace(SharedSpool, "_write", forget)
 
 
+@mutant(spool_disk="uncounted")
+def spool_ends_at_damage(patch: Patch) -> None:
+    """Reading a file of a spool ends at a damaged event, and the rest is removed with it."""
+    patch.replace(spool_frames, "behind_damage", lambda data, at: None)
+    patch.replace(spool_frames, "is_torn", lambda rest: True)
+    patch.replace(spool, "behind_damage", lambda data, at: None)
+    patch.replace(spool, "is_torn", lambda rest: True)
+
+
 @mutant(spool_disk=("not_raised", "lost"))
 def spool_full_unsaid(patch: Patch) -> None:
     """A write that fails on a full disk counts as done."""
@@ -113,13 +124,12 @@ def spool_full_unsaid(patch: Patch) -> None:
 @mutant(spool_kills="doubled")
 def spool_sent_anew(patch: Patch) -> None:
     """The episodes of an adopted segment are sent as new ones, even if acknowledged."""
-    scan = patch.original(SpoolSegment, "_scan_frame")
+    scan = patch.original(SpoolSegment, "_scan")
     entered = patch.original(SpoolSegment, "_entered")
 
-    def anew(self: SpoolSegment, kind: int, content: memoryview) -> None:
-        done = self._done
-        scan(self, kind, content)
-        self.instance, self._done = None, done
+    def anew(self: SpoolSegment) -> None:
+        scan(self)
+        self.instance, self.lacks_notes = None, False
 
     def renamed(self: SpoolSegment, *given: Any) -> list[tuple[int, Event]]:
         found: list[tuple[int, Event]] = entered(self, *given)
@@ -133,6 +143,6 @@ def spool_sent_anew(patch: Patch) -> None:
         if self.is_foreign or len(self._done) + len(numbers) >= self._next:
             original(self, numbers)
 
-    patch.replace(SpoolSegment, "_scan_frame", anew)
+    patch.replace(SpoolSegment, "_scan", anew)
     patch.replace(SpoolSegment, "_entered", renamed)
     original = patch.replace(SpoolSegment, "done", noted)

@@ -3,7 +3,8 @@
 With `spool_sync` a step whose call has returned, and which is not counted as unwritten, survives a
 power cut at any moment. While the disk is full, calls raise BufferFull without waiting, and both
 processes continue as soon as there is space, whether the collector runs or not. While no write
-returns, calls still return.
+returns, calls still return. A bit that flips in a file costs the event that it is in, and that is
+counted.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import random
 import threading
 from dataclasses import replace
 
+from ingest.client.policy_client import PolicyClient
+from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.disk import Disk
 from tests.faults.power_loss import wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
-from tests.faults.spool_kills import Spooling, longest_call
+from tests.faults.spool_kills import OBS, SETTLE_SECONDS, Spooling, longest_call
 
 MOMENTS = (None, "sync", "write", "dirsync", "rename", "create")
 """A call of either process that is never made; None: whenever."""
@@ -23,6 +26,7 @@ MOMENTS = (None, "sync", "write", "dirsync", "rename", "create")
 LATEST = 40
 HANG_SECONDS = 3.0
 PATIENCE = 20.0
+FLIPPED_EPISODES = 20
 
 
 def run(trial: Trial) -> Verdict:
@@ -37,7 +41,7 @@ def run(trial: Trial) -> Verdict:
             with spooling.collector:
                 part(trial, spooling, disk, chance, found)
                 disk.disarm()
-                spooling.finish(found)
+                spooling.finish(found, power_was_cut=name == "power")
             if name == "hang":
                 took = longest_call(folder)
                 found.require(took < HANG_SECONDS / 2, "held", f"a call for {took:.2f} s")
@@ -47,6 +51,7 @@ def run(trial: Trial) -> Verdict:
             verdict.count(count, number)
         for kind, texts in found.faults.items():
             verdict.faults.setdefault(kind, []).extend(texts)
+    flip(trial, chance, verdict)
     return verdict
 
 
@@ -138,9 +143,50 @@ def hang(
             spooling.collector.restart()
 
 
+def flip(trial: Trial, chance: random.Random, verdict: Verdict) -> None:
+    """A process spools episodes of one step and is gone; a bit of its file flips; the next process
+    delivers what is left, and counts the rest."""
+    root, rounds = trial.folder / "flipped", max(1, trial.size)
+    declare(root, episode_timeout=2.0)  # for episodes whose end is lost
+    lost = 0
+    with CollectorProcess(root) as collector, trial.planted():
+        options = {"policy_file": root / "policies/default.json", "on_full": "spool"}
+        for number in range(rounds):
+            spool = trial.folder / f"flipped-{number}"
+            earlier = PolicyClient(
+                "http://127.0.0.1:9", timeout=0.01, spool_dir=spool, max_wait=PATIENCE, **options
+            )
+            for place in range(FLIPPED_EPISODES):
+                earlier.log_step(OBS, 1, 1.0 + number * FLIPPED_EPISODES + place)
+            earlier.close()
+            (piece,) = spool.glob("segment-*/0*")
+            content = bytearray(piece.read_bytes())
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            piece.write_bytes(content)
+            with PolicyClient(collector.address, spool_dir=spool, **options) as client:
+                client.flush(SETTLE_SECONDS)
+                stats = client.stats
+            judged = stats.acknowledged + sum(stats.refused.values())
+            verdict.require(judged == 3 * FLIPPED_EPISODES, "uncounted", f"{stats}")
+            damaged = stats.refused.get("unreadable", 0)
+            verdict.require(damaged <= 1, "lost", f"{damaged} events by one flipped bit")
+            kept = [path.read_bytes() for path in spool.glob("damaged-*")]
+            verdict.require(kept == [content] or not damaged, "removed", f"{piece}")
+            lost += damaged
+        verdict.require(collector.empty(SETTLE_SECONDS), "unsettled", "steps are in the journal")
+        verdict.require(collector.stop() == 0, "status", "the collector's")
+    rewards = [row["rewards"] for row in shard_rows(root)]
+    verdict.require(len(rewards) == len(set(rewards)), "doubled", "a step is stored twice")
+    missing = rounds * FLIPPED_EPISODES - len(rewards)
+    verdict.require(missing <= lost, "lost", f"{missing} steps are not stored")
+    verdict.count("flips", rounds)
+    verdict.count("events_damaged", lost)
+
+
 SCENARIO = Scenario(
     name="spool_disk",
-    law="a spooled step survives a cut of the power; a full or hanging disk holds nobody",
+    law="a spooled step survives a cut of the power; a full or hanging disk holds nobody; a flipped"
+    " bit costs one event",
     unit="cuts",
     quick=12,
     long=60,

@@ -23,7 +23,7 @@ import pytest
 
 from ingest.client.async_client import AsyncPolicyClient
 from ingest.client.policy_client import PolicyClient
-from ingest.delivery import spool
+from ingest.delivery import spool_frames
 from ingest.delivery.declarations import ClientPolicy, Declarations, Draft
 from ingest.delivery.outbox import Outbox
 from ingest.delivery.spool import Spool, SpoolSegment
@@ -612,8 +612,8 @@ def test_an_event_of_another_version_is_left_out(
     client.log_step(SHORT, 1, 1.0)
     own = client._outbox.spool.files.own  # type: ignore[union-attr]  # it has one
     event = wire.LogReturns(episode_id="e", seq=1, reward=1.0)
-    strange = spool._frame(spool._EVENT, msgspec.msgpack.encode({"type": "later", "x": 1}))
-    own.append(strange, [event], left=True)  # type: ignore[union-attr]  # as above
+    strange = (spool_frames.EVENT, msgspec.msgpack.encode({"type": "later", "x": 1}))
+    own.append([strange], [event], left=True)  # type: ignore[union-attr]  # as above
     dead(client)
     with spooling(collector.address, tmp_path) as client:
         client.flush(60)
@@ -820,7 +820,7 @@ def test_an_unexpected_error_in_a_read_loses_nothing(
     errors = [MemoryError()]
 
     def planted(segment: SpoolSegment, kind: int, *given: Any) -> Any:
-        if kind != 2 and errors:  # the first event behind the start
+        if kind != spool_frames.START and errors:  # the first event behind the start
             raise errors.pop()
         return decoded(segment, kind, *given)
 
