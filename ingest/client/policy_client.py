@@ -626,7 +626,7 @@ class PolicyClient:
         """
         seconds = self._timeout if timeout is None else timeout
         known = self._declarations
-        self._sender.connect(seconds, lambda: known.is_told and not known.is_outdated)
+        self._sender.connect(seconds, lambda: known.is_confirmed and not known.is_outdated)
 
     def flush(self, timeout: float | None = None, *, episode_id: str | None = None) -> None:
         """Wait until everything that was logged before this call is acknowledged.

@@ -87,7 +87,7 @@ class Sealing:
         written: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._sealer = sealer
-        self._fresh, self._told_written = fresh, written
+        self._fresh, self._on_written = fresh, written
         self._transact = transact
         self._guard = guard
         self._assembler: EpisodeAssembler = recovered.assembler
@@ -261,8 +261,8 @@ class Sealing:
         self.totals.rows += shard.rows
         self.totals.shards += 1
         self.totals.parts += len(sealed)
-        if self._told_written is not None:
-            self._told_written(plan.stream, plan.first, plan.last)
+        if self._on_written is not None:
+            self._on_written(plan.stream, plan.first, plan.last)
         self._record(sealed, record, _size(sealed))
         self._settle_stored()
 

@@ -263,8 +263,8 @@ def _policy_of(name: str, document: Mapping[str, Any], fields: Collection[str]) 
 class Declarations:
     """The policies of one client: from its policy file, its cache, or the collector.
 
-    `spec` is the collector's reply, possibly from the cache; `is_told` is whether this client has
-    asked the collector, `is_outdated` whether the declarations have changed since.
+    `spec` is the collector's reply, possibly from the cache; `is_confirmed` is whether this client
+    has asked the collector, `is_outdated` whether the declarations have changed since.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Declarations:
         self._cache = None if cache_dir is None else _cache_file(Path(cache_dir), address)
         self._from_file = None if policy_file is None else policy_from_file(Path(policy_file))
         self.spec = None if self._cache is None else _read_cache(self._cache, address)
-        self.is_told = self.is_outdated = False
+        self.is_confirmed = self.is_outdated = False
         self._wanted: dict[str | None, ClientPolicy] = {}
 
     @property
@@ -290,12 +290,12 @@ class Declarations:
     @property
     def is_complete(self) -> bool:
         """Whether all declarations are known, so that the collector need not be asked."""
-        return self.is_told and not self.is_outdated and not self._wanted
+        return self.is_confirmed and not self.is_outdated and not self._wanted
 
     def policy(self, policy_id: str | None) -> ClientPolicy:
         """The policy with this id, as `CollectorSpec.policy`. It may not be declared yet."""
         given = self._from_file
-        if given is not None and not self.is_told and policy_id in (None, given.policy_id):
+        if given is not None and not self.is_confirmed and policy_id in (None, given.policy_id):
             return given
         if self.spec is not None:
             found = self.spec.policies.get(policy_of_id(policy_id, self.spec.policies))
@@ -305,11 +305,11 @@ class Declarations:
 
     def learn(self, spec: CollectorSpec) -> None:
         """Use the collector's declarations for new episodes."""
-        if not spec.durable and not self.is_told:
+        if not spec.durable and not self.is_confirmed:
             log.warning("%s keeps nothing on disk (durable: false)", self.address)
         self._compare(spec)
         known = None if self.spec is None else self.spec.document
-        self.spec, self.is_told, self.is_outdated = spec, True, False
+        self.spec, self.is_confirmed, self.is_outdated = spec, True, False
         for policy_id in list(self._wanted):
             policy = self._wanted.pop(policy_id)
             try:
@@ -322,9 +322,9 @@ class Declarations:
     def _compare(self, spec: CollectorSpec) -> None:
         """Log policies for which the collector declares other spaces than were known here."""
         known = {} if self.spec is None else dict(self.spec.policies)
-        sources = dict.fromkeys(known, "before" if self.is_told else "the cache")
+        sources = dict.fromkeys(known, "before" if self.is_confirmed else "the cache")
         given = self._from_file
-        if given is not None and not self.is_told:
+        if given is not None and not self.is_confirmed:
             known[given.policy_id or ""] = given
             sources[given.policy_id or ""] = "the policy file"
         for name, policy in known.items():

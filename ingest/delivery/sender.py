@@ -143,7 +143,7 @@ class Sender:
         self._is_over = True  # there is no thread, or it has finished
         self.running = False  # a thread will send queued events
         self._is_late = False  # the process ends, and has waited for earlier events
-        self._has_told_late = False
+        self._has_warned_late = False
         self._failure: Exception | None = None  # the latest turn's unexpected error
         self._failures = 0  # of those, in a row
         self._unsure = 0  # events at the head of the queue that may have been sent before
@@ -151,7 +151,7 @@ class Sender:
         self._away: Exception | None = None  # the reason without an answer
         self._postponed: Refusal | None = None  # why the collector takes an event only later
         self._reported_drops = self._base = (0, 0)  # dropped: reported, and by earlier instances
-        self._logged_drops = self._told_unreadable = 0
+        self._logged_drops = self._reported_unreadable = 0
         self.held: dict[str, int] = {}  # policy -> its held version
 
     def after_fork(self) -> None:
@@ -198,8 +198,8 @@ class Sender:
         """Start the thread if there is none. Raises ClientError if that is impossible."""
         if self.running or self.outbox.is_own_thread():
             return
-        if self._is_late and not self._has_told_late:
-            self._has_told_late = True
+        if self._is_late and not self._has_warned_late:
+            self._has_warned_late = True
             log.warning("the process is exiting: from now on, only flush() and close() deliver")
         with self._state:
             if self.outbox.closed:
@@ -496,7 +496,7 @@ class Sender:
             self.outbox.owed = True
             raise
 
-    def _await_told(self, deadline: float) -> None:
+    def _await_reported(self, deadline: float) -> None:
         """Wait until the steps dropped so far are reported."""
         dropped = self.outbox.dropped.total
         if self._owes_drops() and not self.outbox.closed:
@@ -695,7 +695,7 @@ class Sender:
             raise TimeoutError(f"{waiting} for {self.transport.address}{why}") from (
                 failure or latest
             )
-        self._await_told(deadline)
+        self._await_reported(deadline)
         refused = self.results.take_unreported(lambda one: episode_id in (None, one.episode_id))
         if refused:
             raise summary(refused)
@@ -704,8 +704,8 @@ class Sender:
         if self.outbox.spool is None:
             return
         files = self.outbox.spool.files
-        if lost := files.unreadable_own - self._told_unreadable:
-            self._told_unreadable += lost
+        if lost := files.unreadable_own - self._reported_unreadable:
+            self._reported_unreadable += lost
             raise ClientError(
                 f"{files.directory}: {counted(lost, 'event')} cannot be read; the files are kept"
             )

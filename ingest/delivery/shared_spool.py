@@ -101,7 +101,7 @@ class SharedSpool:
         self._on_disk = 0
         self._busy_since: float | None = None
         self._trouble: BufferFull | None = None  # why late events are still not written
-        self._told_hang = False
+        self._logged_hang = False
         self._closed = False
         self.taking_up = False  # segments of earlier processes are being searched
         self._is_reading = False  # what is read is counted nowhere until it is queued
@@ -162,8 +162,8 @@ class SharedSpool:
         """The seconds that a call waits for the disk."""
         if not self.hangs:
             return self.max_wait
-        if not self._told_hang:
-            self._told_hang = True
+        if not self._logged_hang:
+            self._logged_hang = True
             log.warning("%s: the disk does not answer; events wait in memory", self.files.directory)
         return 0.0
 
@@ -382,9 +382,9 @@ class SharedSpool:
         self._bytes -= entry.size
 
     def _recovered(self) -> None:
-        if self._told_hang or self._trouble is not None:
+        if self._logged_hang or self._trouble is not None:
             log.warning("%s: writing events to disk resumed", self.files.directory)
-        self._told_hang, self._trouble = False, None
+        self._logged_hang, self._trouble = False, None
 
     def _rest(self) -> None:
         with self._lock:

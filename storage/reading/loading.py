@@ -351,7 +351,7 @@ def fetch(source: ShardSource, shard: ShardFile) -> Fetched:
     return Fetched(content, None)
 
 
-def rows_told(shard: ShardFile, content: Content | None) -> int | None:
+def stated_rows(shard: ShardFile, content: Content | None) -> int | None:
     """The number of rows of an excluded shard, if its footer is readable and fits its name."""
     if content is None or isinstance(content, UnwrittenParts):
         return None

@@ -12,7 +12,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from storage.experience.interfaces import ReaderError
 from storage.reading.exclusion import TRANSIENT, Excluded
-from storage.reading.loading import Fetched, LoadedShard, fetch, rows_told
+from storage.reading.loading import Fetched, LoadedShard, fetch, stated_rows
 from storage.reading.retries import MOST_DELAY, Retries
 from storage.reading.sources import (
     Content,
@@ -346,7 +346,7 @@ class Prefetcher:
             text = f"{shard.place}: {error}"
             return None if count < MOST_VANISHINGS else Excluded(shard, "vanished", text)
         except ShardDamaged as error:
-            return Excluded(shard, error.reason, str(error), rows_told(shard, fetched.content))
+            return Excluded(shard, error.reason, str(error), stated_rows(shard, fetched.content))
         except TRANSIENT as error:
             self._retries.failed(shard, shard.place, error)
             return None

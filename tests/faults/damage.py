@@ -224,7 +224,7 @@ def _judge_rows(world: DiskWorld, image: Image, name: str, verdict: Verdict, whe
     missing = [number for number in image.rows if number not in rows]
     counted = damage.missing_rows + damage.lost_rows + damage.damaged_rows
     verdict.count("rows_missing", len(missing))
-    verdict.count("rows_told", min(counted, len(missing)))
+    verdict.count("stated_rows", min(counted, len(missing)))
     verdict.count("set_aside", damage.set_aside is not None)
     verdict.require(not missing or bool(damage), "silent", f"{where}: rows {missing}")
     verdict.require(counted >= len(missing), "uncounted", f"{where}: {damage}, rows {missing}")
