@@ -13,7 +13,7 @@ import storage.weights.store
 import storage.weights.versions
 from policy.jobs.follower_state import FollowerState
 from storage.weights.highest_numbers import HighestNumbers
-from storage.weights.manifest import Live, Numbers
+from storage.weights.manifest import HighestVersions, Live
 from storage.weights.store import WeightFolder
 from tests.faults.mutants import Patch, mutant
 
@@ -52,7 +52,7 @@ def versions_filled_in_place(patch: Patch) -> None:
 @mutant(whole_restore="reused")
 def numbers_forgotten(patch: Patch) -> None:
     """The highest numbers are not stored outside `weights/`."""
-    patch.replace(HighestNumbers, "read", lambda self: Numbers(version=0, generation=0))
+    patch.replace(HighestNumbers, "read", lambda self: HighestVersions(version=0, generation=0))
 
 
 @mutant(two_trainers="two")
