@@ -45,6 +45,7 @@ class LocalActor:
         self._long_poll = long_poll
         self._policies: dict[str, LocalPolicy] = {}
         self._undelivered: dict[str, int] = {}
+        self._closed = False
         self.holds = 0
         self.holds_given_up = 0
 
@@ -60,6 +61,8 @@ class LocalActor:
                 self._transport, policy_id, self._interval, long_poll=self._long_poll
             )
             found = self._policies.setdefault(policy_id, fresh)
+            if self._closed:
+                found.close()
         return found
 
     def decide(
@@ -134,5 +137,7 @@ class LocalActor:
             self._sender.held.pop(name, None)
 
     def close(self) -> None:
-        for policy in self._policies.values():
+        """Stop polling; the threads end after their current requests."""
+        self._closed = True
+        for policy in list(self._policies.values()):  # another thread may add one
             policy.close()

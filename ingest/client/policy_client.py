@@ -202,8 +202,7 @@ class PolicyClient:
         waits = sync or spool is not None  # sent events leave the spool
         self._make_sides(instance_name, on_error, long_poll=long_poll, waits=waits)
         self._put = self._outbox.put
-        # A client that is deleted without `close` still delivers its queue.
-        weakref.finalize(self, self._sender.retire).atexit = False
+        weakref.finalize(self, _let_go, self._actor, self._sender).atexit = False
 
     def _make_sides(
         self,
@@ -798,6 +797,15 @@ class PolicyClient:
         episode.step = event
         episode.seq += 1
         episode.acted = True
+
+
+def _let_go(actor: LocalActor, sender: Sender) -> None:
+    """Have the threads of a client that was deleted without `close` end.
+
+    Its queue is still delivered. Any thread may run this, also theirs: nothing here waits.
+    """
+    actor.close()
+    sender.retire()
 
 
 def _require_callable(on_error: object) -> None:

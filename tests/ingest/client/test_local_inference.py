@@ -5,25 +5,31 @@ Also of `ingest.client.local_actions`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
+import itertools
 import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from ingest.client import local_inference
+from ingest.client.async_client import AsyncPolicyClient
 from ingest.client.local_inference import LocalPolicy
 from ingest.client.policy_client import PolicyClient
 from ingest.delivery.transport import Answer, Transport
-from ingest.protocol.errors import CollectorUnavailable, Refusal
+from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published
 from policy.inference.action_rule import GREEDY, ActionRule
 from policy.inference.numpy_policy import NumpyPolicy
@@ -195,6 +201,96 @@ def test_a_new_version_arrives_by_itself(collector: CollectorProcess) -> None:
         client.end_episode(episode)
     assert collector.stop() == 0
     assert [row["policy_version"] for row in shard_rows(collector.root)] == [1, 4]
+
+
+@pytest.mark.parametrize("kind", [PolicyClient, AsyncPolicyClient])
+def test_a_client_that_is_dropped_stops_asking(
+    collector: CollectorProcess, kind: type[PolicyClient]
+) -> None:
+    """Without close, its thread ends with its current request, and its connections are closed.
+
+    Row: local inference thread
+    """
+    publish(collector.root, 1)
+    clients = [kind(collector.address)]
+    episode = clients[0].start_episode()
+
+    async def act() -> None:
+        action = clients[0].get_action(episode, OBS)
+        if isinstance(clients[0], AsyncPolicyClient):
+            await action
+
+    asyncio.run(act())
+    clients[0].end_episode(episode)
+    threads = clients[0]._actor.policy("default")._thread, clients[0]._sender._thread
+    client, transport = weakref.ref(clients[0]), weakref.ref(clients[0]._transport)
+    clients.clear()
+    gc.collect()
+    assert client() is None
+    publish(collector.root, 2)  # the answer to the current request
+    for thread in threads:
+        assert thread is not None
+        thread.join(60)
+        assert not thread.is_alive()
+    gc.collect()
+    assert transport() is None
+
+
+def test_a_closed_client_asks_for_no_policy_in_the_background(collector: CollectorProcess) -> None:
+    """Also not for one whose first action came after the end."""
+    publish(collector.root, 1)
+    client = PolicyClient(collector.address)
+    episode = client.start_episode()
+    client.close()
+    with pytest.raises(ClientError, match="the client is closed"):
+        client.get_action(episode, OBS)
+    assert client._actor.policy("default")._thread is None
+
+
+def drops_at(point: int, collector: CollectorProcess) -> bool:
+    """Drop a client at the `point`-th line of its thread; False if it has fewer lines."""
+    clients, left, acted = [PolicyClient(collector.address)], point, threading.Event()
+
+    def trace(frame: FrameType, kind: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != local_inference.__file__:
+            return None
+        if kind == "line" and acted.is_set():
+            left -= 1
+            if not left:
+                clients.clear()
+        return trace
+
+    threading.settrace(trace)
+    clients[0].get_action(clients[0].start_episode(), OBS)
+    threading.settrace(None)  # type: ignore[arg-type]  # as documented
+    policy, client = clients[0]._actor.policy("default"), weakref.ref(clients[0])
+    acted.set()
+    for seed in (1, 2):  # two requests: one turn of the thread, and the end of the next
+        version = publish(collector.root, seed).version
+        while clients and policy.version != version:
+            policy.wait_newer(policy.version, 0.1)
+    if clients:
+        clients.pop().close()
+        return False
+    publish(collector.root, 3)  # the answer to a request that was sent after the drop
+    assert policy._thread is not None
+    policy._thread.join(60)
+    assert not policy._thread.is_alive()
+    assert client() is None
+    return True
+
+
+def test_a_client_may_be_dropped_at_any_point_of_the_thread_that_asks(
+    collector: CollectorProcess,
+) -> None:
+    """The garbage collector may run its finalizer in that thread: it ends, and waits for nothing.
+
+    Row: local inference thread
+    """
+    publish(collector.root, 1)
+    point = next(point for point in itertools.count(1) if not drops_at(point, collector))
+    assert point > 20
 
 
 def test_without_an_interval_only_the_caller_refreshes(collector: CollectorProcess) -> None:
