@@ -17,8 +17,10 @@ import logging
 import os
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -38,6 +40,7 @@ from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.reading.adapters import episode_of, to_torch_dataset, with_names
 from storage.reading.batching import BatchCutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
+from storage.reading.deletion import close_if_deleted
 from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
 from storage.reading.holdout import Reserve, held_out
 from storage.reading.ledger import Ledger, Ranges
@@ -129,8 +132,8 @@ class ShardReader(InputReader):
       `next` raises a ReaderError that names it. With `follow` it is retried forever.
     - `state`: a position from `state_dict()` to continue from.
 
-    Only one thread at a time may use a reader. Raises MixedSchemas, ReaderState, and from `next`
-    EndOfInput.
+    Only one thread at a time may use a reader. Its own threads end with `close`, and if it is
+    deleted. Raises MixedSchemas, ReaderState, and from `next` EndOfInput.
     """
 
     def __init__(
@@ -208,7 +211,7 @@ class ShardReader(InputReader):
         """Return to the state before the first read."""
         for shard in self._left_out.shards():
             self._left_out.take_back(shard)
-        self._retries = Retries(self._retry_for, self._tell_retrying)
+        self._retries = Retries(self._retry_for, partial(setattr, self.stats, "retrying"))
         self._rng = np.random.default_rng(self._seed)
         bounds = unit_bounds(self.mode, self.batch_size)
         self._joiner = EpisodeJoiner()
@@ -399,9 +402,6 @@ class ShardReader(InputReader):
             self._choice.manifest.missing(shard.stream, shard.first, shard.last)
         )
 
-    def _tell_retrying(self, failing: dict[str, str]) -> None:
-        self.stats.retrying = failing
-
     def _selected(self, rows: SampleBatch) -> SampleBatch:
         if self._select is None:
             return rows
@@ -518,16 +518,18 @@ class ShardReader(InputReader):
             self._process = os.getpid()
             if not self._follow and isinstance(self._source, DirectorySource):
                 self._source.check()
+            choice, ledger = self._choice, self._ledger  # its thread must not keep the reader
             self._prefetcher = Prefetcher(
                 self._source,
-                lambda shards: self._choice.wanted(shards, self._ledger),
-                self._load,
+                lambda shards: choice.wanted(shards, ledger),
+                partial(_load_for, weakref.ref(self)),
                 self._retries,
                 follow=self._follow,
                 depth=self._prefetch,
                 poll_interval=self._poll_interval,
                 changed=self._arrival,
             )
+            self._deleted = close_if_deleted(self, self._prefetcher.close)
         return True
 
     def _may_retry(self, left: Left) -> bool:
@@ -589,6 +591,7 @@ class ShardReader(InputReader):
 
     def _stop(self) -> None:
         if self._prefetcher is not None:
+            self._deleted.detach()
             self._prefetcher.close()
             self._prefetcher = None
 
@@ -601,6 +604,13 @@ def read_position(root: Path | str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ReaderState(f"{path}: {error}") from error
     return Position.from_json(state).to_json()
+
+
+def _load_for(reader: weakref.ref[ShardReader], shard: ShardFile, content: Content) -> LoadedShard:
+    found = reader()
+    if found is None:
+        raise ReaderError(f"{shard.place}: its reader has been deleted")
+    return found._load(shard, content)
 
 
 def _made_again(

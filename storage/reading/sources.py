@@ -12,11 +12,12 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -31,6 +32,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from storage.experience.interfaces import MixedSchemas, ReaderError
+from storage.reading.deletion import close_if_deleted
 from storage.reading.ledger import Ledger
 from storage.reading.listing import SHARDS, ListedPath, RootListing, ShardFile, scan_target
 from storage.shards.names import require_regular
@@ -133,6 +135,7 @@ class DirectorySource:
         self._follow = follow
         self._watched: set[Path] = set()
         self._observer: BaseObserver | None = None
+        self._deleted: weakref.finalize[Any, Any] | None = None
 
     @property
     def home(self) -> Path:
@@ -201,6 +204,8 @@ class DirectorySource:
         self._closed = True
         self._changed.set()
         if self._observer is not None:
+            if self._deleted is not None:
+                self._deleted.detach()
             self._observer.stop()
             self._observer.join()
             self._observer = None
@@ -220,6 +225,7 @@ class DirectorySource:
         if self._observer is None:
             self._observer = Observer()
             self._observer.start()
+            self._deleted = close_if_deleted(self, self._observer.stop)
         for folder in ready:
             handler = _PathCollector(self._event_paths, self._changed)
             try:
