@@ -92,13 +92,13 @@ async def _ask(collector: Collector, job: Any) -> Any:
 
 def damage_texts(damage: DamageReport) -> list[str]:
     """The damage of a journal as texts, one per kind."""
-    texts = {
-        "rows were acknowledged and are missing at its end": damage.missing_rows,
-        "rows are missing inside it": damage.lost_rows,
-        "rows do not match their checksum": damage.damaged_rows,
-        "records of shards do not match their checksum": damage.damaged_records,
-    }
-    lines = [f"{count} {text}" for text, count in texts.items() if count]
+    kinds = (
+        (damage.missing_rows, "acknowledged rows that are missing at its end"),
+        (damage.lost_rows, "rows that are missing inside it"),
+        (damage.damaged_rows, "rows that do not match their checksum"),
+        (damage.damaged_records, "records of shards that do not match their checksum"),
+    )
+    lines = [f"{text}: {count:,}" for count, text in kinds if count]
     if damage.set_aside is not None:
         lines.append(f"the database cannot be read: {damage.reason}")
     return [*lines, *damage.lost_state]

@@ -396,7 +396,7 @@ def test_a_damaged_record_of_a_shard_is_found(root: Path, live: bool) -> None:
     with CollectorProcess(root) if live else contextlib.nullcontext() as collector:
         account = journal_account(root)
         assert account is not None
-        assert account.damage == ("1 records of shards do not match their checksum",)
+        assert account.damage == ("records of shards that do not match their checksum: 1",)
         assert [record.plan_id for record in account.records] == [1]
         report = verified(root)
         assert {"journal", "unrecorded"} <= set(kinds(report))
