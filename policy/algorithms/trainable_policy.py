@@ -111,7 +111,8 @@ SHORT_NAMES: Mapping[str, str] = {"gamma": "gamma", "lambda": "lam", "lr": "lr"}
 """Keys of a policy_config -> the fields of a PPOConfig that they set."""
 
 _OWN_KEYS = frozenset(
-    {*PolicySettings._KEYS, *SHORT_NAMES, "module", "model", "seed", "worker_index", "num_workers"}
+    {*PolicySettings._KEYS, *SHORT_NAMES, "module", "model", "seed"}
+    | {"worker_index", "num_workers", "in_evaluation"}
 )
 
 
@@ -160,9 +161,9 @@ class TrainablePolicy(Policy):
     """A `Policy` with its optimizer, its loss (PPO's), its filter and its global variables.
 
     `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`), and the
-    `config_keys` that a subclass declares because it reads them; a worker adds `worker_index` and
-    `num_workers`. Raises TypeError for any other key. `on_trained` is called with the rows that
-    `learn_on_batch` used, for the lineage of published versions.
+    `config_keys` that a subclass declares because it reads them; a worker adds `worker_index`,
+    `num_workers` and `in_evaluation`. Raises TypeError for any other key. `on_trained` is called
+    with the rows that `learn_on_batch` used, for the lineage of published versions.
     """
 
     config_keys: ClassVar[Collection[str]] = ()
@@ -248,7 +249,10 @@ class TrainablePolicy(Policy):
         Both are float64 (N,). Rows of a trajectory are consecutive; see
         policy.algorithms.advantages.gae. Without a value head the batch is returned unchanged.
         """
-        if not batch.count or not self.spec.module.value_head:
+        if not self.spec.module.value_head:
+            return batch
+        if not batch.count:
+            batch[ADVANTAGES], batch[VALUE_TARGETS] = np.zeros(0), np.zeros(0)
             return batch
         episode = batch[STREAM], batch[EPISODE_ORDINAL], batch[AGENT_ID]
         ends = fragment_ends(batch[T], *episode)

@@ -90,6 +90,7 @@ class BaseEnvSampler:
         self._logged: dict[Any, dict[Any, Any]] = {}
         self._ready: deque[SampleBatch | MultiAgentBatch] = deque()
         self.excluded: Callable[[SampleBatch], None] | None = None
+        self._excluded_steps = 0  # since the last batch
         self._actors: dict[str, Actor] = {}
         self._episodes = 0
         self._played = 0
@@ -97,13 +98,20 @@ class BaseEnvSampler:
         self._warned = False  # of rewards that came too late for their rows
 
     def next_batch(self) -> SampleBatch | MultiAgentBatch:
-        """The next fragment or episode; raises fatal errors, and again at every later call."""
+        """The next fragment or episode, or a batch without rows: see `Sampler`.
+
+        Raises fatal errors, and again at every later call.
+        """
         if not self._ready:
             self._renew_actors()
         while not self._ready:
             if self._stopped_by is not None:
                 raise self._stopped_by
             self._round()
+            if self._excluded_steps >= self._rules.fragment and not self._ready:
+                names = self._policies
+                self._put({k: self._finisher.no_rows(k, joint=self._joint) for k in names}, 0)
+        self._excluded_steps = 0
         return self._ready.popleft()
 
     def simulate(self, episodes: int) -> None:
@@ -468,8 +476,10 @@ class BaseEnvSampler:
         segment = [EpisodeSegment(0, play.episode.episode_id, play.number)]
         if play.kept:
             pack.env_steps += env_steps
-        elif self.excluded is None:
-            return
+        else:
+            self._excluded_steps += env_steps
+            if self.excluded is None:
+                return
         runs = {}
         for agent, (columns, has_next) in taken.items():
             if not columns["cut"][-1]:
@@ -493,7 +503,10 @@ class BaseEnvSampler:
             return
         joined = {name: concat_samples(alike(rows)) for name, rows in pack.by_policy.items()}
         env_steps, pack.env_steps, pack.by_policy = pack.env_steps, 0, {}
+        self._put(joined, env_steps)
+
+    def _put(self, by_policy: Mapping[str, SampleBatch], env_steps: int) -> None:
         if set(self._policies) == {DEFAULT_POLICY}:
-            self._ready.append(MultiAgentBatch.wrap_as_needed(joined, env_steps))
+            self._ready.append(MultiAgentBatch.wrap_as_needed(by_policy, env_steps))
         else:
-            self._ready.append(MultiAgentBatch(joined, env_steps))
+            self._ready.append(MultiAgentBatch(by_policy, env_steps))

@@ -15,9 +15,11 @@ from policy.algorithms.ppo import ADVANTAGES, VALUE_TARGETS, PPOConfig, episode_
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.sampling.callbacks import Callbacks, is_overridden
 from policy.sampling.episode import SamplingWorker
-from policy.sampling.fragment_buffers import EpisodeSegment
+from policy.sampling.fragment_buffers import EpisodeSegment, row_layout
 from storage.experience.sample_batch import (
     AGENT_ID,
+    AGENTS,
+    ENV_T,
     EPISODE_ORDINAL,
     EPS_ID,
     HAS_NEXT_OBS,
@@ -156,11 +158,26 @@ class RowFinisher:
             columns[RAW_REWARDS], columns[REWARDS] = columns[REWARDS], clipped
         columns[HAS_NEXT_OBS] = np.ones(count, np.bool_) if has_next is None else has_next
         columns[EPS_ID] = np.repeat(ids, lengths)
-        columns[EPISODE_ORDINAL] = np.repeat([one.number for one in segments], lengths)
+        numbers = np.array([one.number for one in segments], np.int64)
+        columns[EPISODE_ORDINAL] = np.repeat(numbers, lengths)
         for name, value in ((AGENT_ID, agent_id), (POLICY_ID, policy_id), (STREAM, self.stream)):
             columns[name] = np.full(count, value, object)
         columns.setdefault(SOURCE, np.full(count, "on_policy", object))
         return SampleBatch(columns)
+
+    def no_rows(self, policy_id: str, *, joint: bool = False) -> SampleBatch:
+        """A batch without rows, with the columns of the policy's samples.
+
+        Those that its own `postprocess_trajectory` or a callback adds are unknown without rows.
+        """
+        policy = self.policies[policy_id]
+        layout = row_layout(policy.spec.observation, policy.spec.action, policy.spec.layout.size)
+        state = policy.initial_state()
+        layout |= {f"state_in_{i}": (one.shape, one.dtype) for i, one in enumerate(state)}
+        if joint:
+            layout |= {ENV_T: ((), np.int64), AGENTS: ((), np.int32)}
+        columns = {name: np.zeros((0, *shape), dtype) for name, (shape, dtype) in layout.items()}
+        return policy.postprocess(self.identified(columns, [], policy_id=policy_id, agent_id=""))
 
     def is_hooked(self, policy: TrainablePolicy) -> bool:
         """Whether trajectories have to be passed on one by one."""

@@ -36,7 +36,10 @@ class Sampler(Protocol):
     excluded: Callable[[SampleBatch], None] | None
 
     def next_batch(self) -> SampleBatch | MultiAgentBatch:
-        """The next fragment of one copy (truncate_episodes) or one episode."""
+        """The next fragment of one copy (truncate_episodes) or one episode.
+
+        After a fragment's number of steps that learners are to skip, a batch without rows.
+        """
 
     def simulate(self, episodes: int) -> None:
         """Play this many episodes only for their metrics; their rows are dropped."""

@@ -88,6 +88,7 @@ class VectorSampler:
         self._set_up(len(copies.envs))
         self._ready: deque[SampleBatch] = deque()
         self.excluded: Callable[[SampleBatch], None] | None = None
+        self._excluded_steps = 0  # since the last batch
         self._episodes_played = 0
         self._started = False
         self._stopped_by: Exception | None = None
@@ -129,7 +130,7 @@ class VectorSampler:
     # public methods
 
     def next_batch(self) -> SampleBatch:
-        """The next fragment or episode.
+        """The next fragment or episode, or a batch without rows: see `Sampler`.
 
         Raises the error of an environment that is not restarted, and again at every later call.
         """
@@ -137,6 +138,9 @@ class VectorSampler:
             self._actor = self._policy.actor()
         while not self._ready:
             self._play_on()
+            if self._excluded_steps >= self._rules.fragment and not self._ready:
+                self._ready.append(self._finisher.no_rows(self._policy_id))
+        self._excluded_steps = 0
         return self._ready.popleft()
 
     def simulate(self, episodes: int) -> None:
@@ -335,6 +339,7 @@ class VectorSampler:
     def _exclude(self, copy: int) -> None:
         """Pass on the rows of an episode that learners are to skip; no fragment contains them."""
         columns, segment = self._buffers.take_episode(copy)
+        self._excluded_steps += len(columns[REWARDS])
         if self.excluded is None or not len(columns[REWARDS]):
             return
         if not columns[CUT][-1]:

@@ -84,7 +84,7 @@ class FakeInput(InputReader):
         self._first: Any = None
 
     def next(self, timeout: float | None = None) -> Any:
-        if self._first is None:
+        if not self._first:  # or one without rows
             self._first = self._source.next(timeout)
         return self._first.copy()
 

@@ -135,7 +135,7 @@ def _config(
     """The config of one policy.
 
     It has the keys of policy_config that the policy's class knows, overridden by the policy's own
-    config, and the worker's index and number.
+    config, and the worker's index and number. `in_evaluation` (default: False) is only passed on.
     """
     common = {name: value for name, value in settings.policy_config.items() if name in known}
     if "algorithm" in own:
@@ -144,6 +144,7 @@ def _config(
     config: dict[str, Any] = {
         "worker_index": settings.worker_index,
         "num_workers": settings.num_workers,
+        "in_evaluation": False,
         "explore": settings.explore,
         "observation_filter": settings.observation_filter,
         **merged,

@@ -208,7 +208,9 @@ class RolloutWorker(EnvRunner):
 
         The batch joins the input's batches. truncate_episodes: rollout_fragment_length * num_envs
         steps (fewer if postprocessing removes rows), from at most num_envs batches of the input.
-        complete_episodes: whole episodes with at least that many steps. Raises EndOfInput,
+        complete_episodes: whole episodes with at least that many steps. If nothing but excluded
+        episodes comes (`excluded` counts them) for ten samples' steps, or an input is idle, the
+        batch has fewer rows or none; without rows it keeps its columns. Raises EndOfInput,
         EnvFailed, the exception of an environment that is not restarted, and TypeError for any
         argument.
         """

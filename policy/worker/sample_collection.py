@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -46,8 +47,14 @@ from storage.experience.episode import policy_of_id
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import AnyBatch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
+from storage.wording import counted
 
 __all__ = ["Sampling", "join_batches"]
+
+_log = logging.getLogger("headrace.worker")
+
+_MOST_EMPTY = 10
+"""Batches without rows, one after the other and for each copy, after which a sample ends."""
 
 
 class WorkerParts(SamplingWorker, Protocol):
@@ -90,6 +97,8 @@ class Sampling:
         self.reader: InputReader | None = self._own
         self.output: OutputWriter = NoopOutput()
         self._failed: Exception | None = None
+        self._empty: AnyBatch | None = None  # the last sample, without its rows
+        self._warned = False  # of a sample without rows
         self._make_io()
         self._writing = threading.Lock()
         self._skipped: deque[SampleBatch] = deque()  # rows of episodes that learners are to skip
@@ -166,7 +175,10 @@ class Sampling:
             )
 
     def gather(self) -> AnyBatch:
-        """Read the input's batches for one sample."""
+        """Read the input's batches for one sample.
+
+        It has fewer steps, or no rows, if too many batches without rows come one after the other.
+        """
         settings = self._settings
         if self.reader is None:
             raise RuntimeError("sample: this worker has no input")
@@ -175,18 +187,46 @@ class Sampling:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
-        batches: list[Any] = [self._read()]
-        steps = batches[0].count
-        while steps < target and (most is None or len(batches) < most):
+        own = self.reader is self._own
+        batches: list[AnyBatch] = []
+        steps = reads = empty = 0
+        while steps < target and reads != most and empty < _MOST_EMPTY * settings.num_envs:
             try:
                 batch = self._read()
             except Exception as error:
+                if not batches:
+                    raise
                 # return the batches read so far, and raise the error at the next call
                 self._failed = error
                 break
-            batches.append(batch)
-            steps += batch.count
-        return join_batches(batches)
+            if batch.count or batch.agent_steps():
+                batches.append(batch)
+                steps, empty = steps + batch.count, 0
+            elif own or not batches:  # another input may be slow: wait for the rest of a sample
+                empty += 1
+                if own and self._empty is None:
+                    self._empty = batch
+            reads += not own or batch.count > 0
+        if not batches:
+            return self._without_rows()
+        joined = join_batches(batches)
+        self._empty = joined.without_rows()
+        return joined
+
+    def _without_rows(self) -> AnyBatch:
+        """A sample with the columns of the last one, or of the policies, and no rows."""
+        if self.reader is self._own and not self._warned:
+            self._warned = True
+            _log.warning(
+                "a sample without rows: every episode is excluded by training_enabled=False (so "
+                "far %s), or postprocessing removes all rows",
+                counted(self._worker.excluded["training_enabled"], "row"),
+            )
+        if self._empty is not None:
+            return self._empty.copy()
+        finisher, many = _finisher(self._worker), len(self._worker.policies) > 1
+        empty = {name: finisher.no_rows(name, joint=many) for name in self._worker.policies}
+        return MultiAgentBatch(empty, 0) if many else next(iter(empty.values()))
 
     def _read(self) -> AnyBatch:
         """Read the input's next batch, with the columns that the policies need."""

@@ -43,6 +43,8 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 """Arguments with known names that do not belong to a worker's constructor."""
 _DEPRECATED = {"batch_steps"}
+_NONE_IS_A_VALUE = "preprocessor_pref"
+"""The argument for which None does not stand for the default."""
 _PREPROCESSORS = ("deepmind", "flatten", "rllib", None)
 _FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 _LEAST = {"rollout_fragment_length": 1, "num_envs": 1, "worker_index": 0, "incarnation": 0}
@@ -132,34 +134,34 @@ class WorkerSettings:
     def from_arguments(cls, arguments: Mapping[str, Any]) -> WorkerSettings:
         """Create settings from keyword arguments, also with earlier names; None means the default.
 
+        An earlier name at its default says nothing: the current name may be given as well.
         Raises NotImplementedError for arguments that only TensorFlow supports, and TypeError for
         unknown names.
         """
         named: dict[str, Any] = {}
+        known = {one.name: one for one in fields(cls)}
         for name, value in arguments.items():
             if name in DROPPED:
                 if value is not None:
                     raise NotImplementedError(f"{name}: {DROPPED[name]}")
                 continue
-            if name in _DEPRECATED:
-                warnings.warn(
-                    f"{name} is called {_ALIASES[name]} now", DeprecationWarning, stacklevel=3
-                )
             real = _ALIASES.get(name, name)
+            if real in known and value is None and real != _NONE_IS_A_VALUE:
+                continue
+            if real != name and value is not None and value == known[real].default:
+                continue
+            if name in _DEPRECATED:
+                warnings.warn(f"{name} is called {real} now", DeprecationWarning, stacklevel=3)
             if real in named:
                 raise TypeError(
                     f"{name}: expected either {real} or one of its older names, got two"
                 )
             named[real] = value
-        known = {one.name: one for one in fields(cls)}
         unknown = sorted(set(named) - set(known))
         if unknown:
             hints = "".join(_hint(name, [*known, *_ALIASES]) for name in unknown)
             raise TypeError(f"RolloutWorker: unknown arguments {unknown}{hints}")
-        given = {k: v for k, v in named.items() if v is not None or known[k].default is None}
-        if "preprocessor_pref" in named:
-            given["preprocessor_pref"] = named["preprocessor_pref"]
-        return cls(**given)
+        return cls(**named)
 
     @classmethod
     def refuse_for_sample(cls, arguments: Mapping[str, Any]) -> None:

@@ -190,6 +190,10 @@ class MultiAgentBatch:
         copies = {name: b.copy(shallow=shallow) for name, b in self.policy_batches.items()}
         return MultiAgentBatch(copies, self.count)
 
+    def without_rows(self) -> MultiAgentBatch:
+        """The same policies and columns, without rows."""
+        return MultiAgentBatch({k: b.without_rows() for k, b in self.policy_batches.items()}, 0)
+
     def compress(
         self,
         *,

@@ -224,6 +224,10 @@ class SampleBatch(MutableMapping[str, Array]):
             return self._trusted(dict(self._columns), self.count)
         return self._trusted({k: v.copy() for k, v in self._columns.items()}, self.count)
 
+    def without_rows(self) -> SampleBatch:
+        """A batch with these columns, no rows and no memory of this one's."""
+        return self.slice(0, 0).copy()
+
     def with_floats(self, dtype: npt.DTypeLike) -> SampleBatch:
         """A batch whose floating columns have this dtype; the other arrays are shared."""
         columns = {
@@ -447,14 +451,15 @@ _AFTER = (NEXT_OBS, HAS_NEXT_OBS, TERMINATEDS, TRUNCATEDS)
 
 
 def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
-    """Concatenate the rows of all batches; empty batches are ignored.
+    """Concatenate the rows of all batches; batches without rows are ignored.
 
+    If none has rows, the result has the columns of the first one with columns.
     Raises BatchError if the columns' names, shapes or dtypes differ: float32 and float64 are not
     joined implicitly.
     """
     filled = [batch for batch in batches if batch.count]
     if len(filled) <= 1:
-        return filled[0] if filled else (batches[0] if batches else SampleBatch())
+        return next(iter(filled or [batch for batch in batches if list(batch)]), SampleBatch())
     names = filled[0]._columns.keys()
     for batch in filled[1:]:
         if batch._columns.keys() != names:

@@ -20,6 +20,7 @@ from policy.envs.env_context import EnvContext
 from policy.inference.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.worker.batch_io import NoopOutput
 from policy.worker.env_creation import seed_of
 from policy.worker.rollout_worker import RolloutWorker
 from policy.worker.settings import DROPPED, WorkerSettings
@@ -378,6 +379,115 @@ def test_input_is_a_name_of_old_for_the_input_creator():
         assert made.sample().count
     with pytest.raises(TypeError, match="input_creator: expected a function of an IOContext"):
         worker(input_="sampler")
+
+
+OLD_ARGUMENTS = {
+    "env_creator": CountEnv,
+    "policy_graph": None,
+    "policy_mapping_fn": None,
+    "policies_to_train": None,
+    "tf_session_creator": None,
+    "batch_steps": 100,
+    "batch_mode": "truncate_episodes",
+    "episode_horizon": None,
+    "preprocessor_pref": "deepmind",
+    "sample_async": False,
+    "compress_observations": False,
+    "num_envs": 1,
+    "observation_filter": "NoFilter",
+    "clip_rewards": None,
+    "clip_actions": True,
+    "env_config": None,
+    "model_config": None,
+    "policy_config": None,
+    "worker_index": 0,
+    "monitor_path": None,
+    "log_dir": None,
+    "log_level": None,
+    "callbacks": None,
+    "input_creator": lambda ioctx: ioctx.default_sampler_input(),
+    "input_evaluation": frozenset(),
+    "output_creator": lambda ioctx: NoopOutput(),
+}
+"""The arguments of `PolicyEvaluator`, the previous API's worker, with its defaults."""
+LATER_ARGUMENTS = {
+    "policies": None,
+    "preprocessors": "deepmind",
+    "input_": None,
+    "async_remote_worker_envs": False,
+    "remote_worker_envs": False,
+    "remote_env_batch_wait_ms": 0,
+    "soft_horizon": False,
+    "no_done_at_end": False,
+    "seed": None,
+    "extra_python_environs": None,
+    "fake_sampler": False,
+}
+
+
+@pytest.mark.parametrize(
+    "current",
+    [
+        {},
+        LATER_ARGUMENTS,
+        {"rollout_fragment_length": 50, "policy": Named, "policy_config": {"name": "a"}},
+        {"preprocessors": "deepmind", "preprocessor_pref": "flatten"},
+        {"async_remote_worker_envs": False, "remote_worker_envs": True},
+        {"input_": None, "observation_filter": "MeanStdFilter", "policies": None},
+    ],
+    ids=str,
+)
+def test_the_previous_workers_arguments_are_accepted_at_their_defaults(current):
+    """All 26, without a warning, and beside the current names, which then decide.
+
+    Row: batch_steps / rollout_fragment_length = 100
+    """
+    for arguments in (OLD_ARGUMENTS | current, current | OLD_ARGUMENTS | current):
+        with RolloutWorker(**arguments) as made:
+            length = current.get("rollout_fragment_length", 100)
+            assert made.sample().count == length
+            assert type(made.get_policy()) is current.get("policy", TrainablePolicy)
+            for name in ("preprocessor_pref", "remote_worker_envs", "observation_filter"):
+                assert (
+                    getattr(made.settings, name)
+                    == (OLD_ARGUMENTS | {"remote_worker_envs": False} | current)[name]
+                )
+    for one, value in (OLD_ARGUMENTS | LATER_ARGUMENTS).items():
+        RolloutWorker(**{"env_creator": CountEnv, one: value}).stop()
+
+
+def test_two_names_with_values_are_a_conflict():
+    """An older name at another value than its default contradicts the current name; None is a
+    value of `preprocessors`.
+
+    Row: batch_steps / rollout_fragment_length = 100
+    """
+    with (
+        pytest.warns(DeprecationWarning, match="batch_steps"),
+        pytest.raises(TypeError, match="expected either rollout_fragment_length or one of"),
+    ):
+        worker(batch_steps=7)
+    with pytest.raises(TypeError, match="expected either preprocessor_pref"):
+        worker(preprocessors=None, preprocessor_pref="flatten")
+    with pytest.raises(TypeError, match=r"unknown arguments \['num_copies'\]"):
+        worker(num_copies=None)
+
+
+def test_in_evaluation_is_passed_to_the_policy():
+    """The previous API's mark of a worker that evaluates; False unless it is given.
+
+    Row: model_config, policy_config
+    """
+    for config, expected in (
+        ({}, False),
+        ({"in_evaluation": False}, False),
+        ({"in_evaluation": True}, True),
+    ):
+        with worker(policy_config=config) as made:
+            assert made.get_policy().config["in_evaluation"] is expected
+            assert made.sample().count == 4
+    with worker(policy={"default": (None, None, None, {"in_evaluation": True})}) as made:
+        assert made.get_policy().config["in_evaluation"] is True
 
 
 def test_the_update_rule_takes_its_short_names():

@@ -99,6 +99,18 @@ def test_concat_then_slice_gives_the_pieces_back(sizes):
         assert whole["obs"].dtype == np.float32
 
 
+def test_batches_without_rows_keep_their_columns():
+    """Joined, also with one without columns, and taken from a batch, whose memory they release."""
+    empty = batch_of(3).without_rows()
+    assert (empty.count, sorted(empty)) == (0, sorted(batch_of(3)))
+    assert all(column.base is None for column in empty.values())
+    assert empty["obs"].shape == (0, 2)
+    for joined in ([empty], [SampleBatch(), empty], [empty, SampleBatch(), empty]):
+        assert concat_samples(joined) == empty
+    assert concat_samples([empty, batch_of(2), SampleBatch()]) == batch_of(2)
+    assert concat_samples([SampleBatch()]) == concat_samples([]) == SampleBatch()
+
+
 def test_concat_names_what_does_not_fit():
     """Batches with other columns, or other shapes, are not joined."""
     with pytest.raises(BatchError, match=r"\['b'\]"):
