@@ -224,5 +224,18 @@ def test_a_long_sentence_or_cell_is_found() -> None:
     assert [len(one.split()) for one in sentences(page) if len(one.split()) > 40] == [42, 43]
 
 
+def test_the_readme_begins_with_the_two_commands_that_set_everything_up() -> None:
+    """`make demo` and `make test` are its first block, and targets that need nothing but `setup`."""
+    readme = (ROOT / "README.md").read_text()
+    first = blocks("README.md", "sh")[0]
+    assert [line.split("  # ")[0] for line in first.splitlines()] == ["make demo", "make test"]
+    assert readme[: readme.index(first)].count("\n") < 40
+    assert all(tool in readme[: readme.index(first)] for tool in ("Python 3.11", "make", "gcc"))
+    makefile = (ROOT / "Makefile").read_text()
+    needs = dict(re.findall(r"^(\w+): ?([\w $()-]*?) *##", makefile, re.MULTILINE))
+    assert needs["demo"] == "setup"
+    assert (needs["test"], needs["lint"], needs["unit"]) == ("lint", "setup", "setup")
+
+
 def test_the_readme_fits_its_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
