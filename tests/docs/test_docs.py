@@ -225,7 +225,7 @@ def test_a_long_sentence_or_cell_is_found() -> None:
 
 
 def test_the_readme_begins_with_the_two_commands_that_set_everything_up() -> None:
-    """`make demo` and `make test` are its first block, and targets that need nothing but `setup`."""
+    """`make demo` and `make test` are its first block; as targets they need nothing but `setup`."""
     readme = (ROOT / "README.md").read_text()
     first = blocks("README.md", "sh")[0]
     assert [line.split("  # ")[0] for line in first.splitlines()] == ["make demo", "make test"]

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from storage.experience.episode import Part
 from storage.experience.sample_batch import SampleBatch
+from storage.reading.ledger import Ledger
 from storage.reading.listing import ShardFile
 from storage.reading.shard_reader import (
     EndOfInput,
@@ -779,3 +780,58 @@ class TestAround:
             loader = torch.utils.data.DataLoader(to_torch_dataset(reader), batch_size=None)
             found = [batch["t"].tolist() for batch in loader]
         assert found == [[0, 1], [2, 3], [4]]
+
+
+# --- the ledger ------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=6), st.data())
+def test_a_ledger_has_the_ordinals_that_were_added_and_no_others(
+    added: list[list[int]], data: st.DataObject
+) -> None:
+    """Compared with a set, for each number up to the largest: a gap of a single ordinal stays."""
+    ledger, known = Ledger(), set[int]()
+    for ordinals in added:
+        ledger.add("s", np.array(ordinals, np.int64))
+        known |= set(ordinals)
+    every = np.arange(33)
+    other = data.draw(st.sets(st.integers(0, 30)))
+    minus = Ledger()
+    minus.add("s", np.array(sorted(other), np.int64))
+    for found, expected in (
+        (ledger, known),
+        (Ledger.from_json(json.loads(json.dumps(ledger.to_json()))), known),
+        (ledger.without(minus), known - other),
+        (ledger.union(minus), known | other),
+    ):
+        assert set(every[found.contains("s", every)].tolist()) == expected
+        assert all(bool(found.contains("s", every[n : n + 1])[0]) == (n in expected) for n in every)
+        assert set(found.missing("s", 0, 32)) == set(range(33)) - expected
+        assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("hole", range(1, 5))
+@pytest.mark.parametrize("resumed", [False, True])
+def test_one_missing_ordinal_is_read_when_it_comes(
+    tmp_path: Path, hole: int, mode: Any, resumed: bool
+) -> None:
+    """One shard has the ordinals on both sides of it; a later one has it, alone or with others."""
+    parts = [part(n, 2) for n in range(6)]
+    others = [one for one in parts if one.ordinal != hole]
+    write(tmp_path, others)
+    reading: dict[str, Any] = {"mode": mode, "batch_size": 1, "follow": True}
+    with ShardReader(tmp_path, **reading) as reader:
+        found = [
+            row for _ in range(10 if mode != "episodes" else 5) for row in ids(reader.next(LONG))
+        ]
+        assert sorted(found) == sorted(rows_of(others))
+        assert reader.ledger == {stream_of(): [[0, hole - 1], [hole + 1, 5]]}
+        state = json.loads(json.dumps(reader.state_dict()))
+        write(tmp_path, parts[hole : hole + 1 + hole % 2])
+        with ShardReader(tmp_path, state=state, **reading) if resumed else reader as after:
+            steps = [
+                row for _ in range(2 if mode != "episodes" else 1) for row in ids(after.next(LONG))
+            ]
+            assert sorted(steps) == rows_of([parts[hole]])
+            assert after.ledger == {stream_of(): [[0, 5]]}
