@@ -443,3 +443,59 @@ def test_an_error_in_the_ticker_is_not_silent(monkeypatch: pytest.MonkeyPatch) -
             assert isinstance(collector.journal.failure, ZeroDivisionError)
 
     run(body)
+
+
+class Clocks:
+    """A monotonic clock in seconds and a wall clock in microseconds, turned by hand."""
+
+    def __init__(self, wall: int) -> None:
+        self.monotonic, self.wall = 1_000.0, wall
+
+    def turn(self, seconds: float, wall: float) -> None:
+        self.monotonic += seconds
+        self.wall += int(wall * 1_000_000)
+
+    def clocks(self) -> dict[str, Callable[[], Any]]:
+        return {"clock": lambda: self.monotonic, "wall": lambda: self.wall}
+
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("jump", [0.0, DAY, -DAY])
+@pytest.mark.parametrize("down", [0.0, 7 * DAY])
+def test_a_reward_window_is_of_running_time(jump: float, down: float) -> None:
+    """Steps of an open and of an ended episode take rewards for 60 s in which a collector runs: a
+    wall clock that is set, and time without a collector, neither shorten nor prolong them."""
+    patient = replace(DEFAULT, reward_window=60.0, part_seconds=1e9, episode_timeout=1e9)
+    clocks, journal = Clocks(1_700_000_000_000_000), MemoryJournal()
+
+    async def reward(collector: Collector, name: str, number: int, expected: str) -> None:
+        late = wire.LogReturns(episode_id=name, reward=1.0, step=0, reward_id=f"r{number}")
+        reply, row = collector.accept(wire.Batch(events=[late]))
+        await collector.journal.durable(row)
+        assert [one.error["code"] for one in reply.refused] == [expected] * bool(expected)
+
+    async def body() -> None:
+        nonlocal journal
+        async with running(journal, policy=patient, **clocks.clocks()) as collector:
+            instance = await registered(collector)
+            events = [*numbered("open", 0, steps=2)[:-1], *numbered("ended", 1, steps=1)]
+            reply, row = collector.accept(wire.Batch(instance=instance, events=events))
+            await collector.journal.durable(row)
+            assert reply.refused == []
+            clocks.turn(30, jump)
+            for name in ("open", "ended"):
+                await reward(collector, name, 1, "")
+            journal = journal.crash()
+            # a machine that was restarted: its monotonic clock begins again
+        clocks.turn(-500, down)
+        async with running(journal, policy=patient, **clocks.clocks()) as collector:
+            clocks.turn(20, jump)
+            for name in ("open", "ended"):
+                await reward(collector, name, 2, "")
+            clocks.turn(20, jump)
+            for name in ("open", "ended"):
+                await reward(collector, name, 3, "window_closed")
+
+    run(body)

@@ -14,6 +14,7 @@ import torch
 from benchmarks.ppo_cartpole import CartPoles, learn
 from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig, _effective_share
+from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.inference.action_rule import ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
@@ -143,6 +144,29 @@ def test_an_episode_carries_nothing_into_another():
     alone, _ = learner.algorithm.rows(first)
     together, _ = learner.algorithm.rows(concat_samples([first, second]))
     np.testing.assert_allclose(together.advantages, np.tile(alone.advantages, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("gap", [slice(1, 2), slice(2, 5), slice(3, 4)])
+@pytest.mark.parametrize("learns", ["learner", "worker"])
+def test_nothing_is_carried_across_a_gap_in_t(gap, learns):
+    """Rows in the middle of an episode are missing, as from a damaged shard. Those before and after
+    them are two fragments: as if each was alone, for a learner and for a worker's policy."""
+    whole = one_episode(new_learner(), count=6)
+    index = np.arange(6)
+    before, after = whole.take(index < gap.start), whole.take(index >= gap.stop)
+    rest = concat_samples([before, after])
+
+    def estimates(batch):
+        if learns == "worker":
+            policy = TrainablePolicy(SPEC.observation, SPEC.action, {"spec": SPEC})
+            done = policy.postprocess_trajectory(batch.copy())
+            return np.stack([done["advantages"], done["value_targets"]])
+        rows, _ = new_learner().algorithm.rows(batch)
+        return np.stack([rows.advantages.numpy(), rows.value_targets.numpy()])
+
+    apart = np.concatenate([estimates(before), estimates(after)], axis=1)
+    np.testing.assert_allclose(estimates(rest), apart, atol=1e-6)
+    assert not np.allclose(estimates(whole)[0, : before.count], apart[0, : before.count], atol=1e-3)
 
 
 def test_the_order_of_rows_means_nothing(played):

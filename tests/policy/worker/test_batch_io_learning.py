@@ -122,6 +122,45 @@ def test_a_row_that_is_left_out_ends_the_fragment_before_it(played):
     np.testing.assert_allclose(found["advantages"][source == "on_policy"], expected.advantages)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_damaged_shard_inside_an_episode_parts_it(tmp_path, own):
+    """The rows before and after the damaged one are learned from as two fragments, and a policy's
+    own `postprocess_trajectory` gets each of them alone."""
+    seen = []
+
+    class Seeing(TrainablePolicy):
+        def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
+            seen.append(batch["t"].tolist())
+            return self.postprocess(batch)
+
+    with worker(env_config={"length": 15}) as made:
+        played = made.sample()
+        output = ParquetOutputWriter(tmp_path, made.descriptors())
+        for start in (0, 5, 10):
+            output.write(played.slice(start, start + 5))
+        output.close()
+    shards = sorted(tmp_path.rglob("*.parquet"))
+    assert len(shards) == 3
+    with shards[1].open("r+b") as damaged:
+        damaged.seek(60)
+        damaged.write(b"damage")
+
+    def from_shards(ioctx):
+        return ShardReader(ioctx.log_dir, policy_id="default", batch_size=10)
+
+    policy = Seeing if own else TrainablePolicy
+    reading = {"input_creator": from_shards, "log_dir": str(tmp_path), "policy": policy}
+    with worker(**reading, rollout_fragment_length=10) as made:
+        read = made.sample()
+        apart = [made.get_policy().postprocess(played.slice(start, start + 5)) for start in (0, 10)]
+    assert sorted(read["t"].tolist()) == [*range(5), *range(10, 15)]
+    for name in ("advantages", "value_targets"):
+        expected = keyed(apart[0], name) | keyed(apart[1], name)
+        assert keyed(read, name) == pytest.approx(expected)
+    if own:
+        assert sorted(seen) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
+
+
 def test_the_filter_of_a_trained_policy_learns_from_what_is_read(tmp_path, played):
     """The filter learns as from samples; that of an untrained policy stays unchanged."""
 
