@@ -472,6 +472,7 @@ def test_a_reward_window_is_of_running_time(jump: float, down: float) -> None:
 
     async def reward(collector: Collector, name: str, number: int, expected: str) -> None:
         late = wire.LogReturns(episode_id=name, reward=1.0, step=0, reward_id=f"r{number}")
+        collector.tick()
         reply, row = collector.accept(wire.Batch(events=[late]))
         await collector.journal.durable(row)
         assert [one.error["code"] for one in reply.refused] == [expected] * bool(expected)
