@@ -28,7 +28,7 @@ from storage.spaces.descriptors import parse_space
 from storage.weights import store as storage_store
 from storage.weights.memory_store import MemoryWeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.ingest.collector.test_collector import run, running
+from tests.ingest.collector.test_collector import GatedJournal, registered, run, running
 
 SPEC = PolicySpec(
     parse_space("box:2"), parse_space("discrete:2"), ModuleSpec(hidden=(), value_head=False)
@@ -310,3 +310,33 @@ def test_a_choice_that_is_not_recorded_leaves_nothing(tmp_path: Path) -> None:
         assert collector.post("/v1/actions", brought)[0] == 422
         assert collector.get("/readyz")[1]["steps"] == 0
         assert collector.get("/v1/episodes/a")[0] == 404
+
+
+def test_a_reply_ahead_of_the_disk_names_the_events_that_are_on_it() -> None:
+    """A caller forgets its events up to `durable_seq`, so it is never one whose row is unsynced."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal, policy=DEFAULT) as collector:
+            live = LivePolicies(None, {"default": DEFAULT})
+            publish(live.store("default"))
+            live.refresh()
+            acting, instance = Acting(collector, live), await registered(collector)
+
+            async def durable_seq(seq: int) -> int:
+                call = wire.GetAction(episode_id="e", obs=[0.0, 0.0], seq=seq)
+                asked = wire.ActionBatch(instance=instance, actions=[call], durable=False)
+                return (await acting.act(asked)).actions[0].durable_seq
+
+            start = wire.Start(episode_id="e", start=0)
+            _, row = collector.accept(wire.Batch(instance=instance, events=[start]))
+            await collector.journal.durable(row)
+            found = []
+            for pair in ((1, 2), (3, 4)):
+                journal.gate.clear()
+                found += [await durable_seq(seq) for seq in pair]
+                journal.gate.set()
+                await collector.journal.durable(collector.journal.submitted_row)
+            assert found == [-1, -1, 2, 2]
+
+    run(body)

@@ -201,6 +201,17 @@ def test_a_process_of_another_machine_holds_until_its_record_expires(directory: 
         assert lease.fence == 2
 
 
+def test_a_dead_holder_whose_process_id_was_given_again_holds_nothing(directory: Path) -> None:
+    """The process that has the id now started at another time, so it is not the holder."""
+    with holder(directory, seconds=3600.0):
+        killed = current_lease(directory)
+        assert killed
+    path = directory / "leases" / "1.json"
+    path.write_bytes(replace(killed, pid=os.getpid()).to_bytes())
+    with Taken(directory) as lease:
+        assert lease.fence == 2
+
+
 def test_a_damaged_record_bars_nobody_and_its_number_stays_given(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
