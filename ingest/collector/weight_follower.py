@@ -64,7 +64,12 @@ class LoadedPolicy(msgspec.Struct, Generic[P], frozen=True):
     @property
     def etag(self) -> str:
         """The generation's id for clients, which send it back; see `LivePolicies.note_seen`."""
-        return f'"{self.store_id}-{self.generation}-{self.version}"'
+        return f'"{self.store_id}-{self.generation}-{self.newest}"'
+
+    @property
+    def newest(self) -> int:
+        """The highest number of the versions that act: the live one's or the canary's."""
+        return max(self.version, self.canary_version)
 
 
 class _OlderError(Exception):
@@ -181,7 +186,7 @@ class WeightFollower(Generic[P]):
     def _require_newer(self, wanted: Live, served: LoadedPolicy[P]) -> None:
         if wanted.generation > served.generation:
             return
-        self.note_seen(served.version, served.generation)
+        self.note_seen(served.newest, served.generation)
         raise _OlderError(
             f"expected a newer generation than {served.generation} (version {served.version}), the "
             f"served one, got {wanted.generation} (version {wanted.version}): the weights were "

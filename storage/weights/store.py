@@ -402,7 +402,8 @@ class WeightFolder:
                 canary_share=float(share),
                 pinned=pin or (before.pinned if before else None),
             )
-            self._numbers.note(version, live.generation)  # before others can see the new numbers
+            highest = max(version, canary_version or 0)
+            self._numbers.note(highest, live.generation)  # before others can see the new numbers
             self._pointer.write(live)
         return live
 

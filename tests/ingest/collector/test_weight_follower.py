@@ -136,6 +136,24 @@ def test_an_older_generation_is_refused_and_the_next_one_is_not(
     assert (acting(follower), follower.standing.why) == ("policy 4", None)
 
 
+def test_a_canarys_number_is_not_given_again_after_a_restore(store: WeightFolder) -> None:
+    """The canary has acted under its number, which a collector and its clients remember."""
+    root, names = store.directory.parents[1], ("weights", "numbers")
+    follower = follower_of(store)
+    store.publish(add(store, 1.0))
+    for name in names:
+        shutil.copytree(root / name, root / "backup" / name)
+    store.start_canary(add(store, 2.0), 0.5)
+    follower.look()
+    assert follower.served
+    assert follower.served.etag == f'"{store.store_id}-2-2"'
+    for name in names:
+        shutil.rmtree(root / name)
+        shutil.copytree(root / "backup" / name, root / name)
+    assert follower.look()
+    assert store.publish(add(store, 3.0)) == Live(generation=3, version=3)
+
+
 def test_a_pin_is_seen_without_a_new_generation(store: WeightFolder) -> None:
     """`resume` does not change what is served."""
     follower = follower_of(store)

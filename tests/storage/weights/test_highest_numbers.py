@@ -42,6 +42,18 @@ def test_numbers_go_on_after_a_restore_of_the_weights(
     assert restored.restored is None
 
 
+def test_a_canarys_number_is_not_given_again_after_a_restore(tmp_path: Path) -> None:
+    """A canary acts in some episodes, so its number stands for its content from its start on."""
+    store = store_in(tmp_path)
+    publish(store, 1.0)
+    shutil.copytree(tmp_path / "weights", tmp_path / "backup")
+    assert store.start_canary(add(store, 2.0), 0.5).canary_version == 2
+    shutil.rmtree(tmp_path / "weights")
+    (tmp_path / "backup").rename(tmp_path / "weights")
+    restored = store_in(tmp_path)
+    assert restored.publish(add(restored, 3.0)).version == 3
+
+
 def test_weights_that_were_deleted_do_not_begin_again(tmp_path: Path) -> None:
     publish(store_in(tmp_path), 1.0, 2.0)
     shutil.rmtree(tmp_path / "weights")
@@ -102,6 +114,11 @@ class Numbers(RuleBasedStateMachine):
     @rule()
     def promote(self) -> None:
         self.store.promote(self.fresh())
+
+    @rule()
+    def start_canary(self) -> None:
+        with contextlib.suppress(WeightsNotFound, PolicyPinned):  # nothing is live, or one is on
+            self.store.start_canary(self.fresh(), 0.5)
 
     @rule()
     def roll_back(self) -> None:
