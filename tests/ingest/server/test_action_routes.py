@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
+from storage.errors import JournalFull
 from storage.journal.sqlite_journal import MemoryJournal
 from storage.spaces.descriptors import parse_space
 from storage.weights import store as storage_store
@@ -338,5 +339,42 @@ def test_a_reply_ahead_of_the_disk_names_the_events_that_are_on_it() -> None:
                 journal.gate.set()
                 await collector.journal.durable(collector.journal.submitted_row)
             assert found == [-1, -1, 2, 2]
+
+    run(body)
+
+
+class Hanging(LivePolicies):
+    """Policies whose files are not read before `ready`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.ready = asyncio.Event()
+
+    async def look_for_first(self, policies: Collection[str]) -> None:
+        await self.ready.wait()
+
+
+def test_events_that_a_full_disk_discarded_are_not_acknowledged_with_an_action() -> None:
+    """The disk was full while their request waited for weights, and the decision came after it."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal, policy=DEFAULT) as collector:
+            live = Hanging(None, {"default": DEFAULT})
+            publish(live.store("default"))
+            live.refresh()
+            action = wire.LogAction(episode_id="e", obs=[0.0, 0.0], action=0)
+            begun = wire.Batch(events=[wire.Start(episode_id="e"), action])
+            await collector.journal.durable(collector.accept(begun)[1])
+            journal.errors.append(JournalFull("no space left"))
+            asked = batch("e")
+            asked.events = [wire.LogReturns(episode_id="e", reward=1.0)]
+            acting = asyncio.ensure_future(Acting(collector, live).act(asked))
+            while not collector.journal.rebuilds or collector.journal.rebuilding:
+                await asyncio.sleep(0)
+            live.ready.set()
+            with pytest.raises(Refusal) as caught:
+                await acting
+            assert caught.value.code == "disk_full"
 
     run(body)

@@ -42,12 +42,16 @@ def test_numbers_go_on_after_a_restore_of_the_weights(
     assert restored.restored is None
 
 
-def test_a_canarys_number_is_not_given_again_after_a_restore(tmp_path: Path) -> None:
-    """A canary acts in some episodes, so its number stands for its content from its start on."""
+@pytest.mark.parametrize("canary", [True, False])
+def test_a_number_beside_the_live_one_is_not_given_again(tmp_path: Path, canary: bool) -> None:
+    """A canary acts under its number, and a promotion returns one, without being live."""
     store = store_in(tmp_path)
     publish(store, 1.0)
     shutil.copytree(tmp_path / "weights", tmp_path / "backup")
-    assert store.start_canary(add(store, 2.0), 0.5).canary_version == 2
+    if canary:
+        assert store.start_canary(add(store, 2.0), 0.5).canary_version == 2
+    else:
+        assert store.promote(add(store, 2.0)) == 2
     shutil.rmtree(tmp_path / "weights")
     (tmp_path / "backup").rename(tmp_path / "weights")
     restored = store_in(tmp_path)

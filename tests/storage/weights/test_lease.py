@@ -260,6 +260,16 @@ def test_a_holder_puts_its_lost_record_back(directory: Path) -> None:
             Lease.take(directory)
 
 
+def test_a_holder_replaces_its_damaged_record(directory: Path) -> None:
+    """Only another lease ends a lease, not damage to its file."""
+    with Taken(directory) as first:
+        (directory / "leases" / "1.json").write_bytes(b"{}")
+        first.renew()
+        first.check()
+        with pytest.raises(LeaseHeld, match=r"process \d+ on \S+ .lease 1, taken"):
+            Lease.take(directory)
+
+
 def test_of_two_leases_with_one_number_one_ends(directory: Path) -> None:
     """The whole root was restored, with the memory of numbers: the record on disk tells."""
     with Taken(directory) as first:
