@@ -92,7 +92,6 @@ TESTED_BY = {
     "storage.reading.agent_joiner": "storage/reading/test_multi_agent_reader",
     "storage.reading.agent_reader": "storage/reading/test_multi_agent_reader",
     "storage.reading.exclusion": "storage/reading/test_shard_reader_left_out",
-    "storage.reading.ledger": "storage/reading/test_shard_reader",
     "storage.reading.live_source": "ingest/embedded/test_live_reading",
     "storage.reading.position": "storage/reading/test_shard_reader",
     "storage.reading.retries": "storage/reading/test_shard_reader_left_out",
