@@ -21,22 +21,24 @@ def test_a_row_that_was_left_out_ends_the_fragment_before_it():
 
 @st.composite
 def batches(draw) -> SampleBatch:
-    """Episodes with a gap here and there, the last row of some terminal, rows in any order."""
+    """Episodes with a gap here and there, the last row of some terminal, that of others without a
+    next observation; rows in any order."""
     rows = []
     for episode in range(draw(st.integers(0, 4))):
         times = sorted(draw(st.sets(st.integers(0, 12), min_size=1, max_size=10)))
         ends = draw(st.sampled_from(["terminated", "truncated", "open"]))
         for t in times:
-            last = t == times[-1]
-            rows.append((episode, t, last and ends == "terminated", last and ends == "truncated"))
+            ended = ends if t == times[-1] else ""
+            rows.append((episode, t, ended == "terminated", ended == "truncated", ended != "open"))
     rows = draw(st.permutations(rows))
-    columns = list(zip(*rows, strict=True)) or [[], [], [], []]
+    columns = list(zip(*rows, strict=True)) or [[], [], [], [], []]
     episode, t = (np.array(c, np.int64) for c in columns[:2])
     return SampleBatch(
         eps_id=np.array([f"e{e}" for e in episode], object),
         t=t,
         terminateds=np.array(columns[2], np.bool_),
         truncateds=np.array(columns[3], np.bool_),
+        has_new_obs=np.array(columns[4], np.bool_),
         rewards=(episode * 100 + t).astype(np.float64) / 7,
         obs=np.stack([episode, t], axis=1).astype(np.float32),
         new_obs=np.stack([episode, t + 1], axis=1).astype(np.float32),
@@ -105,8 +107,8 @@ def test_n_step_returns_are_the_sum_of_their_definition(batch, n, gamma):
         assert row["n_steps"] == steps
         assert row["rewards"] == pytest.approx(total)
         assert row["new_obs"].tolist() == last["new_obs"].tolist()
-        assert row["terminateds"] == last["terminateds"]
-        assert row["truncateds"] == last["truncateds"]
+        for name in ("has_new_obs", "terminateds", "truncateds"):
+            assert row[name] == last[name]
         assert row["obs"].tolist() == rows[row["eps_id"], row["t"]]["obs"].tolist()
 
 
