@@ -251,8 +251,8 @@ def test_a_rebuilt_state_does_not_abandon_its_open_episodes() -> None:
 
 
 def test_the_state_of_a_journal_is_bounded_by_its_limits() -> None:
-    """Ended episodes and instances beyond their limits are forgotten; no state is kept per
-    episode.
+    """Ended episodes and instances beyond their limits are forgotten, the oldest first; no state is
+    kept per episode.
     """
     limits = Limits(finished=10, instances=3)
 
@@ -262,7 +262,10 @@ def test_the_state_of_a_journal_is_bounded_by_its_limits() -> None:
             instance = await simulation.register()
             await simulation.send(instance, numbered(f"e{number}", 0, steps=number % 4))
             await simulation.advance(1.5)
-            assert recover(simulation.journal, POLICIES, limits).lost == {}
+            found = recover(simulation.journal, POLICIES, limits)
+            assert found.lost == {}
+            latest = range(max(0, number - 9), number + 1)
+            assert list(found.assembler.finished) == [f"e{n}" for n in latest]
             if number % 25 == 24:
                 await simulation.crash()
         sealing = simulation.collector.sealing
