@@ -58,6 +58,31 @@ def test_cuts_can_ask_for_a_share_of_closed_steps(least: float) -> None:
     assert len(cuts) == (least == 0.0)
 
 
+def test_a_step_takes_rewards_until_it_can_be_cut() -> None:
+    """At the end of its window a step is closed, for rewards and for cuts alike."""
+    shell = windowed(5.0, 2)
+    for now, answer, closed in ((5.75, "accepted", 0), (6.0, "window_closed", 1)):
+        shell.now = now
+        late = wire.LogReturns(episode_id=NAME, step=0, reward_id=str(now), reward=1.0)
+        assert shell.send(late) == [answer]
+        assert shell.assembler.episodes[NAME].closed(now) == closed
+
+
+def test_a_step_that_was_decided_again_keeps_its_window() -> None:
+    """The window counts from the step's first decision, whatever replaced that."""
+    shell = Shell({"default": replace(STEPS, reward_window=5.0)})
+    shell.send(wire.Start(episode_id=NAME, start=0))
+    given = {"obs": [0.0, 0.0], "action_logp": -1.0, "policy_version": 1}
+    for now, number in ((1.0, 0), (4.0, 1)):
+        shell.now = now
+        decided = wire.Decision(episode_id=NAME, seq=1, action=number, answered=now > 1, **given)
+        assert shell.send(decided) == ["accepted"]
+    shell.send(action(2))
+    shell.now = 6.0
+    late = wire.LogReturns(episode_id=NAME, step=0, reward_id="a", reward=1.0)
+    assert shell.send(late) == ["window_closed"]
+
+
 def test_rewards_for_named_steps_put_off_the_time_out() -> None:
     """An episode is abandoned once no event arrives for it; the same after a replay."""
     shell = windowed(10_000.0, 1)
