@@ -96,7 +96,6 @@ TESTED_BY = {
     "storage.reading.position": "storage/reading/test_shard_reader",
     "storage.reading.retries": "storage/reading/test_shard_reader_left_out",
     "storage.reading.batching": "storage/reading/test_shard_reader",
-    "storage.reading.untrained_rows": "policy/jobs/test_follower_state",
     "storage.shards.arrow_arrays": "storage/shards/test_shard",
     "storage.shards.content": "storage/reading/test_loading_content",
     "storage.shards.names": "storage/shards/test_shard",
