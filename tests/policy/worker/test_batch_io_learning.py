@@ -161,6 +161,16 @@ def test_a_damaged_shard_inside_an_episode_parts_it(tmp_path, own):
         assert sorted(seen) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
 
 
+def test_rows_that_are_read_in_any_order_get_their_own_advantages(played):
+    """A reader that shuffles mixes episodes; an advantage stays with its row."""
+    policy = worker().get_policy()
+    rows = played.select([name for name in played if name not in ("advantages", "value_targets")])
+    order = np.random.default_rng(0).permutation(rows.count)
+    expected, found = finish_read(policy, rows), finish_read(policy, rows.take(order))
+    for name in ("advantages", "value_targets"):
+        np.testing.assert_array_equal(found[name], expected[name][order])
+
+
 def test_the_filter_of_a_trained_policy_learns_from_what_is_read(tmp_path, played):
     """The filter learns as from samples; that of an untrained policy stays unchanged."""
 
