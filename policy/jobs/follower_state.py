@@ -78,7 +78,7 @@ class FollowerState:
     """The checkpoints, candidates and versions of one follower.
 
     `conflicts` counts versions that others made live meanwhile; `pinned` is whether a rollback
-    holds; `spoiled` is the number of rows in unreadable shards, as of the last update.
+    holds; `spoiled` is the number of unreadable shards, as of the last update.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class FollowerState:
         self.untrained = UntrainedRows(document.get("untrained"))
         self.untrained.owe(self._position)
         self._not_read = self._claimed = document.get("not_read", {})
-        self.spoiled = document.get("spoiled", 0)
+        self.spoiled = document.get("spoiled_shards", 0)
         self._saved_at = self._learner.counts.updates
         if not self.publishes:
             self._learner.policy.version = live.version if live else -1
@@ -325,7 +325,7 @@ class FollowerState:
             "candidate": candidate,
             "untrained": self.untrained.to_json(),
             "not_read": self._claimed,
-            "spoiled": self.spoiled,
+            "spoiled_shards": self.spoiled,
         }
         save = partial(self._files.save, self._learner, document)
         self._retrying.do("writing the checkpoint", save)

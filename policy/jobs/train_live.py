@@ -305,7 +305,7 @@ class _Follower:
         return held > mine or self._state.is_refused()
 
     def _is_quiet(self) -> bool:
-        """Whether rows were left out, and no on-policy row has come for `_QUIET_SECONDS`."""
+        """Whether shards were left out, and no on-policy row has come for `_QUIET_SECONDS`."""
         spoiled = self._reader.stats.spoiled > self._state.spoiled
         return spoiled and time.monotonic() - self._came >= _QUIET_SECONDS
 

@@ -36,7 +36,7 @@ them: callers handle it first."""
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """An excluded shard, and why. `rows`: the number in its footer, None if that is unreadable."""
+    """An excluded shard, and why. `rows`: the number in its footer, None if it is unknown."""
 
     shard: ShardFile
     reason: Reason
@@ -49,8 +49,9 @@ class ReaderStats:
     """What a reader has done since it was created. A step is a row of a shard.
 
     `excluded` counts rows by `Reason`. An excluded shard ("damaged", "content", "vanished") counts
-    the rows in its footer, if that is readable and fits the name; otherwise one row for each part
-    in its name, which is a lower bound. Shards in `retrying` are neither read nor excluded.
+    the rows in its footer, if that is readable and fits the name; otherwise their number is
+    unknown, and only `excluded_shards` names it. Shards in `retrying` are neither read nor
+    excluded.
     """
 
     shards: int = 0
@@ -66,8 +67,8 @@ class ReaderStats:
 
     @property
     def spoiled(self) -> int:
-        """Rows that were written and cannot be read: those of excluded shards."""
-        return sum(self.excluded.get(reason, 0) for reason in SPOILED)
+        """How many shards were written and cannot be read."""
+        return len(self.excluded_shards)
 
     def exclude(self, reason: Reason, rows: int) -> None:
         """Count rows; a negative number takes some back."""
@@ -96,13 +97,11 @@ class LeftOut:
         self.take_back(shard)
         if not unread:
             return
-        known_rows = found.rows if len(unread) == shard.last - shard.first + 1 else None
-        rows = len(unread) if known_rows is None else known_rows
-        self._counted[shard] = found.reason, rows
-        self._stats.exclude(found.reason, rows)
+        rows = found.rows if len(unread) == shard.last - shard.first + 1 else None
+        self._counted[shard] = found.reason, rows or 0
+        self._stats.exclude(found.reason, rows or 0)
         self._stats.excluded_shards[shard.place] = found.text
-        least, parts = "at least " if known_rows is None else "", counted(len(unread), "part")
-        text = f"{least}{counted(rows, 'row')} in {parts}"
+        text = "an unknown number of rows" if rows is None else counted(rows, "row")
         log.warning("left out as %s: %s: %s", found.reason, text, found.text)
 
     def take_back(self, shard: ShardFile) -> None:

@@ -63,6 +63,7 @@ class _Folder:
     """The known entries of one folder."""
 
     path: str
+    of_shards: bool = False  # then only files count
     known: set[str] = field(default_factory=set)  # as of the last listing
     event_names: set[str] = field(default_factory=set)  # named by events since then
     key: tuple[int, ...] = ()  # the latest identity and times from `stat`
@@ -86,7 +87,8 @@ class _Folder:
 
         `interval`: seconds until the next listing if there are such names.
         """
-        names = set(os.listdir(self.path))
+        with os.scandir(self.path) as entries:
+            names = {one.name for one in entries if not self.of_shards or _may_be_file(one)}
         new = names - self.known - self.event_names
         proven = bool(self.known or self.event_names) and not new
         longer = min(2 * max(self.interval, interval), max(MOST_INTERVAL, interval))
@@ -173,7 +175,9 @@ class RootListing:
         if top != self._streams.path or not self._is_wanted(stream, name):
             return None
         shard = ShardFile.at(parent, stream, name)
-        if shard is not None and stream in self._folders:
+        if shard is None or _is_no_file(path):
+            return None
+        if stream in self._folders:
             self._folders[stream].event_names.add(name)
         return shard
 
@@ -224,7 +228,7 @@ class RootListing:
             path = os.path.join(streams.path, name)
             try:
                 if self._is_wanted(name) and is_folder(path):
-                    self._folders[name] = _Folder(path)
+                    self._folders[name] = _Folder(path, of_shards=True)
                 else:
                     self._others.add(name)
             except OSError as error:  # tried again next time
@@ -234,6 +238,24 @@ class RootListing:
 def scan_target(target: ListedPath, errors: Errors) -> list[ShardFile]:
     """All shards that exist now. Folders that cannot be listed go to `errors`."""
     return RootListing(target, 0.0).new(thorough=True, errors=errors)
+
+
+def _may_be_file(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a file, or a link that may lead to one. Raises OSError."""
+    if entry.is_symlink():
+        return not _is_no_file(entry.path)
+    return entry.is_file(follow_symlinks=False)
+
+
+def _is_no_file(path: str) -> bool:
+    """Whether a path leads to a folder, a pipe, a socket or a device: it is no shard.
+
+    A link that leads nowhere may be a shard on a file system that is not mounted.
+    """
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def is_folder(path: Path | str) -> bool:

@@ -7,6 +7,7 @@ process loads it.
 __all__ = [
     "arrow_arrays",
     "content",
+    "footers",
     "names",
     "output_writer",
     "page_sizes",

@@ -243,7 +243,7 @@ class ShardMetadata:
                     if key.startswith(PREFIX.encode())
                 }
             )
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise ShardDamaged(f"{where}: the footer cannot be read: {error!r:.200}") from error
 
     @classmethod

@@ -54,9 +54,11 @@ __all__ = [
     "ShardName",
     "ShardWriteError",
     "ShardWriter",
+    "damage_named",
     "decode_column",
     "find_shard",
     "present",
+    "read_proven",
     "read_shard",
     "shard_metadata",
     "to_pandas",
@@ -290,13 +292,11 @@ def read_shard(
     """
     require_regular(path)
     if verify == "digest":
-        data = path.read_bytes()
-        _check_digest(path, data)
-        source: Any = pa.BufferReader(data)
+        source: Any = pa.BufferReader(read_proven(path))
     else:
         source = path
     with (
-        _damage_named(path),
+        damage_named(path),
         pq.ParquetFile(source, page_checksum_verification=verify == "pages") as file,
     ):
         metadata = _metadata(file, path)
@@ -311,14 +311,14 @@ def read_shard(
 def shard_metadata(path: Path) -> ShardMetadata:
     """Read a shard's footer. Raises ShardDamaged if it is not a shard's, and OSError."""
     require_regular(path)
-    with _damage_named(path), pq.ParquetFile(path) as file:
+    with damage_named(path), pq.ParquetFile(path) as file:
         return _metadata(file, path)
 
 
 def rows_of_policy(path: Path, policy_id: str) -> tuple[int, int]:
     """Return (rows of a policy, all rows). Raises ShardDamaged if it is no shard, and OSError."""
     require_regular(path)
-    with _damage_named(path), pq.ParquetFile(path) as file:
+    with damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         rows = _metadata(file, path).rows
         found = file.read(columns=["policy_id"]).column(0).cast(pa.string())
         return int(pc.sum(pc.equal(found, policy_id), min_count=0).as_py()), rows
@@ -334,7 +334,7 @@ def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo
     for path in sorted(folder.glob(f"{first:012}-{last:012}-*.parquet")):
         try:
             require_regular(path)
-            with _damage_named(path):
+            with damage_named(path):
                 data = path.read_bytes()
                 digest = _check_digest(path, data)
                 metadata = _metadata(pq.ParquetFile(pa.BufferReader(data)), path)
@@ -372,16 +372,27 @@ def to_pandas(path: Path | str) -> pd.DataFrame:
     return pd.DataFrame(frame)
 
 
+def read_proven(path: Path) -> bytes:
+    """Read a shard's bytes, whose digest is checked. Raises ShardDamaged, OSError."""
+    data = path.read_bytes()
+    _check_digest(path, data)
+    return data
+
+
 @contextlib.contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turn Arrow's errors into ShardDamaged; errors of the system, which have an errno, pass."""
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn whatever Arrow raises for a shard's bytes into ShardDamaged.
+
+    Errors that are not due to the bytes pass: ours, too little memory, and those of the system,
+    which have an errno.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:
+    except (ShardError, MemoryError):  # includes Arrow's own error for this
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ShardDamaged(f"{path}: {error}") from error
-    except pa.ArrowException as error:
         raise ShardDamaged(f"{path}: {error}") from error
 
 

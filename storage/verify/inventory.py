@@ -2,14 +2,12 @@
 
 No row is read, and nothing is verified (that is `verify`): a folder with thousands of shards is
 listed in a second, while a collector writes to it. Parsing footers with Arrow would take longer
-than all the rest, so the few values needed are searched in the bytes of footers as our writer makes
-them.
+than all the rest, so the few values needed are searched in their bytes (storage.shards.footers).
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.declarations.declaration import PolicyDeclaration
+from storage.shards.footers import footer_bytes, own_footer
 from storage.shards.names import ShardDamaged, ShardName, require_regular
 from storage.shards.schema import ShardMetadata
+from storage.shards.shard import damage_named, read_proven
 from storage.verify.audit import JournalAccount
 
 __all__ = ["Inventory", "StreamListing", "list_streams"]
@@ -107,7 +107,7 @@ def _listing(
             times += span
         except FileNotFoundError:
             continue
-        except (ShardDamaged, pa.ArrowException, OSError):
+        except (ShardDamaged, OSError):
             unreadable += 1
     schema_id = folder.name.rpartition("-")[2]
     return StreamListing(
@@ -127,13 +127,6 @@ def _listing(
 _TAIL = 65_536
 """The number of bytes, from the end of a file, that contain most footers."""
 
-_PAIR = re.compile(rb"\x18[\x00-\x7f](headrace\.\w+)\x18([\x80-\xff]*)([\x00-\x7f])")
-_TS = re.compile(  # in Parquet's ColumnMetaData, in Thrift's compact protocol
-    rb"\x19\x18\x02ts\x15.\x16([\x80-\xff]*[\x00-\x7f])(?:[\x16\x26\x46][\x80-\xff]*[\x00-\x7f])+"
-    rb"[\x1c\x3c]\x18\x08(.{8})\x18\x08(.{8})",
-    re.DOTALL,
-)
-
 
 def _summary(path: str) -> tuple[ShardMetadata, int, list[int]]:
     """(metadata, bytes, the smallest and largest `ts` of each row group)."""
@@ -142,38 +135,17 @@ def _summary(path: str) -> tuple[ShardMetadata, int, list[int]]:
         nbytes = file.seek(0, os.SEEK_END)
         file.seek(max(0, nbytes - _TAIL))
         tail = file.read()
-    footer = tail[-8 - int.from_bytes(tail[-8:-4], "little") : -8]
-    if tail[-4:] == b"PAR1" and len(footer) < len(tail) - 8:
-        metadata = _pairs(footer, path)
-        chunks = _TS.findall(footer)
-        if metadata and sum(_varint(rows) >> 1 for rows, _, _ in chunks) == metadata.rows:
-            edges = [edge for _, most, least in chunks for edge in (least, most)]
-            return metadata, nbytes, [int.from_bytes(e, "little", signed=True) for e in edges]
-    return _by_arrow(path, nbytes)
+        if len(tail) < (size := footer_bytes(tail)) <= nbytes:
+            file.seek(nbytes - size)
+            tail = file.read()
+    found = own_footer(tail, path)
+    return _by_arrow(path) if found is None else (found[0], nbytes, found[1])
 
 
-def _pairs(footer: bytes, path: str) -> ShardMetadata | None:
-    """Parse our pairs in a footer; None unless they have the form that our writer makes."""
-    pairs = {}
-    for match in _PAIR.finditer(footer):
-        size = _varint(match[2] + match[3])
-        pairs[match[1]] = footer[match.end() : match.end() + size]
-    try:
-        return ShardMetadata.from_footer(pairs, path)
-    except ShardDamaged:
-        return None
-
-
-def _varint(data: bytes) -> int:
-    value = 0
-    for byte in reversed(data):
-        value = value << 7 | byte & 127
-    return value
-
-
-def _by_arrow(path: str, nbytes: int) -> tuple[ShardMetadata, int, list[int]]:
-    """`_summary` for any footer."""
-    with pq.ParquetFile(path) as file:
+def _by_arrow(path: str) -> tuple[ShardMetadata, int, list[int]]:
+    """`_summary` for any footer. Arrow gets it only if the digest in the name is right."""
+    content = read_proven(Path(path))
+    with damage_named(Path(path)), pq.ParquetFile(pa.BufferReader(content)) as file:
         metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, path)
         column = file.metadata.schema.names.index("ts")
         times: list[int] = []
@@ -181,4 +153,4 @@ def _by_arrow(path: str, nbytes: int) -> tuple[ShardMetadata, int, list[int]]:
             statistics = file.metadata.row_group(group).column(column).statistics
             if statistics is not None and statistics.has_min_max:
                 times += [statistics.min, statistics.max]
-    return metadata, nbytes, times
+    return metadata, len(content), times

@@ -80,8 +80,8 @@ def test_what_did_not_change_is_not_listed_again(
     name, a longer time and a thorough look at a young listing list it."""
     listed: list[str] = []
     clock = [1_000.0]
-    real = os.listdir
-    monkeypatch.setattr(listing.os, "listdir", lambda path: listed.append(str(path)) or real(path))
+    real = os.scandir
+    monkeypatch.setattr(listing.os, "scandir", lambda path: listed.append(str(path)) or real(path))
     monkeypatch.setattr(listing.time, "monotonic", lambda: clock[0])
     folder = tmp_path / STREAM
     place(folder, 1)
@@ -112,8 +112,8 @@ def test_while_events_tell_all_listings_become_rare_and_a_burst_pays_for_one(
     """A new name without an event starts the listings again."""
     listed: list[str] = []
     clock = [1_000.0]
-    real = os.listdir
-    monkeypatch.setattr(listing.os, "listdir", lambda path: listed.append(str(path)) or real(path))
+    real = os.scandir
+    monkeypatch.setattr(listing.os, "scandir", lambda path: listed.append(str(path)) or real(path))
     monkeypatch.setattr(listing.time, "monotonic", lambda: clock[0])
     folder = tmp_path / STREAM
     place(folder, 0)
