@@ -163,5 +163,6 @@ class Sealer:
             action()
         except FolderMoved:
             raise
-        except (StorageError, OSError) as error:
-            log.warning("shard writer: %s", error)
+        except Exception as error:  # any error: without this thread no shard is written
+            unknown = not isinstance(error, (StorageError, OSError))
+            log.warning("shard writer: %s", error, exc_info=unknown)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from policy.jobs.freeze import HASH_DIGITS, Frozen
-from storage.system.files import FileLock, make_directory, replace_file
+from storage.system.files import FileLock, make_directory, read_regular, replace_file
 from storage.weights.manifest import canonical, sha256
 
 __all__ = ["DataIncomplete", "Document", "once", "require_all"]
@@ -53,17 +53,24 @@ def once(
         if known is not None and holds(known):
             return {**known, "unchanged": True}
         done = {**work(), "manifest": frozen.hash}
-        replace_file(path, json.dumps(done, indent=1, allow_nan=False).encode() + b"\n")
+        kept = {**done, _DIGEST: sha256(canonical(json.loads(canonical(done, job)), job))}
+        replace_file(path, json.dumps(kept, indent=1, allow_nan=False).encode() + b"\n")
         return {**done, "unchanged": False}
 
 
 def _read(path: Path) -> Document | None:
-    """Read a record; None if there is none or it is invalid (the job is then done again)."""
+    """Read a record; None if there is none or it is damaged (the job is then done again)."""
     try:
-        document = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        document = json.loads(read_regular(path))
+        digest = document.pop(_DIGEST, None)
+        whole = digest is None or digest == sha256(canonical(document, path.name))
+    except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None
+    return document if whole else None
+
+
+_DIGEST = "sha256"
+"""The field with the digest of the others; records of release 0.1.0 have none."""
 
 
 def require_all(frozen: Frozen, skipped: Mapping[str, str]) -> None:

@@ -34,6 +34,7 @@ from policy.jobs.run_once import Document, once, require_all
 from policy.jobs.schemas import HELD_OUT, never_stored, require_fit
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
+from storage.declarations.declaration import DeclarationError
 from storage.declarations.policy_files import load_declarations
 from storage.errors import NothingYet, WeightStoreError
 from storage.experience.episode import DEFAULT_POLICY
@@ -194,12 +195,19 @@ def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> Algori
 
 
 def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
-    """The spec in `policies/{id}.json`, or a default network between its spaces; None without."""
+    """The spec in `policies/{id}.json`, or a default network between its spaces; None without.
+
+    Raises DeclarationError, which names the file.
+    """
     declaration = load_declarations(root).get(policy_id)
     if declaration is None:
         return None
     if declaration.spec is not None:
-        return PolicySpec.from_json(dict(declaration.spec))
+        try:
+            return PolicySpec.from_json(dict(declaration.spec))
+        except ValueError as error:
+            path = Path(root) / "policies" / f"{policy_id}.json"
+            raise DeclarationError(f"{path}: spec: {error}") from error
     return PolicySpec(declaration.observation, declaration.action)
 
 

@@ -47,7 +47,7 @@ def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
     try:
         document = json.loads(read_regular(_path(root, collector_id)))
         return {name: Lost(int(counts[0]), int(counts[1])) for name, counts in document.items()}
-    except (OSError, ValueError, TypeError, AttributeError, IndexError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}
 
 

@@ -44,7 +44,7 @@ def held_version(root: Path, policy_id: str) -> int | None:
     try:
         document = json.loads(read_regular(_path(root, policy_id)))
         version = document["held_version"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return version if isinstance(version, int) else None
 

@@ -89,6 +89,8 @@ class Position:
             raise ReaderState(
                 f"position: expected version {FORMAT_VERSION}, got {document['version']!r:.40}"
             )
+        if not isinstance(document["streams"], list):
+            raise ReaderState(f"streams: expected a list, got {document['streams']!r:.80}")
         streams = tuple(str(stream) for stream in document["streams"])
         return cls(
             mode=document["mode"],

@@ -495,10 +495,7 @@ class ShardReader(InputReader):
             raise ReaderState(f"expected a position of mode {self.mode!r}, got {position.mode!r}")
         self._stop()
         self._reset()
-        try:
-            self._rng.bit_generator.state = position.rng
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReaderState(f"rng: {error!r:.200}") from error
+        _restore_rng(self._rng, position)
         self._ledger = position.taken()
         self._restored = position
 
@@ -600,10 +597,20 @@ def read_position(root: Path | str, name: str) -> dict[str, Any]:
     """Read the position that `save(name)` wrote. Raises FileNotFoundError, ReaderState."""
     path = _position_path(Path(root), name)
     try:
-        state: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
+        position = Position.from_json(json.loads(path.read_bytes()))
+        if position.mode not in get_args(Mode):
+            raise ReaderState(f"expected a position's mode, got {position.mode!r:.80}")
+        _restore_rng(np.random.default_rng(), position)
+    except (ValueError, RecursionError, ReaderError) as error:
         raise ReaderState(f"{path}: {error}") from error
-    return Position.from_json(state).to_json()
+    return position.to_json()
+
+
+def _restore_rng(rng: np.random.Generator, position: Position) -> None:
+    try:
+        rng.bit_generator.state = position.rng
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ReaderState(f"rng: {error!r:.200}") from error
 
 
 def _load_for(reader: weakref.ref[ShardReader], shard: ShardFile, content: Content) -> LoadedShard:

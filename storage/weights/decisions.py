@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from storage.declarations.declaration import check_policy_id
 from storage.system.files import make_directory, read_regular, replace_file
+from storage.weights.manifest import canonical, sha256
 
 __all__ = ["Decisions", "Earlier", "RowsByStream", "earlier_of", "load_decisions", "record"]
 
@@ -66,6 +67,8 @@ def record(
     decided = int(clock() * 1_000_000)
     unjudged: Document = {"verdict": None, "episodes": 0, "rows": {}}
     document = {"format": FORMAT_VERSION, "decided": decided, **unjudged, **decision}
+    stored = json.loads(canonical(document, "decision"))  # names that are numbers become texts
+    document[_DIGEST] = sha256(canonical(stored, "decision"))
     folder = Path(root) / FOLDER / check_policy_id(str(decision["policy_id"]))
     make_directory(folder)
     path = folder / f"{decided:016d}-{str(decision['candidate'])[:12]}.json"
@@ -82,11 +85,27 @@ def load_decisions(root: Path | str, policy_id: str) -> Decisions:
             document = json.loads(read_regular(path))
             if document["format"] != FORMAT_VERSION:
                 raise ValueError(f"expected format {FORMAT_VERSION}, got {document['format']!r}")
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            document = _whole(document)
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             damaged[str(path)] = f"{type(error).__name__}: {error}"
         else:
             known.append(document)
     return Decisions(tuple(known), damaged)
+
+
+_DIGEST = "sha256"
+"""The field with the digest of the others; decisions of release 0.1.0 have none."""
+_ALWAYS = {"candidate", "decided", "episodes", "published", "reasons", "rows", "verdict", "version"}
+
+
+def _whole(document: Document) -> Document:
+    """The document without its digest. Raises ValueError if it is damaged."""
+    digest = document.pop(_DIGEST, None)
+    if digest is None and (missing := _ALWAYS - document.keys()):
+        raise ValueError(f"expected the fields of a decision, got none of {sorted(missing)}")
+    if digest not in (None, sha256(canonical(document, "decision"))):
+        raise ValueError("the content does not match its digest")
+    return document
 
 
 def earlier_of(

@@ -58,6 +58,18 @@ log = logging.getLogger("headrace.trainer")
 
 LEASE_SECONDS = 15.0
 LEASES = "leases"
+_NUMBER = (int, float)
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "fence": int,
+    "host": str,
+    "pid": int,
+    "machine": str,
+    "started": str,
+    "taken": _NUMBER,
+    "expires": _NUMBER,
+    "status": dict,
+}
+"""The fields of a record."""
 _ASK_SECONDS = 0.25
 
 
@@ -96,10 +108,10 @@ class LeaseRecord:
     def read(cls, path: Path) -> Self:
         """Read a record. Raises WeightsDamaged, WeightsNotFound, OSError."""
         body = read_document("lease", path)
-        try:
-            return cls(**body)
-        except TypeError as error:
-            raise WeightsDamaged(f"{path}: {error}") from error
+        wrong = [name for name, kind in _TYPES.items() if not isinstance(body.get(name), kind)]
+        if wrong or set(body) != set(_TYPES):
+            raise WeightsDamaged(f"{path}: expected a lease, got {body!r:.200}")
+        return cls(**body)
 
     def is_of(self, other: LeaseRecord) -> bool:
         """Whether both records are of the same lease, not of two leases with the same number."""
@@ -197,7 +209,7 @@ class Lease:
             try:
                 self.renew()
                 self._failing = False
-            except (OSError, WeightsDamaged) as error:
+            except Exception as error:  # any error: without this thread the lease expires
                 if not self._failing:  # log only the first of consecutive failures
                     log.warning("lease %d cannot be renewed; trying again: %s", self.fence, error)
                 self._failing = True
