@@ -23,6 +23,7 @@ Exceptions:
     │   │   └── JournalLookedAt     other processes read it; try again
     │   ├── JournalFull             no space left: rolled back, the journal stays usable
     │   └── JournalFailed           a write or a sync failed
+    ├── NewerFormat                 a later release wrote this; use that one
     ├── NothingYet                  no data, candidate or live version so far; try again later
     ├── WeightStoreError
     │   ├── WeightsNotFound         no such candidate or version
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     from storage.errors import JournalLocked as JournalLocked
     from storage.errors import JournalLookedAt as JournalLookedAt
     from storage.errors import LeaseHeld as LeaseHeld
+    from storage.errors import NewerFormat as NewerFormat
     from storage.errors import NothingYet as NothingYet
     from storage.errors import PolicyPinned as PolicyPinned
     from storage.errors import StorageError as StorageError
@@ -292,6 +294,7 @@ _HOMES = {
     "NotFinite": "policy.inference.distributions",
     "NothingToFreeze": "policy.jobs.freeze",
     "NothingToTrainOn": "policy.jobs.train",
+    "NewerFormat": "storage.errors",
     "NothingYet": "storage.errors",
     "PolicyPinned": "storage.errors",
     "ReaderError": "storage.experience.interfaces",

@@ -7,6 +7,7 @@
     │   │   └── JournalLookedAt  other processes read it, as `verify` does: try again
     │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
     │   └── JournalFailed        a write or a sync failed: stop acknowledging, exit, replay
+    ├── NewerFormat              a later release wrote this: use that one
     ├── NothingYet               no data, candidate or live version so far: try again later
     └── WeightStoreError
         ├── WeightsNotFound      no such candidate or version
@@ -31,6 +32,7 @@ __all__ = [
     "JournalLocked",
     "JournalLookedAt",
     "LeaseHeld",
+    "NewerFormat",
     "NothingYet",
     "PolicyPinned",
     "StorageError",
@@ -67,6 +69,10 @@ class JournalFull(JournalError):
 
 class JournalFailed(JournalError):
     """A write or a sync failed, so the content of the disk is unknown: open the journal again."""
+
+
+class NewerFormat(StorageError):
+    """A document has the format of a later release; the text names it. Nothing was changed."""
 
 
 class NothingYet(StorageError):

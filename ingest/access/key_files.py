@@ -20,6 +20,7 @@ import msgspec
 
 from ingest.access.tokens import Token, TokenError, bearer, hashed
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.errors import NewerFormat
 from storage.system.files import (
     FileLock,
     make_directory,
@@ -27,6 +28,7 @@ from storage.system.files import (
     sync_directory,
     write_synced,
 )
+from storage.system.formats import require_format
 
 SECRET_BYTES = 32
 
@@ -60,11 +62,12 @@ def _read(root: Path) -> list[Token]:
     path = root / "keys" / "tokens.json"
     data = path.read_bytes()
     try:
+        require_format(msgspec.json.decode(data, type=dict), 1, path, "version")
         document = _decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NewerFormat as error:
+        raise TokenError(str(error)) from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise TokenError(f"{path}: {error}") from error
-    if document.version != 1:
-        raise TokenError(f"{path}: expected version 1, got {document.version}")
     if len({token.id for token in document.tokens}) != len(document.tokens):
         raise TokenError(f"{path}: expected unique token ids, got a repeated one")
     return document.tokens

@@ -59,14 +59,17 @@ from ingest.delivery.spool_frames import (
     size_of_first,
 )
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
+from storage.errors import NewerFormat
 from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import SpaceError
 from storage.system.files import FileLock, sync_directory
+from storage.system.formats import require_format
 from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
 
 PIECE_BYTES = 8_000_000
+FORMAT_VERSION = 1
 _READ_BYTES = 262_144
 _RESERVE = "reserve"
 _RESERVE_BYTES = 65_536
@@ -88,6 +91,7 @@ class _Head(msgspec.Struct, array_like=True):
     next_start: int
     begun: list[Begun]
     moved: list[Moved]
+    format: int = FORMAT_VERSION
 
 
 class Moved(msgspec.Struct, array_like=True, frozen=True):
@@ -232,7 +236,7 @@ class SpoolSegment:
             segment = cls(folder, lock, piece_bytes, sync)
             segment.is_foreign = True
             segment._scan()
-        except (OSError, msgspec.MsgspecError) as error:  # just removed, or not a segment
+        except (OSError, msgspec.MsgspecError, NewerFormat) as error:  # removed, or not a segment
             lock.release()
             if folder.exists():
                 log.warning("%s: the spooled events are left as they are: %s", folder, error)
@@ -453,6 +457,7 @@ class SpoolSegment:
             self._next = frame.number
         if kind == HEAD:
             head = _decode_head(content)
+            require_format({"format": head.format}, FORMAT_VERSION, self.folder)
             if not self._has_head:  # of a later piece, it counts steps that are read again
                 self.begun = {
                     one.start.episode_id: Begun(one.start, None) if self._pieces else one

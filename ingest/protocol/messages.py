@@ -43,6 +43,11 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 
+EVERY_STEP, PATIENCE = 1.0, 10.0
+"""Defaults of `pass_prob` and of `wait`. msgspec leaves out a float only if it is this very object,
+so messages replace one that was computed and is equal: collectors from before the field refuse it.
+"""
+
 MAX_EVENTS = 10_000
 MAX_DEPTH = 32
 """The maximum nesting of lists and objects in an info, so that any JSON parser can read it."""
@@ -91,7 +96,7 @@ class LogAction(
     action_logp: float | None = None
     action_prob: float | None = None
     policy_version: Version = -1
-    pass_prob: float = 1.0
+    pass_prob: float = EVERY_STEP
     reward: float | None = None
     info: dict[str, Any] | None = None
     ts: Micros | None = None
@@ -100,6 +105,10 @@ class LogAction(
     agent_id: Id | None = None
     env_t: Count | None = None
     schema_id: Id | None = None
+
+    def __post_init__(self) -> None:
+        if self.pass_prob is not EVERY_STEP and self.pass_prob == EVERY_STEP:
+            self.pass_prob = EVERY_STEP
 
 
 class Decision(
@@ -127,8 +136,12 @@ class Decision(
     decided: bytes | None = None
     agent_id: Id | None = None
     env_t: Count | None = None
-    pass_prob: float = 1.0
+    pass_prob: float = EVERY_STEP
     schema_id: Id | None = None
+
+    def __post_init__(self) -> None:
+        if self.pass_prob is not EVERY_STEP and self.pass_prob == EVERY_STEP:
+            self.pass_prob = EVERY_STEP
 
 
 class LogReturns(
@@ -193,9 +206,13 @@ class GetAction(
     decided: bytes | None = None
     agent_id: Id | None = None
     env_t: Count | None = None
-    pass_prob: float = 1.0
+    pass_prob: float = EVERY_STEP
     policy_id: Id | None = None
     schema_id: Id | None = None
+
+    def __post_init__(self) -> None:
+        if self.pass_prob is not EVERY_STEP and self.pass_prob == EVERY_STEP:
+            self.pass_prob = EVERY_STEP
 
 
 FIELDS = (
@@ -267,8 +284,12 @@ class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
     events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)] = []
     actions: Annotated[list[GetAction], Meta(max_length=MAX_EVENTS)]
     durable: bool = True
-    wait: Annotated[float, Meta(ge=0.0)] = 10.0
+    wait: Annotated[float, Meta(ge=0.0)] = PATIENCE
     record: bool = True
+
+    def __post_init__(self) -> None:
+        if self.wait is not PATIENCE and self.wait == PATIENCE:
+            self.wait = PATIENCE
 
 
 class Register(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import safetensors
@@ -34,6 +35,7 @@ from policy.inference.finite import NOT_FINITE
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.errors import WeightsDamaged
+from storage.experience.interfaces import ReaderState
 from storage.experience.sample_batch import (
     EPISODE_ORDINAL,
     EPS_ID,
@@ -235,21 +237,23 @@ class Learner:
         """
         body, tensors = _read_checkpoint(Path(path))
         mine = (self.policy.spec.to_json(), type(self.config).__name__)
-        if (body["spec"], body["algorithm"]) != mine:
+        if (body.spec, body.algorithm) != mine:
             raise ValueError(
                 f"{path}: expected a checkpoint of this learner's spec and {mine[1]}, got one of "
-                f"{'another' if body['spec'] != mine[0] else 'this'} spec and {body['algorithm']}"
+                f"{'another' if body.spec != mine[0] else 'this'} spec and {body.algorithm}"
             )
-        restored = Policy(self.policy.spec, filter_state=body["filter_state"])
-        self.policy.set_weights(_named(tensors, "weights"), version=body["policy_version"])
-        self.policy.filter = restored.filter
-        restore_optimizer(self.algorithm.optimizer, tensors, body["optimizer_groups"])
-        self.algorithm.load_state_dict(body["algorithm_state"])
-        self._rng.bit_generator.state = body["rng"]
-        self.counts = LearnerCounts(**body["counts"])
-        self._lineage = Ledger.from_json(body["lineage"])
-        state: dict[str, Any] | None = body["reader_state"]
-        return state
+        try:
+            self._lineage = Ledger.from_json(body.lineage)
+            restored = Policy(self.policy.spec, filter_state=body.filter_state)
+            self.policy.set_weights(_named(tensors, "weights"), version=body.policy_version)
+            self.policy.filter = restored.filter
+            restore_optimizer(self.algorithm.optimizer, tensors, body.optimizer_groups)
+            self.algorithm.load_state_dict(body.algorithm_state)
+            self._rng.bit_generator.state = body.rng
+        except (KeyError, IndexError, TypeError, ValueError, ReaderState) as error:
+            raise WeightsDamaged(f"{path}: {error!r:.200}") from error
+        self.counts = body.counts
+        return body.reader_state
 
 
 def require_acting(policy: Policy) -> None:
@@ -299,8 +303,24 @@ def restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
-    """Read a checkpoint. Raises WeightsDamaged unless `save` wrote it, and OSError."""
+class _Body(msgspec.Struct, kw_only=True):
+    """The document of a checkpoint. An added field needs a default; unknown ones are ignored."""
+
+    spec: dict[str, Any]
+    algorithm: str
+    algorithm_state: dict[str, Any]
+    optimizer_groups: list[dict[str, Any]]
+    filter_state: dict[str, Any] | None
+    policy_version: int
+    rng: dict[str, Any]
+    counts: LearnerCounts
+    lineage: dict[str, list[list[int]]]
+    reader_state: dict[str, Any] | None
+    tensors: dict[str, str]
+
+
+def _read_checkpoint(path: Path) -> tuple[_Body, Tensors]:
+    """Read a checkpoint. Raises WeightsDamaged unless `save` wrote it, NewerFormat, and OSError."""
     # not mapped: an I/O error on a mapped file kills the process
     data = read_file(path, MAX_WEIGHTS)
     try:
@@ -310,9 +330,13 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
         document = header["__metadata__"][_DOCUMENT]
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise WeightsDamaged(f"{path}: {error!r:.200}") from error
-    body = open_document(_DOCUMENT, document.encode(), path)
+    sealed = open_document(_DOCUMENT, document.encode(), path)
+    try:
+        body = msgspec.convert(sealed, _Body)
+    except msgspec.ValidationError as error:
+        raise WeightsDamaged(f"{path}: {error}") from error
     found = {name: _digest(array) for name, array in tensors.items()}
-    if found != body["tensors"]:
+    if found != body.tensors:
         raise WeightsDamaged(f"{path}: the tensors do not match their digests")
     return body, tensors
 

@@ -21,17 +21,26 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
+import msgspec
+
 from policy.algorithms.learner import Learner
 from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CHECKPOINT, CheckpointFiles
 from policy.jobs.retrying import Retrying
 from policy.networks.policy import Policy
-from storage.errors import GenerationConflict, PolicyPinned, WeightsDamaged, WeightsNotFound
+from storage.errors import (
+    GenerationConflict,
+    NewerFormat,
+    PolicyPinned,
+    WeightsDamaged,
+    WeightsNotFound,
+)
 from storage.experience.interfaces import ReaderState
 from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import Reserve, ShardReader
 from storage.reading.untrained_rows import UntrainedRows, position_without
+from storage.system.formats import require_format
 from storage.weights.lease import Lease
 from storage.weights.manifest import Live, Manifest, finite
 from storage.weights.off_chain import mark_off_chain
@@ -41,10 +50,24 @@ __all__ = ["FollowerState", "FollowerStateSettings", "OnConflict", "OutOfTurn"]
 
 log = logging.getLogger("headrace.trainer")
 
+FORMAT_VERSION = 1
 OnConflict: TypeAlias = Literal["reload", "end"]
 _ANEW = "`headrace train --follow --no-resume` (resume=False in a program)"
 SUPERSEDED = "superseded"
 """The reason for rows whose training was lost, because other weights were made live instead."""
+
+
+class _Resumed(msgspec.Struct, kw_only=True):
+    """What a follower's checkpoint says besides the learner."""
+
+    position: dict[str, Any]  # the reader's
+    chain: str
+    generation: int  # live when it was written
+    candidate: str | None  # to publish, unless it is live
+    untrained: dict[str, list[list[int]]]
+    not_read: dict[str, int]  # why -> rows
+    spoiled: int
+    format: int = FORMAT_VERSION
 
 
 class OutOfTurn(Exception):
@@ -109,9 +132,9 @@ class FollowerState:
     def begin(self, *, resume: bool) -> None:
         """Resume from a checkpoint or the live weights, or start; publish if nothing is live."""
         live = self._live()
-        document = self._retrying.do("reading the checkpoint", self._load) if resume else None
-        if document is not None:
-            self._take_up(document, live)
+        found = self._retrying.do("reading the checkpoint", self._load) if resume else None
+        if found is not None:
+            self._take_up(found, live)
         elif resume and live is not None:
             self._go_on_from(live)
         else:
@@ -123,27 +146,32 @@ class FollowerState:
                 self.leave({})
         self._answer_restore()
 
-    def _load(self) -> dict[str, Any] | None:
-        """The document of the latest checkpoint that both the learner and the reader accept."""
+    def _load(self) -> _Resumed | None:
+        """The document of the latest checkpoint that both the learner and the reader accept.
+
+        Raises NewerFormat.
+        """
         while (document := self._files.load(self._learner)) is not None:
-            position = document["position"]
             try:
-                self._reader.load_state_dict(position)
-            except ReaderState as error:
+                require_format(document, FORMAT_VERSION, "follower")
+                found = msgspec.convert(document, _Resumed)
+                self._reader.load_state_dict(found.position)
+            except NewerFormat as error:
+                raise NewerFormat(f"{self._files.loaded}: {error}") from error
+            except (ReaderState, ValueError) as error:
                 self._files.set_aside(self._files.loaded, str(error))
                 continue
-            return document
+            return found
         return None
 
-    def _take_up(self, document: dict[str, Any], live: Live | None) -> None:
+    def _take_up(self, found: _Resumed, live: Live | None) -> None:
         """Continue from a checkpoint, and publish its candidate if that is not live yet."""
         self._note_position()
-        self._chain = document.get("chain", self._chain)
-        self._generation = document.get("generation", live.generation if live else 0)
-        self.untrained = UntrainedRows(document.get("untrained"))
+        self._chain, self._generation = found.chain, found.generation
+        self.untrained = UntrainedRows(found.untrained)
         self.untrained.owe(self._position)
-        self._not_read = self._claimed = document.get("not_read", {})
-        self.spoiled = document.get("spoiled_shards", 0)
+        self._not_read = self._claimed = found.not_read
+        self.spoiled = found.spoiled
         self._saved_at = self._learner.counts.updates
         if not self.publishes:
             self._learner.policy.version = live.version if live else -1
@@ -151,7 +179,7 @@ class FollowerState:
             self._generation = 0
             self.leave({})
         else:
-            self._meet(live, document.get("candidate"))
+            self._meet(live, found.candidate)
 
     def _meet(self, live: Live, candidate: str | None) -> None:
         """Compare the live version with the checkpoint, and act on the difference."""
@@ -318,16 +346,16 @@ class FollowerState:
         )
 
     def _save(self, candidate: str | None) -> None:
-        document = {
-            "position": self._position,
-            "chain": self._chain,
-            "generation": self._generation,
-            "candidate": candidate,
-            "untrained": self.untrained.to_json(),
-            "not_read": self._claimed,
-            "spoiled_shards": self.spoiled,
-        }
-        save = partial(self._files.save, self._learner, document)
+        document = _Resumed(
+            position=self._position,
+            chain=self._chain,
+            generation=self._generation,
+            candidate=candidate,
+            untrained=self.untrained.to_json(),
+            not_read=self._claimed,
+            spoiled=self.spoiled,
+        )
+        save = partial(self._files.save, self._learner, msgspec.to_builtins(document))
         self._retrying.do("writing the checkpoint", save)
         self._saved_at = self._learner.counts.updates
 

@@ -32,6 +32,7 @@ from storage.reading.sources import DirectorySource, ScanIncomplete, ShardFile
 from storage.shards.names import ShardDamaged, ShardError, check_stream
 from storage.shards.shard import shard_metadata
 from storage.system.files import make_directory, replace_file
+from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 from storage.wording import counted
 
@@ -226,8 +227,7 @@ def _encode(frozen: Frozen) -> bytes:
 
 
 def _decode(document: Any, path: Path) -> Frozen:
-    if document["format"] != FORMAT_VERSION:
-        raise ValueError(f"expected format {FORMAT_VERSION}, got {document['format']!r:.40}")
+    require_format(document, FORMAT_VERSION, path)
     return Frozen(
         path=path,
         hash=document["hash"],

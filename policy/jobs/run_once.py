@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from policy.jobs.freeze import HASH_DIGITS, Frozen
 from storage.system.files import FileLock, make_directory, read_regular, replace_file
+from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
 __all__ = ["DataIncomplete", "Document", "once", "require_all"]
@@ -59,12 +60,18 @@ def once(
 
 
 def _read(path: Path) -> Document | None:
-    """Read a record; None if there is none or it is damaged (the job is then done again)."""
+    """Read a record; None if there is none or it is damaged (the job is then done again).
+
+    Raises NewerFormat.
+    """
     try:
         document = json.loads(read_regular(path))
+        if not isinstance(document, dict):
+            return None
+        require_format(document, 1, path)
         digest = document.pop(_DIGEST, None)
         whole = digest is None or digest == sha256(canonical(document, path.name))
-    except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return document if whole else None
 

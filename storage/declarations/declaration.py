@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from storage.declarations.redaction_rules import check_redaction
+from storage.errors import NewerFormat
 from storage.experience.episode import DEFAULT_POLICY
 from storage.spaces.descriptors import (
     Space,
@@ -22,6 +23,7 @@ from storage.spaces.descriptors import (
     space_from_json,
     space_to_json,
 )
+from storage.system.formats import require_format
 
 FORMAT_VERSION = 1
 COMBINATIONS = ("sum", "first", "last", "max")
@@ -171,10 +173,12 @@ class PolicyDeclaration:
         """Parse a JSON document. Raises DeclarationError, whose text begins with `where`."""
         if not isinstance(document, dict):
             raise DeclarationError(f"{where}: expected a JSON object, got {document!r:.100}")
-        number = document.get("version")
-        if type(number) is not int or number != FORMAT_VERSION:
-            found = repr(document["version"])[:100] if "version" in document else "none"
-            raise DeclarationError(f"{where}: version: expected {FORMAT_VERSION}, got {found}")
+        if "version" not in document:
+            raise DeclarationError(f"{where}: version: expected {FORMAT_VERSION}, got none")
+        try:
+            require_format(document, FORMAT_VERSION, where, "version")
+        except (NewerFormat, ValueError) as error:
+            raise DeclarationError(str(error)) from error
         known = {field.name for field in fields(cls)}
         for name in sorted(set(document) - known - {"version"}):
             raise DeclarationError(f"{where}: {name:.100}: expected a field of {sorted(known)}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from storage.system.files import read_regular
+from storage.system.formats import require_format
 
 __all__ = ["Lost", "dropped_steps", "read_dropped", "say_dropped"]
 
@@ -43,9 +44,14 @@ def say_dropped(root: Path, collector_id: str, lost: Mapping[str, Lost]) -> None
 
 
 def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
-    """Client instance -> what it dropped; empty if there is no readable file."""
+    """Client instance -> what it dropped; empty if there is no readable file.
+
+    Raises NewerFormat.
+    """
     try:
-        document = json.loads(read_regular(_path(root, collector_id)))
+        document = json.loads(read_regular(path := _path(root, collector_id)))
+        require_format(document, 1, path)
+        document.pop("format", None)
         return {name: Lost(int(counts[0]), int(counts[1])) for name, counts in document.items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}

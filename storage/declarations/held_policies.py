@@ -15,6 +15,7 @@ from pathlib import Path
 
 from storage.declarations.declaration import check_policy_id
 from storage.system.files import read_regular
+from storage.system.formats import require_format
 
 __all__ = ["held_version", "say_held"]
 
@@ -40,11 +41,15 @@ def say_held(root: Path, policy_id: str, version: int | None) -> None:
 
 
 def held_version(root: Path, policy_id: str) -> int | None:
-    """The version that waits for an update; None if there is none, or no readable file."""
+    """The version that waits for an update; None if there is none, or no readable file.
+
+    Raises NewerFormat.
+    """
     try:
-        document = json.loads(read_regular(_path(root, policy_id)))
+        document = json.loads(read_regular(path := _path(root, policy_id)))
+        require_format(document, 1, path)
         version = document["held_version"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return version if isinstance(version, int) else None
 

@@ -29,6 +29,7 @@ from storage.reading.agent_joiner import JointEpisode, Ready, TrackJoiner, rows_
 from storage.reading.agent_reader import TrackReader
 from storage.reading.ledger import Ledger
 from storage.reading.loading import DEFAULT_COLUMNS
+from storage.reading.position import require_version
 from storage.reading.prefetch import deadline_after
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Left, ReaderStats, Select
@@ -298,12 +299,12 @@ class MultiAgentReader(InputReader):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position. Raises ReaderState if it does not fit this reader."""
+        if isinstance(state, Mapping):
+            require_version(state, FORMAT_VERSION)
         wanted = {"version", "policies", "reached", "ready", "waiting", "rng"}
         if not isinstance(state, Mapping) or set(state) != wanted:
             found = sorted(state) if isinstance(state, Mapping) else repr(state)[:80]
             raise ReaderState(f"position: expected the keys {sorted(wanted)}, got {found}")
-        if state["version"] != FORMAT_VERSION:
-            raise ReaderState(f"position: expected version 1, got {state['version']!r:.40}")
         if set(state["policies"]) != set(self._readers):
             raise ReaderState(
                 f"position: expected the policies {sorted(self._readers)}, got "

@@ -19,6 +19,7 @@ from storage.reading.retries import Retries
 from storage.reading.sources import Content, ScanIncomplete, ShardFile, ShardSource
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import ShardMetadata
+from storage.system.formats import require_format
 
 FORMAT_VERSION = 1
 _STAGES = ("joiner", "window", "cutter")
@@ -80,15 +81,13 @@ class Position:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Position:
-        """Parse the result of `to_json`. Raises ReaderState for anything else."""
+        """Parse the result of `to_json`. Raises NewerFormat, and ReaderState for anything else."""
+        if isinstance(document, Mapping):
+            require_version(document, FORMAT_VERSION)
         wanted = {"version", "mode", "ledger", "streams", "rng", *_STAGES}
         if not isinstance(document, Mapping) or set(document) != wanted:
             found = sorted(document) if isinstance(document, Mapping) else repr(document)[:80]
             raise ReaderState(f"position: expected the keys {sorted(wanted)}, got {found}")
-        if document["version"] != FORMAT_VERSION:
-            raise ReaderState(
-                f"position: expected version {FORMAT_VERSION}, got {document['version']!r:.40}"
-            )
         if not isinstance(document["streams"], list):
             raise ReaderState(f"streams: expected a list, got {document['streams']!r:.80}")
         streams = tuple(str(stream) for stream in document["streams"])
@@ -99,6 +98,14 @@ class Position:
             rng=document["rng"],
             **{name: decode_runs(document[name], len(streams)) for name in _STAGES},
         )
+
+
+def require_version(document: Mapping[str, Any], known: int, where: object = "position") -> None:
+    """Raise NewerFormat or ReaderState for a position of another format than `known`."""
+    try:
+        require_format(document, known, where, "version")
+    except ValueError as error:
+        raise ReaderState(str(error)) from error
 
 
 @dataclass(slots=True)

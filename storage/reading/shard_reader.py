@@ -53,7 +53,7 @@ from storage.reading.loading import (
     PartFilter,
     ShardLoader,
 )
-from storage.reading.position import Position, restore_rows
+from storage.reading.position import FORMAT_VERSION, Position, require_version, restore_rows
 from storage.reading.prefetch import EndOfShards, Failure, Prefetcher, deadline_after
 from storage.reading.retries import RETRY_FOR, Retries
 from storage.reading.sources import (
@@ -594,10 +594,16 @@ class ShardReader(InputReader):
 
 
 def read_position(root: Path | str, name: str) -> dict[str, Any]:
-    """Read the position that `save(name)` wrote. Raises FileNotFoundError, ReaderState."""
+    """Read the position that `save(name)` wrote.
+
+    Raises FileNotFoundError, NewerFormat, ReaderState.
+    """
     path = _position_path(Path(root), name)
     try:
-        position = Position.from_json(json.loads(path.read_bytes()))
+        state = json.loads(path.read_bytes())
+        if isinstance(state, Mapping):
+            require_version(state, FORMAT_VERSION, path)
+        position = Position.from_json(state)
         if position.mode not in get_args(Mode):
             raise ReaderState(f"expected a position's mode, got {position.mode!r:.80}")
         _restore_rng(np.random.default_rng(), position)

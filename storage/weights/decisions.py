@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from storage.declarations.declaration import check_policy_id
 from storage.system.files import make_directory, read_regular, replace_file
+from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
 __all__ = ["Decisions", "Earlier", "RowsByStream", "earlier_of", "load_decisions", "record"]
@@ -77,16 +78,15 @@ def record(
 
 
 def load_decisions(root: Path | str, policy_id: str) -> Decisions:
-    """Read all decisions about a policy's candidates under a root."""
+    """Read all decisions about a policy's candidates under a root. Raises NewerFormat."""
     known: list[Document] = []
     damaged: dict[str, str] = {}
     for path in sorted((Path(root) / FOLDER / check_policy_id(policy_id)).glob("[0-9]*.json")):
         try:
             document = json.loads(read_regular(path))
-            if document["format"] != FORMAT_VERSION:
-                raise ValueError(f"expected format {FORMAT_VERSION}, got {document['format']!r}")
+            require_format(document, FORMAT_VERSION, path)
             document = _whole(document)
-        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             damaged[str(path)] = f"{type(error).__name__}: {error}"
         else:
             known.append(document)

@@ -21,6 +21,7 @@ import safetensors
 import safetensors.numpy
 
 from storage.errors import WeightsDamaged, WeightsRefused
+from storage.system.formats import require_format
 
 FORMAT_VERSION = 1
 MAX_DEPTH = 32
@@ -103,9 +104,14 @@ def seal_document(kind: str, body: Json) -> bytes:
 
 
 def open_document(kind: str, data: bytes, where: object) -> dict[str, Json]:
-    """The body of what `seal_document` encoded. Raises WeightsDamaged, naming `where`."""
+    """The body of what `seal_document` encoded.
+
+    Raises WeightsDamaged and NewerFormat, which name `where`.
+    """
     try:
         document = json.loads(data)
+        if isinstance(document, dict) and document.get("digest") == _later_digest(document):
+            require_format(document, FORMAT_VERSION, where)
         if not isinstance(document, dict) or set(document) != {"format", "kind", "digest", "body"}:
             raise ValueError("expected the keys format, kind, digest, body")
         if (document["format"], document["kind"]) != (FORMAT_VERSION, kind):
@@ -119,6 +125,11 @@ def open_document(kind: str, data: bytes, where: object) -> dict[str, Json]:
     except (ValueError, RecursionError) as error:
         raise WeightsDamaged(f"{where}: {error}") from error
     return body
+
+
+def _later_digest(document: dict[str, Json]) -> str:
+    """The digest of formats after 1: it covers the number, so that damage is no later format."""
+    return sha256(canonical({name: document[name] for name in document if name != "digest"}))
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

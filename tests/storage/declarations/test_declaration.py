@@ -104,7 +104,7 @@ def test_any_value_of_any_field_is_taken_or_named(tmp_path_factory, name, value)
     ("name", "value", "text"),
     [
         ("reward_window", "1h", "reward_window: expected a finite number >= 0, got '1h'"),
-        ("version", 2, "version: expected 1, got 2"),
+        ("version", 0, "version: expected 1, got 0"),
         ("version", True, "version: expected 1, got True"),
         ("episode_timeout", None, "episode_timeout: expected a number > 0, got None"),
         ("part_steps", 1.5, "part_steps: expected a whole number >= 1, got 1.5"),

@@ -456,7 +456,7 @@ def test_settings_and_positions_that_do_not_fit_are_refused(log, tmp_path):
         state = reader.state_dict()
     for wrong in (
         state,
-        {**state, "version": 2},
+        {**state, "version": 0},
         {**state, "more": 1},
         [],
         {**state, "ready": [[1]]},

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from storage.errors import NewerFormat
 from storage.experience.episode import Part
 from storage.experience.sample_batch import SampleBatch
 from storage.reading.ledger import Ledger
@@ -379,7 +380,7 @@ class TestPositions:
             ShardReader(tmp_path, mode="episodes", state=state)
         with pytest.raises(ReaderState, match="expected the keys"):
             ShardReader(tmp_path, state={"version": 1})
-        with pytest.raises(ReaderState, match="expected version 1, got 9"):
+        with pytest.raises(NewerFormat, match="version: expected 1, got 9: a later release"):
             ShardReader(tmp_path, state={**state, "version": 9})
         with pytest.raises(ReaderState, match=r"runs\[0\]"):
             ShardReader(tmp_path, state={**state, "cutter": [[0, 0, 0, 1]]})

@@ -38,7 +38,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     """A record that cannot be read is named, and the other records are read."""
     path = record(tmp_path, decision(), clock=lambda: 1.0)
     record(tmp_path, decision("c" * 64), clock=lambda: 2.0)
-    for text in ("{", "[]", json.dumps({"format": 2})):
+    for text in ("{", "[]", json.dumps({"format": 1}), json.dumps({"format": 0})):
         path.write_text(text)
         found = load_decisions(tmp_path, "default")
         assert [one["candidate"][0] for one in found.known] == ["c"]
