@@ -7,8 +7,13 @@ between episodes, and posted (`posting`).
 An import is named by a digest of its content and of the options that give its rows a meaning. A
 request's key is that name and the request's number, so that an interrupted import can be repeated
 without duplicates. Without a column of episodes, each file of a folder has its own name, so that
-files added to the folder are imported alone. The option `name` replaces both: the collector then
-refuses other rows under the name, also those that other options make of the same source.
+files added to the folder are imported alone. The option `name` replaces the digest (together with a
+file's path in its folder): the collector then refuses other rows under the name, also those that
+other options make of the same source.
+
+Before the first row is sent, files whose format has an end are read to it, so that a file that
+breaks off is not stored in part. A source that breaks while it is sent is reported with what is
+stored.
 
 A row that cannot be used is left out with its episode, and reported. A row that cannot be read is
 left out alone, because its episode is unknown.
@@ -40,12 +45,18 @@ from ingest.importing.categories import (
     spelled_as,
 )
 from ingest.importing.episodes import Layout, WholeEpisodes
-from ingest.importing.grouping import by_episode, single_rows
+from ingest.importing.grouping import Chunk, by_episode, single_rows
 from ingest.importing.inference import declared_categories, several_passes, spaces_of
 from ingest.importing.options import ImportOptions
 from ingest.importing.posting import RequestCutter, RequestSender
 from ingest.importing.report import Account, ImportReport
-from ingest.importing.sources import Unit, open_source, require_columns
+from ingest.importing.sources import (
+    Unit,
+    open_source,
+    place_of,
+    require_columns,
+    require_whole,
+)
 from ingest.importing.values import named_spaces
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.experience.episode import DEFAULT_POLICY
@@ -95,6 +106,7 @@ def run_import(
         spec = _spec(transport, patient=not check)
         if not options.has_policies:  # omitted or not, it is the same import
             options = replace(options, policy_id=_policy_id(spec, options))
+        require_whole(units)
         if check or options.episode is not None or options.policy is not None:
             units = several_passes(units, options, Path(folder))
         spaces, document = _spaces(spec, units, options)
@@ -277,15 +289,16 @@ def _names(
     """Policy -> the import name of each unit; the same for all units with a column of episodes.
 
     It is `import-` and a digest of the content and of the options that give it meaning, including
-    what its columns are read as; or of the option `name` and, unless policies share the name, of
-    the policy. Raises ImportFailed.
+    what its columns are read as; or of the option `name`, of a file's path in the folder and,
+    unless policies share the name, of the policy. Raises ImportFailed.
     """
     if options.name is not None:
         share = _share_name(options)
-        parts = {policy: [] if share else [policy] for policy in policies}
+        # rows count from 1 in each file, so without an episode's key a folder's file has its own
+        places = [None if options.episode is not None else place_of(unit) for unit in units]
         return {
-            policy: [_name(options.name, json.dumps([_FORMAT, part]))] * len(units)
-            for policy, part in parts.items()
+            policy: [_named(options.name, [] if share else [policy], place) for place in places]
+            for policy in policies
         }
     digests = [unit.digest() for unit in units]
     if None in digests:
@@ -295,6 +308,11 @@ def _names(
         digests = [json.dumps(digests)] * len(units)
     names = [_name(str(digest), json.dumps(meaning, sort_keys=True)) for digest in digests]
     return dict.fromkeys(policies, names)
+
+
+def _named(name: str, part: Sequence[str | None], place: str | None) -> str:
+    """The import name of an import, or of a folder's file in it, whose name is given."""
+    return _name(name, json.dumps([_FORMAT, part, *([] if place is None else [place])]))
 
 
 def _share_name(options: ImportOptions) -> bool:
@@ -320,23 +338,30 @@ class _Lane:
     """The requests of one policy, because a request's rows have one policy."""
 
     def __init__(
-        self, sender: RequestSender, max_bulk: int, names: Sequence[str], suffix: str
+        self,
+        sender: RequestSender,
+        max_bulk: int,
+        names: Sequence[str],
+        suffix: str,
+        *,
+        apart: bool,
     ) -> None:
+        """`names` by unit; `apart`: whether rows count, and so requests begin, anew in each."""
         self._sender, self._cutter = sender, RequestCutter(max_bulk)
-        self._names, self._suffix = names, suffix
-        self._name = names[0]
+        self._names, self._suffix, self._apart = names, suffix, apart
+        self._unit = 0
 
     def send(self, episodes: WholeEpisodes) -> None:
-        if len(episodes.units) and self._names[int(episodes.units[0])] != self._name:
+        if self._apart and len(episodes.units) and int(episodes.units[0]) != self._unit:
             self.finish()
-            self._name = self._names[int(episodes.units[0])]
+            self._unit = int(episodes.units[0])
         for request in self._cutter.add(episodes):
-            self._sender.send(request, self._name + self._suffix)
+            self._sender.send(request, self._names[self._unit] + self._suffix)
 
     def finish(self) -> None:
-        """Send the rest of a name's episodes."""
+        """Send the rest of a unit's episodes."""
         for request in self._cutter.finish():
-            self._sender.send(request, self._name + self._suffix)
+            self._sender.send(request, self._names[self._unit] + self._suffix)
 
 
 class _ImportRun:
@@ -354,6 +379,7 @@ class _ImportRun:
     ) -> None:
         self._options, self._names = options, names
         self._account, self._on_progress = account, on_progress
+        self._broken: ImportFailed | None = None
         prefixes = [[_prefix(name) for name in names[policy]] for policy in spaces]
         labels = [unit.label for unit in units]
         self._layout = Layout(options, spaces, categories, prefixes, labels)
@@ -373,19 +399,19 @@ class _ImportRun:
             self._tell()
 
     def send(self, sender: RequestSender, max_bulk: int) -> None:
-        """Send everything; for a source that is damaged, the rows before the damage.
+        """Send everything; for a source that breaks, the rows before that.
 
         An interrupt ends it after the request that is under way, with the count in a note.
         """
         lanes: dict[str | None, _Lane] = {}
         try:
             try:
-                for chunk in self._chunks:
+                for chunk in self._read():
                     for policy, episodes in self._layout.episodes(chunk, self._account):
                         if policy not in lanes:
                             suffix = f":{policy}" if _share_name(self._options) else ""
-                            names = self._names[policy]
-                            lanes[policy] = _Lane(sender, max_bulk, names, suffix)
+                            names, apart = self._names[policy], self._options.episode is None
+                            lanes[policy] = _Lane(sender, max_bulk, names, suffix, apart=apart)
                         lanes[policy].send(episodes)
                     self._tell()
             except KeyboardInterrupt:
@@ -404,8 +430,35 @@ class _ImportRun:
                 f"the same command continues and adds none twice"
             )
             raise
+        except ImportFailed as error:
+            if error is not self._broken:
+                raise
+            raise ImportFailed(f"{error}; {self._stored()}") from error
         finally:
             sender.close()
+
+    def _read(self) -> Iterator[Chunk]:
+        try:
+            yield from self._chunks
+        except ImportFailed as error:
+            self._broken = error
+            raise
+
+    def _stored(self) -> str:
+        """What is stored of a source that broke, and how to go on."""
+        report, name = self._account.report, self._options.name
+        rows = report.steps + report.rows_known
+        if not rows:
+            return "nothing of it was stored"
+        before = f"{counted(rows, 'row')} before that are stored"
+        if name is not None:
+            return f"{before}: import all of it under the name {name!r} again to add the rest"
+        if self._options.query is not None:
+            return f"{before}: import the same query again to add the rest"
+        return (
+            f"{before}: import it again as it was to add the rest; with other content it is "
+            "another import, which stores all of its rows"
+        )
 
     def _tell(self) -> None:
         if self._on_progress is not None:

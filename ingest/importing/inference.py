@@ -15,7 +15,13 @@ import pyarrow.compute as pc
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
 from ingest.importing.cells import Array, CellFaults, Cells, flattened, nulls, to_numbers
 from ingest.importing.options import ColumnOption, ImportOptions
-from ingest.importing.sources import KeptUnit, Unit, open_source, require_columns
+from ingest.importing.sources import (
+    KeptUnit,
+    Unit,
+    open_source,
+    require_columns,
+    require_whole,
+)
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import OTHER, Box, Dict, Discrete, MultiDiscrete, Space
 
@@ -30,6 +36,9 @@ def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
     if options.has_policies:
         raise ImportFailed("expected one policy: the spaces of several are declared one by one")
     units = open_source(options.source, options.query)
+    for unit in units:
+        require_columns(unit, options.columns)
+    require_whole(units)
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder:
         units = several_passes(units, options, Path(folder))
         return spaces_of(units, options, declared_categories(units, options))

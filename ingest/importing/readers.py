@@ -30,6 +30,8 @@ from ingest.protocol.errors import ImportFailed
 
 BLOCK_BYTES = 4_000_000
 BLOCK_ROWS = 65_536
+PAGE_BYTES = 64_000_000
+"""About the most bytes of a column that are decoded at a time only to check its pages."""
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 _ARROW_FILE = b"ARROW1"
@@ -75,6 +77,30 @@ def file_names(path: Path) -> list[str]:
 def file_blocks(path: Path, columns: Sequence[str]) -> Blocks:
     """The rows of a file. Raises ImportFailed."""
     return _open(path)[1](columns)
+
+
+def has_end(path: Path) -> bool:
+    """Whether a file's format tells where it ends: plain text may end after any row."""
+    suffix, compression = _suffix(path)
+    return compression is not None or _KINDS[suffix][1] in (_parquet, _arrow)
+
+
+def read_to_end(path: Path) -> None:
+    """Decode a file that `has_end` to its end, and check the checksums that it has.
+
+    Raises ImportFailed for one that is damaged or breaks off.
+    """
+    suffix, compression = _suffix(path)
+    kind, opened = _KINDS[suffix]
+    with _readable(path, kind):
+        if opened is _parquet:
+            _read_pages(path)
+        elif opened is _arrow:
+            _read_messages(path, compression)
+        else:
+            with _stream(path, compression) as stream:
+                while stream.read(BLOCK_BYTES):
+                    pass
 
 
 _OpenedFile: TypeAlias = tuple[list[str], Callable[[Sequence[str]], Blocks]]
@@ -310,6 +336,19 @@ def _parquet(path: Path, compression: str | None) -> _OpenedFile:
         return list(file.schema_arrow.names), blocks
 
 
+def _read_pages(path: Path) -> None:
+    """Decode all pages of a Parquet file, a column at a time."""
+    with pq.ParquetFile(
+        path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+    ) as file:
+        found = file.metadata
+        size = sum(found.row_group(at).total_byte_size for at in range(found.num_row_groups))
+        rows = max(1, min(BLOCK_ROWS, found.num_rows * PAGE_BYTES // max(1, size)))
+        for name in file.schema_arrow.names:
+            for _ in file.iter_batches(rows, columns=[name]):
+                pass
+
+
 def _arrow(path: Path, compression: str | None) -> _OpenedFile:
     def blocks(columns: Sequence[str]) -> Blocks:
         with _readable(path, "Arrow IPC"), _stream(path, compression) as stream:
@@ -324,6 +363,38 @@ def _arrow(path: Path, compression: str | None) -> _OpenedFile:
 
     with _stream(path, compression) as stream:
         return list(batches(stream)[0].names), blocks
+
+
+def _read_messages(path: Path, compression: str | None) -> None:
+    """Decode all record batches of an Arrow file, or of a stream up to its end marker."""
+    if compression is None and _begins(path) == _ARROW_FILE:
+        file = pa.ipc.open_file(str(path))
+        for at in range(file.num_record_batches):
+            file.get_batch(at)
+        return
+    with _stream(path, compression) as stream:
+        messages = _Latest(stream)
+        for _ in pa.ipc.open_stream(messages):
+            pass
+        if not messages.data:  # without the marker the stream just ends, as does a part of it
+            raise ImportFailed(f"{path}: expected an Arrow stream with its end marker, got none")
+        while rest := stream.read(BLOCK_BYTES):
+            if rest.strip(b"\0"):
+                raise ImportFailed(f"{path}: expected nothing after the end marker, got more bytes")
+
+
+class _Latest(io.RawIOBase):
+    """A stream that keeps what was read from it last."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.data = stream, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        self.data = self._stream.read(size)
+        return self.data
 
 
 def _begins(path: Path) -> bytes:

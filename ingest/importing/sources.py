@@ -2,6 +2,9 @@
 
 A source is one or more units, read one after another. A unit that can be read only once, such as a
 query or a reader, is stored in a temporary file if several passes are needed.
+
+A file that several passes read has to stay as it is: from the second pass on, its size, times and
+inode are compared with those before the first one, after each block and before the block is used.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -23,9 +27,11 @@ from ingest.importing.readers import (
     array_of,
     file_blocks,
     file_names,
+    has_end,
     is_readable,
     kinds,
     numbered,
+    read_to_end,
 )
 from ingest.protocol.errors import ImportFailed
 
@@ -64,6 +70,18 @@ def open_source(source: Any, query: str | None) -> list[Unit]:
     return [_table_unit(source)]
 
 
+def require_whole(units: Sequence[Unit]) -> None:
+    """Read the files to their ends, except plain text. Raises ImportFailed if one is not whole."""
+    for unit in units:
+        if isinstance(unit, _FileUnit):
+            unit.require_whole()
+
+
+def place_of(unit: Unit) -> str | None:
+    """The path of a file in the folder that is imported; None for any other unit."""
+    return unit.place if isinstance(unit, _FileUnit) else None
+
+
 def require_columns(unit: Unit, columns: Sequence[str]) -> None:
     """Raise ImportFailed that names the columns that are missing and those that exist.
 
@@ -86,7 +104,7 @@ def require_columns(unit: Unit, columns: Sequence[str]) -> None:
 
 def _files(path: Path) -> list[Unit]:
     if not path.is_dir():
-        return [_FileUnit(path, path.name, {})]
+        return [_FileUnit(path, path.name, {}, None)]
     found: list[Unit] = []
     for file in sorted(path.rglob("*")):
         inner = file.relative_to(path)
@@ -95,7 +113,7 @@ def _files(path: Path) -> list[Unit]:
         if is_readable(file):
             pairs = (part.partition("=") for part in inner.parts[:-1] if "=" in part)
             hive = {name: unquote(value) for name, _, value in pairs}
-            found.append(_FileUnit(file, str(inner), hive))
+            found.append(_FileUnit(file, str(inner), hive, inner.as_posix()))
     if not found:
         raise ImportFailed(f"{path}: expected files of {kinds()} in it, got none")
     return found
@@ -106,31 +124,76 @@ class _FileUnit:
 
     once = False
 
-    def __init__(self, path: Path, label: str, hive: dict[str, str]) -> None:
-        self.label, self._path = label, path
+    def __init__(self, path: Path, label: str, hive: dict[str, str], place: str | None) -> None:
+        self.label, self.place, self._path = label, place, path
         self._hive = {name: None if v == _HIVE_NULL else v for name, v in hive.items()}
+        self._state: tuple[int, ...] | None = None  # before the first pass
 
     def names(self) -> list[str]:
         own = file_names(self._path)
         return [*own, *(name for name in self._hive if name not in own)]
 
+    def require_whole(self) -> None:
+        """Read the file to its end, unless it is plain text. Raises ImportFailed."""
+        if has_end(self._path):
+            self._begin()
+            try:
+                read_to_end(self._path)
+            except ImportFailed as error:
+                raise ImportFailed(f"{error}; nothing of it was sent") from error
+
     def digest(self) -> str | None:
+        self._begin()
         try:
             with self._path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            text = f"{self._path}: cannot be read: {error.strerror or error}"
-            raise ImportFailed(text) from error
+            raise self._unreadable(error) from error
         return f"{content} {sorted(self._hive.items())}"
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
         own = [name for name in columns if name not in self._hive]
-        for block in file_blocks(self._path, own):
-            for name in columns:
-                if name in self._hive:
-                    values = pa.repeat(pa.scalar(self._hive[name], pa.string()), len(block.table))
-                    block.table = block.table.append_column(name, values)
-            yield block
+        require_same = self._begin()
+        try:
+            for block in file_blocks(self._path, own):
+                for name in columns:
+                    if name in self._hive:
+                        value = pa.scalar(self._hive[name], pa.string())
+                        values = pa.repeat(value, len(block.table))
+                        block.table = block.table.append_column(name, values)
+                require_same()
+                yield block
+        except ImportFailed:
+            require_same()  # a change explains the other errors
+            raise
+        require_same()
+
+    def _begin(self) -> Callable[[], None]:
+        """Begin a pass; return a check that the file is as it was before the first pass.
+
+        In the first pass there is nothing to compare with. Raises ImportFailed.
+        """
+        if self._state is None:
+            self._state = self._now()
+            return lambda: None
+        self._require_same()
+        return self._require_same
+
+    def _require_same(self) -> None:
+        if self._now() != self._state:
+            text = "expected the file as it was when its import began, but it has changed since"
+            raise ImportFailed(f"{self._path}: {text}")
+
+    def _now(self) -> tuple[int, ...]:
+        """Device, inode, size and times; a change of the content changes one of them."""
+        try:
+            now = os.stat(self._path)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+    def _unreadable(self, error: OSError) -> ImportFailed:
+        return ImportFailed(f"{self._path}: cannot be read: {error.strerror or error}")
 
 
 # --- tables in memory --------------------------------------------------------------------------
@@ -186,7 +249,11 @@ class _TableUnit:
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
         batches = self._table if self.once else self._table.to_batches(BLOCK_ROWS)
-        return numbered(iter(batches), columns)
+        try:
+            yield from numbered(iter(batches), columns)
+        except Exception as error:  # of any type: a reader's batches may come from any code
+            text = f"{type(error).__name__}: {error!s:.300}"
+            raise ImportFailed(f"{self.label}: cannot be read: {text}") from error
 
 
 class _Hashing:
@@ -305,12 +372,15 @@ class KeptUnit:
         self.label, self._digest, self._columns = unit.label, unit.digest(), list(columns)
         self._path = folder / "rows.arrow"
         self._pieces: list[tuple[int, int]] = []  # (offset, length) of each block in the file
-        with self._path.open("wb") as file:
-            for block in unit.blocks(columns):
-                sink, begin = pa.BufferOutputStream(), file.tell()
-                with pa.ipc.new_stream(sink, block.table.schema) as stream:
-                    stream.write_table(block.table)
-                self._pieces.append((begin, file.write(sink.getvalue())))
+        try:
+            with self._path.open("wb") as file:
+                for block in unit.blocks(columns):
+                    sink, begin = pa.BufferOutputStream(), file.tell()
+                    with pa.ipc.new_stream(sink, block.table.schema) as stream:
+                        stream.write_table(block.table)
+                    self._pieces.append((begin, file.write(sink.getvalue())))
+        except ImportFailed as error:
+            raise ImportFailed(f"{error}; nothing of it was sent") from error
 
     def names(self) -> list[str]:
         return self._columns
@@ -328,4 +398,12 @@ class KeptUnit:
                 yield from pa.ipc.open_stream(file.read(length))
 
 
-__all__ = ["KeptUnit", "SourceBlock", "Unit", "open_source", "require_columns"]
+__all__ = [
+    "KeptUnit",
+    "SourceBlock",
+    "Unit",
+    "open_source",
+    "place_of",
+    "require_columns",
+    "require_whole",
+]
