@@ -16,9 +16,9 @@ rows are found with masks: their episodes break at the last good step, or do not
 none. The reply names them by row, column and reason, and the other episodes are accepted.
 
 With an `Idempotency-Key` the import may be repeated: episodes known under the key are skipped and
-counted as duplicates. Those with invalid rows are reported again. A digest of the key's rows is
-kept as long as the numbers of its episodes; other rows under the key are a conflict. Keys belong to
-a token.
+counted as duplicates. Those with invalid rows are reported again. A digest of the key's rows, as
+redacted, is kept as long as the numbers of its episodes; other rows under the key are a conflict.
+Keys belong to a token.
 
 Rows are processed in blocks, in a thread unless a block is small, and each group of a block's
 episodes is one journal row. So a killed import has delivered whole episodes only, and a repetition
@@ -32,13 +32,13 @@ import sys
 import zlib
 from collections.abc import Callable
 from time import time
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ingest.access.tokens import Caller
 from ingest.bulk_import.acceptance import COMMIT_GROUPS, Acceptance, rebuilt
 from ingest.bulk_import.arrow_stream import ArrowBatches, read_batches, table_of
 from ingest.bulk_import.forms import Forms, policy_of
-from ingest.bulk_import.repeats import digest_rows
+from ingest.bulk_import.repeats import Content
 from ingest.bulk_import.step_columns import StepBlock, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.client_instances import IMPORT
@@ -48,7 +48,6 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request
 from ingest.web.cost_limits import in_thread
-from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.range_set import RangeSet
 from storage.wording import counted
 
@@ -97,6 +96,8 @@ class Importer:
         rows, body = MANY_ROWS + 1 if stream is None else stream.rows, stream or request.body
         if rows > MANY_ROWS:
             await request.sender.wait()
+        if key is not None and collector.assembler.policies.redacts:  # Python code for each row
+            rows *= MANY_ROWS // FEW_ROWS
         found, content = await self._look(rows, _read, body, collector, self._forms, key, receipt)
         caller.charge(found.rows)
         instance, known = await self._opened(caller, key, receipt, content)
@@ -236,18 +237,19 @@ def _read(
     table = table_of(stream)
     policy = policy_of(table, collector.policies)
     rules = collector.assembler.policies.rules[policy.policy_id]
-    content = None if key is None else _content(table, key, receipt, policy)
     redaction, form = collector.redactor.of(rules), forms.get(stream.schema, rules)
+    content = None
+    if key is not None:
+        content = _content(Content(table, form, redaction), table.num_rows, key, receipt)
     return StepColumns(table, form, redaction, numbered=key is not None), content
 
 
 def _content(
-    table: Any, key: str, known: Receipt | None, policy: PolicyDeclaration
+    content: Content, rows: int, key: str, known: Receipt | None
 ) -> tuple[bytes, int] | None:
     """(digest, rows) to be stored, None for an import that is known completely. Raises Refusal."""
-    rows, hidden = table.num_rows, {path.partition(".")[0] for path in policy.redact}
     if known is not None:
-        if rows < known.rows or digest_rows(table, known.rows, hidden) != known.digest:
+        if rows < known.rows or not content.begins_with(known.rows, known.digest):
             text = (
                 f"expected the {counted(known.rows, 'row')} that were sent with {key!r} before, "
                 f"optionally followed by more, got other content in {counted(rows, 'row')}"
@@ -255,4 +257,4 @@ def _content(
             raise Refusal("conflict", text, _KEY)
         if rows == known.rows:
             return None
-    return digest_rows(table, rows, hidden), rows
+    return content.digest(), rows

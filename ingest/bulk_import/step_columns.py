@@ -172,7 +172,7 @@ class StepColumns:
         self._redaction, self._numbered = redaction, numbered
         self.rows: int = table.num_rows
         columns = table.columns
-        self._columns = {name: _joined(self._arrow, columns[at]) for name, at in form.read.items()}
+        self._columns = {name: joined(columns[at]) for name, at in form.read.items()}
         codecs = (form.rules.observation, form.rules.action)
         size = max(table.nbytes // max(1, self.rows), *(codec.itemsize or 0 for codec in codecs))
         self.row_bytes = size + 49  # the approximate size of a step's columns
@@ -469,7 +469,7 @@ class StepColumns:
         return found
 
     def _info(self, text: str | bytes) -> str | None:
-        value = _json(text)
+        value = json_object(text)
         if value is None:
             return None
         try:
@@ -553,12 +553,12 @@ def _ending(word: str | None, terminated: bool | None, truncated: bool | None) -
 
 def _tags_of(text: str | bytes | None) -> dict[str, str] | None:
     """Parse an episode's tags; None for anything but a JSON object of strings or no text."""
-    value = _json(text or "")
+    value = json_object(text or "")
     strings = value is not None and all(type(tag) is str for tag in value.values())
     return value if strings else None
 
 
-def _json(text: str | bytes) -> dict[str, Any] | None:
+def json_object(text: str | bytes) -> dict[str, Any] | None:
     """Parse a JSON object; {} for no text, None for anything else."""
     if not text:
         return {}
@@ -577,8 +577,9 @@ def _numbers(column: Any) -> tuple[Array, Array | None]:
     return column.fill_null(0).to_numpy(zero_copy_only=False), nulls
 
 
-def _joined(arrow: Any, column: Any) -> Any:
+def joined(column: Any) -> Any:
     """A column as one contiguous array."""
+    arrow = load_arrow()
     if isinstance(column, arrow.Array):
         return column
     if column.num_chunks == 1:

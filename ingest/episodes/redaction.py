@@ -116,12 +116,16 @@ class Redaction:
             )
         return self._observation.encode_columns(columns, 1)[0]
 
+    def rule_of(self, leaf: Leaf) -> str | None:
+        """The rule of a leaf of observations."""
+        return next((rule for one, rule in self._leaves if one.path == leaf.path), None)
+
     def column(self, leaf: Leaf, values: Any) -> Any:
         """Redact a column of valid values of one leaf of observations.
 
         A column is an array (count, *shape), for Text a list of strings.
         """
-        rule = next((rule for one, rule in self._leaves if one.path == leaf.path), None)
+        rule = self.rule_of(leaf)
         if rule is None or not len(values):
             return values
         if leaf.is_text:
@@ -136,6 +140,10 @@ class Redaction:
     def info(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return an info, which is not nested too deeply, without redacted values."""
         return self._mapping(info, self._infos) if self._infos else info
+
+    def tags(self, tags: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an episode's tags without redacted values."""
+        return self._mapping(tags, self._tags) if self._tags else tags
 
     def _stand_in(self, leaf: Leaf, rule: str, value: Any) -> Any:
         if rule == "drop":
