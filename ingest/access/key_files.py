@@ -4,12 +4,14 @@ The file has no secrets that a client could send; even so, it and its folder are
 their owner. It is replaced atomically under a lock. Revoked tokens stay in it, because a collector
 on loopback admits everybody if there are no tokens.
 
-`keys/redaction.key` is the key of the pseudonyms in this root.
+`keys/redaction.key` is the key of the pseudonyms in this root, and `keys/etag.key` the key that
+signs the etags of weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -29,6 +31,8 @@ from storage.system.files import (
     write_synced,
 )
 from storage.system.formats import require_format
+
+log = logging.getLogger("headrace.collector")
 
 SECRET_BYTES = 32
 
@@ -191,6 +195,25 @@ def kept_key(root: Path) -> bytes:
     path = root / "keys" / "redaction.key"
     if not path.exists():
         raise DeclarationError(f"{path}: expected a key, got no file: nothing is hashed here yet")
+    return _read_key(path)
+
+
+def etag_key(root: Path) -> bytes:
+    """The key of a root that signs the etags of weights, created at the first start.
+
+    b"", with a line in the log, if it cannot be read or made: etags have no signature then.
+    """
+    try:
+        path = keys_folder(root) / "etag.key"
+        if not path.exists():
+            _make(path)
+        return _read_key(path)
+    except (OSError, DeclarationError) as error:
+        log.warning("after a restore of the root, clients' etags will not be believed: %s", error)
+        return b""
+
+
+def _read_key(path: Path) -> bytes:
     try:
         key = bytes.fromhex(path.read_text())
     except ValueError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
+from ingest.access.admission import audit
 from ingest.collector.weight_follower import LoadedPolicy, Standing, WeightFollower
 from ingest.collector.weights_thread import WeightsThread
 from ingest.protocol.errors import Refusal
@@ -54,11 +56,8 @@ LOOK_SECONDS = 0.5
 """Seconds that requests wait for a check of the weights; then they use the known version."""
 WEIGHTS_SECONDS = 5.0
 """Seconds that requests for weights wait for a check; the first one imports the modules."""
-PLAUSIBLE = 10_000_000
-"""A restored backup may lack this many generations; a client's claim of more is ignored."""
-
 _ETAG = re.compile(
-    r'"(?P<store>[0-9a-f]+)-(?P<generation>[0-9]{1,15})(-(?P<version>[0-9]{1,15}))?"'
+    r'"(?P<store>[0-9a-f]+)-(?P<generation>[0-9]{1,15})-(?P<version>[0-9]{1,15})-[0-9a-f]{32}"'
 )
 
 
@@ -96,6 +95,7 @@ class LivePolicies:
 
     root: Path | None
     policies: Mapping[str, PolicyDeclaration]
+    etag_key: bytes = b""  # signs etags; without one no client's etag proves anything
 
     def __post_init__(self) -> None:
         self.closing = False
@@ -217,16 +217,27 @@ class LivePolicies:
         """Seconds that the current access to `weights/` has taken; 0 without one."""
         return 0.0 if self._thread is None else self._thread.busy_seconds
 
-    def note_seen(self, policy_id: str, etag: str) -> None:
-        """Note a client's etag: with a later generation than `live.json`, that is an old copy."""
-        live = self._live[policy_id]
-        seen = _ETAG.fullmatch(etag)
-        if seen is None or live.served is None or self._thread is None:
+    def note_seen(self, policy_id: str, etag: str, by: str) -> None:
+        """Note a client's etag: with a later generation than `live.json`, that is an old copy.
+
+        Only numbers that this root once sent count; its signature shows that. If they are new to
+        the store, an audit line names the token `by`.
+        """
+        live, seen = self._live[policy_id], _ETAG.fullmatch(etag)
+        if seen is None or live.served is None or self._thread is None or not self.etag_key:
             return
-        generation, version = int(seen["generation"]), int(seen["version"] or 0)
-        known = live.served.generation
-        if seen["store"] == live.served.store_id and known < generation <= known + PLAUSIBLE:
-            self._thread.submit(lambda: live.follower.note_seen(version, generation))
+        generation, version = int(seen["generation"]), int(seen["version"])
+        if seen["store"] != live.served.store_id or generation <= live.served.generation:
+            return
+        genuine = self._etag(policy_id, seen["store"], generation, version)
+        if not hmac.compare_digest(etag, genuine):
+            return
+
+        def note() -> None:
+            if live.follower.note_seen(version, generation):
+                audit("numbers", policy=policy_id, version=version, generation=generation, by=by)
+
+        self._thread.submit(note)
 
     # canaries
 
@@ -290,7 +301,17 @@ class LivePolicies:
     def etag(self, policy_id: str) -> str | None:
         """The live generation's etag; None if nothing is served."""
         served = self._live[policy_id].served
-        return None if served is None else served.etag
+        if served is None:
+            return None
+        return self._etag(policy_id, served.store_id, served.generation, served.highest)
+
+    def _etag(self, policy_id: str, store_id: str, generation: int, highest: int) -> str:
+        """An etag, signed so that a client can only repeat numbers that it got: `note_seen`."""
+        numbers = f"{store_id}-{generation}-{highest}"
+        if not self.etag_key:
+            return f'"{numbers}"'
+        signature = hmac.digest(self.etag_key, f"{policy_id} {numbers}".encode(), "sha256")
+        return f'"{numbers}-{signature.hex()[:32]}"'
 
     def published(self, policy_id: str) -> Published | None:
         """The live version as it is sent to clients; None if nothing is served."""

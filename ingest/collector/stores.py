@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ingest.access.key_files import KEY_BYTES, redaction_key
+from ingest.access.key_files import KEY_BYTES, etag_key, redaction_key
 from ingest.collector.address_file import LiveAddress, forget_address
 from ingest.collector.backup_restore import notice_restore
 from ingest.collector.live_policies import LivePolicies, check_specs
@@ -67,7 +67,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
         sources=(root, root / "journal"),
         compression=compression,  # type: ignore[arg-type]  # the command line checks it
     )
-    live = LivePolicies(root, policies)
+    live = LivePolicies(root, policies, etag_key(root))
     return Stores(policies, journal, writer, live, durable=True, redaction_key=key)
 
 

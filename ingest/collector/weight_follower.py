@@ -57,19 +57,10 @@ class LoadedPolicy(msgspec.Struct, Generic[P], frozen=True):
     store_id: str
     generation: int
     version: int
+    highest: int  # the highest version number given by then, which may be a canary's
     canary: P | None = None  # acts in `share` of the episodes
     canary_version: int = -1
     share: float = 0.0
-
-    @property
-    def etag(self) -> str:
-        """The generation's id for clients, which send it back; see `LivePolicies.note_seen`."""
-        return f'"{self.store_id}-{self.generation}-{self.newest}"'
-
-    @property
-    def newest(self) -> int:
-        """The highest number of the versions that act: the live one's or the canary's."""
-        return max(self.version, self.canary_version)
 
 
 class _OlderError(Exception):
@@ -161,8 +152,11 @@ class WeightFollower(Generic[P]):
             self._require_newer(wanted, served)
         policy = self._load(manifest, weights)
         published = Published(manifest.to_json(), wanted.generation, weights)
+        store, highest = self._store, wanted.version
+        if isinstance(store, WeightFolder):
+            highest = store.next_version - 1
         fresh = LoadedPolicy(
-            policy, published, manifest.store_id, wanted.generation, wanted.version
+            policy, published, manifest.store_id, wanted.generation, wanted.version, highest
         )
         if wanted.canary_version is not None and wanted.canary_share > 0:
             try:
@@ -186,7 +180,7 @@ class WeightFollower(Generic[P]):
     def _require_newer(self, wanted: Live, served: LoadedPolicy[P]) -> None:
         if wanted.generation > served.generation:
             return
-        self.note_seen(served.newest, served.generation)
+        self.note_seen(served.highest, served.generation)
         raise _OlderError(
             f"expected a newer generation than {served.generation} (version {served.version}), the "
             f"served one, got {wanted.generation} (version {wanted.version}): the weights were "
@@ -207,20 +201,24 @@ class WeightFollower(Generic[P]):
     def _policy_id(self) -> str:
         return self._store.policy_id
 
-    def note_seen(self, version: int, generation: int) -> None:
-        """Make later publications use numbers after those seen here or by a client."""
+    def note_seen(self, version: int, generation: int) -> bool:
+        """Make later publications use numbers after those seen here or by a client.
+
+        Returns whether the store did not know them.
+        """
         if not isinstance(self._store, WeightFolder):
-            return
+            return False
         try:
-            self._store.note_seen(version, generation)
+            new = self._store.note_seen(version, generation)
         except (StorageError, OSError) as error:
             log.warning(
                 "policy %s: the highest seen numbers cannot be stored: %s", self._policy_id, error
             )
-            return
+            return False
         message = self._store.restored
         if message is not None:
             log.warning("%s", message)
+        return new
 
     # registering
 

@@ -7,8 +7,9 @@ they can be sent again, in JSON and in msgpack. The publisher proposes the versi
 gets 409 with the next number if it is another; a repeated request has the same answer.
 
 `WeightDownloads` answers `GET /v1/policies/{id}/weights` with msgpack `{manifest, generation,
-weights}` and an `ETag` of store, generation and version. `If-None-Match` with `Prefer: wait=25`
-holds the request until the generation changes, or for that many seconds (then 304).
+weights}` and a signed `ETag` of store, generation and highest version. `If-None-Match` with
+`Prefer: wait=25` holds the request until the generation changes, or for that many seconds (then
+304).
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class WeightDownloads:
             return await self._version(policy_id, wanted[0])
         await self._live.look(WEIGHTS_SECONDS)
         known = request.headers.get(b"if-none-match", b"").decode("latin-1")
-        self._live.note_seen(policy_id, known)
+        self._live.note_seen(policy_id, known, request.caller.token_id)
         if known and known == self._live.etag(policy_id):
             await self._wait(policy_id, known, request)
             request.caller.require_live(time.time())

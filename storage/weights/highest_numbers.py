@@ -76,14 +76,18 @@ class HighestNumbers(_NumberFile):
                 self._warn(f"{self.path} cannot be read, so a restore may go unnoticed: {error}")
         return HighestVersions(version=0, generation=0)
 
-    def note(self, version: int, generation: int) -> None:
-        """Store numbers that are about to go live, durably. A lower number changes nothing."""
+    def note(self, version: int, generation: int) -> bool:
+        """Store numbers that are about to go live, durably. A lower number changes nothing.
+
+        Returns whether one of them is higher than before.
+        """
         known = self.read()
         higher = HighestVersions(
             version=max(version, known.version), generation=max(generation, known.generation)
         )
         if higher != known:
             self._write(higher.to_json())
+        return higher != known
 
 
 class HighestFence(_NumberFile):

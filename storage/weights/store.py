@@ -309,15 +309,15 @@ class WeightFolder:
         }
         return {name: text for name, text in damage.items() if text is not None}
 
-    def note_seen(self, version: int, generation: int) -> None:
+    def note_seen(self, version: int, generation: int) -> bool:
         """Record numbers that a collector or a client has seen, so that the next ones are higher.
 
         A collector calls this if they are higher than the store's, as after a restore from a
-        backup. Raises WeightStoreError.
+        backup. Returns whether they were recorded only now. Raises WeightStoreError.
         """
         make_directory(self.directory)
         with locked(self.directory):
-            self._numbers.note(version, generation)
+            return self._numbers.note(version, generation)
 
     @property
     def restored(self) -> str | None:
