@@ -2,8 +2,9 @@
 
 Services that log episodes load it, so it needs only numpy and msgspec, and urllib3 for the
 delivery; calls outside the hot path use requests, which is imported at the first such call. Imports
-`ingest.delivery`, the protocol, declarations and the types of experience; `policy.inference`,
-published weights and their errors for local actions. Imports nothing of the collector.
+`ingest.delivery`, the protocol, declarations, the types of experience and `storage.system`, which
+notices forks; `policy.inference`, published weights and their errors for local actions. Imports
+nothing of the collector.
 """
 
 __all__ = [

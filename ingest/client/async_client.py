@@ -29,12 +29,12 @@ import msgspec
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.policy_client import PolicyClient
 from ingest.delivery.declarations import ClientPolicy, CollectorSpec
-from ingest.delivery.sender import renewed_by_fork
 from ingest.delivery.transport import Delivery, HttpSession, refusal_from_json
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
 from ingest.protocol.messages import ActionReply, ActionsReply, Decision, GetAction
+from storage.system.forks import notice_fork, renewed_by_fork
 
 REQUESTS = 4
 """The maximum number of requests for actions in flight."""
@@ -99,6 +99,7 @@ class AsyncPolicyClient(PolicyClient):
         Like PolicyClient.get_action. A call that is cancelled or times out has no effect: the next
         call may be a different one, or have another observation.
         """
+        notice_fork()
         if isinstance(episode_id, str):
             return (await self._act({episode_id: observation}))[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):

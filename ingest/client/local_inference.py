@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 
 from ingest.client.open_episodes import ClientEpisode
-from ingest.delivery.sender import renewed_by_fork
 from ingest.delivery.transport import Answer, RetryDelays, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
 from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy
 from storage.errors import StorageError
 from storage.experience.hashed import is_canary
+from storage.system.forks import renewed_by_fork
 from storage.weights.manifest import Manifest
 
 log = logging.getLogger("headrace.client")

@@ -63,6 +63,7 @@ from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
 from ingest.protocol.messages import Decision, End, LogAction, LogReturns, Start
 from storage.experience.hashed import SAMPLING, hash_fraction
+from storage.system.forks import notice_fork
 from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
@@ -280,6 +281,7 @@ class PolicyClient:
             start_number: only for a client with `instance_name`.
             pass_prob: the probability that this episode is logged, in (0, 1].
         """
+        notice_fork()
         passed = check_pass_prob(pass_prob) * self._sample_rate
         options = (training_enabled, tags, continues, ts)
         mapping = self.policy_mapping_fn if policy_id is None else policy_id
@@ -317,6 +319,7 @@ class PolicyClient:
         is published. Raises CollectorUnavailable or TimeoutError without an answer in time; then
         repeat the same call or, in local mode, log an action of your own.
         """
+        notice_fork()
         if isinstance(episode_id, str):
             return self._get_actions({episode_id: observation})[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
@@ -343,6 +346,7 @@ class PolicyClient:
         If it raises, the step is not logged, and `log_returns` for the last action raises the same
         kind of error until a call succeeds: repeat the call, or end the episode.
         """
+        notice_fork()
         try:
             self._log_action(
                 episode_id, observation, action, action_prob, action_logp, policy_version, ts
@@ -432,6 +436,7 @@ class PolicyClient:
         that were truncated: they do not act any more, but the next call with observations may have
         their final ones.
         """
+        notice_fork()
         if ts is not None:
             ts = now_or(ts)
         over = multiagent_done_dict, multiagent_truncated_dict
@@ -491,6 +496,7 @@ class PolicyClient:
 
         `truncated`: it was cut off, not ended by the environment.
         """
+        notice_fork()
         truncated = flag("truncated", truncated)
         if episode_id in self._book.wholes:
             return self._multi_agent.end_episode(
@@ -538,6 +544,7 @@ class PolicyClient:
         `terminated=False` marks a truncated episode. The other arguments are those of
         `start_episode`, `log_action` and `log_returns`.
         """
+        notice_fork()
         policy = self._policies.find(policy_id)
         options = (training_enabled, tags, None, ts)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
@@ -588,6 +595,7 @@ class PolicyClient:
         `policy_id` defaults to the client's policy. In local mode the version is fetched first and
         used from now on. In remote mode the collector always acts with the live version.
         """
+        notice_fork()
         if self.inference_mode == "local":
             policy = self._policies.find_declared(policy_id)
             return self._actor.policy(policy.policy_id or "").refresh()
@@ -602,6 +610,7 @@ class PolicyClient:
         With the id of an open episode of one agent: the version that acts in this episode now,
         which may be a canary. The version that chose a step is its `policy_version` in the shards.
         """
+        notice_fork()
         if episode_id is None:
             name = self._policies.find_declared(policy_id).policy_id
             return self._actor.policy(name or "").version
@@ -623,6 +632,7 @@ class PolicyClient:
         From then on calls validate their values. Raises CollectorUnavailable without an answer, and
         Refusal if the collector refuses the client (as with a wrong token).
         """
+        notice_fork()
         seconds = self._timeout if timeout is None else timeout
         known = self._declarations
         self._sender.connect(seconds, lambda: known.is_confirmed and not known.is_outdated)
@@ -637,6 +647,7 @@ class PolicyClient:
         With `episode_id` it raises only refusals of that episode, which no other flush raises
         again. This is for request handlers that share a client.
         """
+        notice_fork()
         self._sender.flush(timeout, episode_id)
 
     def close(self, timeout: float | None = None) -> None:
@@ -645,6 +656,7 @@ class PolicyClient:
         Raises as `flush`. Events that are not delivered then are lost (unless they are spooled);
         the error has their number.
         """
+        notice_fork()
         self._actor.close()
         if self._outbox.closed:
             return
@@ -687,6 +699,7 @@ class PolicyClient:
     @property
     def known_starts(self) -> list[tuple[int, int]]:
         """Ranges (first, last) of start numbers that an earlier run of this import delivered."""
+        notice_fork()
         self._sender.register()
         return list(self._sender.known_starts)
 
@@ -804,6 +817,7 @@ def _let_go(actor: LocalActor, sender: Sender) -> None:
 
     Its queue is still delivered. Any thread may run this, also theirs: nothing here waits.
     """
+    notice_fork()
     actor.close()
     sender.retire()
 

@@ -31,11 +31,9 @@ import contextlib
 import functools
 import itertools
 import logging
-import os
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -69,6 +67,7 @@ from ingest.protocol.errors import (
     Refusal,
 )
 from ingest.protocol.messages import End, Event, GetAction, LogReturns, Start
+from storage.system.forks import notice_fork, renewed_by_fork
 from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
@@ -83,7 +82,6 @@ _MSGPACK = {"Content-Type": wire.MSGPACK}
 _SPLIT = ("malformed", "too_large", "invalid")  # one event may have caused it
 _encode = msgspec.msgpack.Encoder().encode
 R = TypeVar("R")
-T = TypeVar("T")
 Parts: TypeAlias = deque[tuple[list[Event], bool]]
 """Parts of a batch, and whether each may have been sent before."""
 
@@ -156,7 +154,6 @@ class Sender:
 
     def after_fork(self) -> None:
         """Start a forked child with an empty queue, no thread, and its own instance."""
-        self.transport.after_fork()
         self.outbox.reset()
         self.results.reset()
         self._book.clear()
@@ -170,6 +167,7 @@ class Sender:
 
     @property
     def stats(self) -> ClientStats:
+        notice_fork()
         counts, refused = self.results.counts()
         spool = self.outbox.spool
         spooled, nbytes, unwritten = (0, 0, 0) if spool is None else spool.counts
@@ -773,6 +771,7 @@ class Sender:
 
     def finish(self) -> None:
         """At the end of the process: deliver the queue within EXIT_SECONDS."""
+        notice_fork()
         if self.transport.closing.is_set():
             return
         try:
@@ -814,19 +813,6 @@ def _closed(events: Sequence[Event], refused: Mapping[int, Refusal]) -> list[Eve
 def _same(event: Event, other: Event) -> bool:
     """Whether two events belong to the same episode or track."""
     return name_of(event) == name_of(other)
-
-
-def renewed_by_fork(renew: Callable[[T], object]) -> weakref.WeakSet[T]:
-    """A weak set of objects, whose copies in a forked child `renew` renews."""
-    known: weakref.WeakSet[T] = weakref.WeakSet()
-
-    def renew_all() -> None:
-        for one in list(known):
-            renew(one)
-
-    if hasattr(os, "register_at_fork"):  # a client also runs on Windows, which does not fork
-        os.register_at_fork(after_in_child=renew_all)
-    return known
 
 
 _senders = renewed_by_fork(Sender.after_fork)

@@ -205,6 +205,7 @@ class SpoolSegment:
                 if lock.acquire(blocking=False):
                     (fresh / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
                     fresh.rename(folder)  # other processes never see it unlocked
+                    lock.path = folder / "lock"
                     break
             except FileNotFoundError:  # removed by `sweep` before it was locked
                 lock.release()

@@ -34,6 +34,7 @@ from urllib3.util import Url, parse_url
 
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
+from storage.system.forks import notice_fork, renewed_by_fork
 
 UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
 """Statuses that do not depend on the request, which can be sent again unchanged."""
@@ -350,6 +351,7 @@ class Transport:
         self._used = clock()
         self._connections = _Connections(url, ca)
         self._is_known = False  # somebody has answered here
+        _transports.add(self)
 
     def after_fork(self) -> None:
         """Drop the parent's connections in a forked child, without writing to them."""
@@ -375,6 +377,7 @@ class Transport:
 
         Raises CollectorUnavailable if it may be sent again, Refusal if the collector judged it.
         """
+        notice_fork()
         sent = {**self._headers, **(headers or {})}
         if self._token is not None:
             sent["Authorization"] = _authorization(self._token)
@@ -429,6 +432,9 @@ class Transport:
 
     def _is_open(self) -> bool:
         return not self.closing.is_set()
+
+
+_transports = renewed_by_fork(Transport.after_fork)
 
 
 @lru_cache(maxsize=64)

@@ -3,4 +3,4 @@
 Imports nothing else of Headrace, except the error `FolderMoved`.
 """
 
-__all__ = ["backoff", "files", "memory", "pinned_folders", "process", "startup"]
+__all__ = ["backoff", "files", "forks", "memory", "pinned_folders", "process", "startup"]

@@ -14,6 +14,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from storage.system.forks import notice_fork, renewed_by_fork
+
 try:
     import fcntl
 except ModuleNotFoundError:  # Windows
@@ -69,8 +71,10 @@ def read_regular(path: Path, limit: int = 2**28) -> bytes:
 class FileLock:
     """A `flock` on a file, exclusive or shared; the kernel releases it when the holder dies.
 
-    The file contains the process id of its last exclusive holder, for messages only. Only its
-    holder may remove it; whoever waited for the removed file then locks the one that has its name.
+    It belongs to the process that took it: a forked child closes its copy of the descriptor, which
+    would hold the lock for as long as the child lives. The file contains the process id of its last
+    exclusive holder, for messages only. Only its holder may remove it; whoever waited for the
+    removed file then locks the one that has its name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,26 +88,36 @@ class FileLock:
         on a read-only file system, and it raises FileNotFoundError if there is no file.
         """
         _require_posix(self.path)
+        notice_fork()
+        _locks.add(self)  # a fork may copy the descriptor before this thread knows it
+        try:
+            self._fd = self._locked(blocking, shared)
+        finally:
+            if self._fd < 0:
+                _locks.discard(self)
+        if self._fd >= 0 and not shared:
+            with contextlib.suppress(OSError):  # a full disk must not prevent locking
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        return self._fd >= 0
+
+    def _locked(self, blocking: bool, shared: bool) -> int:
+        """The locked file's descriptor; -1 if another holds the lock."""
         flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        has_name = False
-        while not has_name:
-            fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
+        while True:
+            fd, has_name = os.open(self.path, flags | os.O_CLOEXEC, 0o644), False
             try:
                 fcntl.flock(fd, kind | (0 if blocking else fcntl.LOCK_NB))
                 with contextlib.suppress(FileNotFoundError):  # removed by its last holder
                     has_name = os.path.samestat(os.fstat(fd), self.path.stat())
             except BlockingIOError:
-                return False
+                return -1
             finally:
                 if not has_name:
                     os.close(fd)
-        self._fd = fd
-        if not shared:
-            with contextlib.suppress(OSError):  # a full disk must not prevent locking
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        return True
+            if has_name:
+                return fd
 
     def holder(self) -> str:
         """The process id in the file, that of the last exclusive holder, or "unknown"."""
@@ -114,9 +128,25 @@ class FileLock:
         return "unknown"
 
     def release(self) -> None:
+        fd, self._fd = self._fd, -1  # in this order: a fork's child may find the number used again
+        if fd >= 0:
+            os.close(fd)
+        _locks.discard(self)
+
+    def disown(self) -> None:
+        """Close a forked child's copy of the descriptor; the parent keeps the lock.
+
+        While the parent was acquiring or releasing it, only the file is known, not the number.
+        """
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            return self.release()
+        with contextlib.suppress(OSError):
+            ours = self.path.stat()
+            for name in os.listdir("/dev/fd"):
+                with contextlib.suppress(OSError):  # that of the listing, which is closed by now
+                    if os.path.samestat(os.fstat(int(name)), ours):
+                        os.close(int(name))
+        return _locks.discard(self)
 
     def __enter__(self) -> FileLock:
         self.acquire()
@@ -124,6 +154,9 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+_locks = renewed_by_fork(FileLock.disown)
 
 
 def _require_posix(path: Path) -> None:

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     ),
     "ingest.client": (
         "ingest.delivery ingest.protocol policy.inference storage.declarations storage.errors"
-        " storage.experience storage.weights storage.wording msgspec numpy requests"
+        " storage.experience storage.system storage.weights storage.wording msgspec numpy requests"
     ),
     # urllib3 parses the requested address
     "ingest.collector": (
