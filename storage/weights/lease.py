@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from storage.errors import LeaseHeld, NewerFormat, WeightsDamaged, WeightsNotFound, WeightStoreError
+from storage.errors import LeaseHeld, WeightsDamaged, WeightsNotFound, WeightStoreError
 from storage.system.files import (
     make_directory,
     replace_file,
