@@ -11,7 +11,7 @@ from policy.jobs.freeze import FrozenDataError, NothingToFreeze, freeze, load_fr
 from policy.jobs.gate import Gate, evaluate_once, publish
 from policy.jobs.run_once import DataIncomplete
 from policy.jobs.train import train_once
-from storage.errors import NothingYet
+from storage.errors import NewerFormat, NothingYet
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 
@@ -101,7 +101,7 @@ def test_a_log_with_only_damaged_shards_is_not_frozen(bandit_log, tmp_path):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda d: d | {"format": 2},
+        lambda d: d | {"format": 0},
         lambda d: d | {"streams": {s: [[0, 3]] for s in d["streams"]}},
         lambda d: d | {"streams": {"../x": [[0, 3]]}},
         lambda d: {},
@@ -114,6 +114,15 @@ def test_a_spoilt_manifest_is_refused(bandit_log, tmp_path, spoil):
     path = freeze(tmp_path).path
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     with pytest.raises(FrozenDataError, match=str(path)):
+        load_frozen(path)
+
+
+def test_a_later_builds_manifest_is_refused(bandit_log, tmp_path):
+    """It is no damage: the error names the file and what to do."""
+    bandit_log(20).write(tmp_path)
+    path = freeze(tmp_path).path
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    with pytest.raises(NewerFormat, match=f"{path}: format: expected 1, got 2: a later release"):
         load_frozen(path)
 
 
