@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.collector_process import shard_rows
 from tests.headrace.command import ROOT, answer, headrace
 
@@ -54,7 +56,12 @@ def source_of(build: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="headrace-build-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = ["git", "archive", BUILDS[build], "headrace", "ingest", "policy", "storage"]
-    archived = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    archived = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    if archived.returncode:
+        pytest.fail(
+            f"expected commit {BUILDS[build]} of release {build} in this clone; fetch its history: "
+            f"{archived.stderr.decode()}"
+        )
     with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as archive:
         archive.extractall(folder, filter="data")
     return folder

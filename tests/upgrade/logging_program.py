@@ -18,7 +18,7 @@ from headrace import PolicyClient
 def main(address: str, mode: str, spool: str) -> None:
     options = {"on_full": "spool", "spool_dir": spool} if spool else {}
     logged: Counter[str] = Counter()
-    with PolicyClient(address, mode, timeout=60.0, max_wait=60.0, **options) as client:  # type: ignore[arg-type]  # the build decides
+    with PolicyClient(address, mode, timeout=60.0, max_wait=60.0, **options) as client:
         for share in (1.0, 0.5):
             name = client.start_episode(
                 f"{mode}-{spool != ''}-acts-{share}", pass_prob=share, tags={"by": "test"}

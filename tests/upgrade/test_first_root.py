@@ -1,9 +1,9 @@
 """A root that an earlier commit wrote still works unchanged.
 
-`root-60e40fb.tgz` was written at 60e40fb: a collector received 60 episodes of one step and 10 of 7
-steps from a uniform policy, and exited; `train --algorithm snips` and `publish --no-gate` made
-version 1, which acted in 20 episodes; when the collector was killed, two episodes were open, with 3
-steps and 1, and 5 episodes of 2 steps had ended.
+`fixtures/60e40fb/root.tgz` was written at 60e40fb: a collector received 60 episodes of one step
+and 10 of 7 steps from a uniform policy, and exited; `train --algorithm snips` and `publish
+--no-gate` made version 1, which acted in 20 episodes; when the collector was killed, two episodes
+were open, with 3 steps and 1, and 5 episodes of 2 steps had ended.
 """
 
 from __future__ import annotations
@@ -17,18 +17,11 @@ from ingest.client.policy_client import PolicyClient
 from storage.weights.store import WeightFolder
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.headrace.command import answer, headrace
+from tests.upgrade.fixture import FIXTURES, verified
 
-WRITTEN = Path(__file__).with_name("root-60e40fb.tgz")
+WRITTEN = FIXTURES / "60e40fb" / "root.tgz"
 SEALED, ACTED, LATE, OPEN = 60 + 70, 20, 10, 4
 VECTOR = np.zeros(4)
-
-
-def verified(root: Path) -> int:
-    """The number of acknowledged steps of a root in which `verify` finds no fault."""
-    report = answer(headrace("verify", "--root", root, "--json"))
-    assert report["ok"], report
-    acknowledged: int = report["acknowledged"]
-    return acknowledged
 
 
 def test_a_root_of_an_earlier_commit_goes_on(tmp_path: Path) -> None:
