@@ -11,27 +11,27 @@ from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import policy_of_id
+from storage.experience.step_columns import STEP_COLUMNS
 
 NUMBERS, INTEGERS, TRUTH, TEXT, JSON = "a number", "an integer", "true or false", "text", "JSON"
 NEEDED = {"eps_id": TEXT, "rewards": NUMBERS}
 OPTIONAL = {
     "t": INTEGERS,
     "agent_id": TEXT,
-    "env_t": INTEGERS,
     "agents": INTEGERS,
     "terminateds": TRUTH,
     "truncateds": TRUTH,
     "ended": TEXT,
     "infos": JSON,
-    "action_logp": NUMBERS,
     "policy_id": TEXT,
-    "policy_version": INTEGERS,
     "source": TEXT,
-    "pass_prob": NUMBERS,
-    "ts": INTEGERS,
     "training_enabled": TRUTH,
     "continues": TEXT,
     "tags": JSON,
+} | {
+    column.name: NUMBERS if column.is_real else INTEGERS
+    for column in STEP_COLUMNS
+    if column.in_bulk and column.name not in NEEDED
 }
 _UNREAD = {"source", "agent_id", "policy_id"}
 

@@ -23,17 +23,20 @@ from ingest.bulk_import.import_reply import NAMED
 from ingest.bulk_import.leaf_columns import Array, encode
 from ingest.bulk_import.runs import UNFIT, runs_of
 from ingest.episodes.event_checks import info_text
-from ingest.episodes.journal_events import NO_TIME, UNKNOWN_LOGP
+from ingest.episodes.journal_events import NO_TIME
 from ingest.episodes.redaction import Redaction
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
-from storage.experience.episode import DEFAULT_AGENT, ENDINGS, LOGP_TOLERANCE
+from storage.experience.episode import DEFAULT_AGENT, ENDINGS
+from storage.experience.step_columns import LOGP_TOLERANCE, STEP_COLUMNS, StepColumn
 from storage.spaces.descriptors import SpaceError
 
 BLOCK_ROWS, BLOCK_BYTES = 20_000, 4_000_000
 """The most rows and bytes of a block; an episode with more rows comes in pieces."""
 
-_LATEST, _LAST_VERSION, _MOST_AGENTS = 2**62, 2**53, 2**31 - 1
+_GIVEN = tuple(column for column in STEP_COLUMNS if column.in_bulk and column.name != "env_t")
+_ENV_T = next(column for column in STEP_COLUMNS if column.name == "env_t")
+_AGENTS = StepColumn(name="agents", dtype="<i8", default=-1, low=-1, high=2**31 - 1)
 _ENDS = ("ended", "terminateds", "truncateds")
 """The columns of an episode's last row that give its ending."""
 
@@ -243,16 +246,12 @@ class StepColumns:
         columns = {
             "obs": obs,
             "actions": actions,
-            "rewards": self._floats("rewards", cut, faults),
-            "logp": self._floats("action_logp", cut, faults),
-            "versions": self._integers("policy_version", cut, faults, -1, _LAST_VERSION, -1),
-            "pass_prob": self._floats("pass_prob", cut, faults),
-            "ts": self._integers("ts", cut, faults, -_LATEST, _LATEST, NO_TIME),
             "obs_lengths": obs_lengths,
             "actions_lengths": action_lengths,
+            **{c.name: self._numbers(c, cut, faults) for c in _GIVEN},
             "env_t": self._env_t(faults, cut, begin, numbers),
         }
-        self._integers("agents", cut, faults, -1, _MOST_AGENTS, -1)
+        self._numbers(_AGENTS, cut, faults)
         tags = self._check_tags(faults, cut, heads[starts >= begin])
         self._check_continues(faults, cut, heads)
         infos = self._infos(faults, cut)
@@ -353,10 +352,10 @@ class StepColumns:
         if not self._form.has_tracks:
             return b""
         values, nulls = _numbers(cut["env_t"])
-        bad = (values < 0) | (values > _LAST_VERSION)
+        bad = _ENV_T.unfit(values)
         if nulls is not None:
             bad |= nulls
-        expected = f"expected an integer of 0..{_LAST_VERSION}"
+        expected = f"expected {_ENV_T.expected}"
         faults.add(bad, "env_t", expected, partial(self._shown, "env_t", faults))
         before = values[:1] - 1
         if begin > self.begins[numbers[0]]:  # a piece that is not the first
@@ -412,42 +411,26 @@ class StepColumns:
         block.ends.take(faults, rows[places])
         return found
 
-    def _floats(self, name: str, cut: Mapping[str, Any], faults: RowFaults) -> bytes:
-        """A column of numbers as float64, empty if the column is absent."""
-        if name not in cut:
+    def _numbers(self, column: StepColumn, cut: Mapping[str, Any], faults: RowFaults) -> bytes:
+        """A column's values, its default for null; empty if the column is absent."""
+        if column.name not in cut:
             return b""
-        values, nulls = _numbers(cut[name])
-        values = values.astype(np.float64, copy=False)
-        expected = "expected a finite number"
-        if name == "pass_prob":
-            bad, expected = ~((values > 0.0) & (values <= 1.0)), "expected a number in (0, 1]"
-        elif name == "action_logp" and not self.rules.has_densities:
-            bad = ~(np.isfinite(values) & (values <= LOGP_TOLERANCE))
+        values, nulls = _numbers(cut[column.name])
+        if column.is_real:
+            values = values.astype(np.float64, copy=False)
+        bad, expected = column.unfit(values), f"expected {column.expected}"
+        if column.name == "action_logp" and not self.rules.has_densities:
+            bad |= values > LOGP_TOLERANCE
             expected = "expected the logarithm of a probability, finite and at most 0"
-        else:
-            bad = ~np.isfinite(values)
         if nulls is not None:
-            if name == "rewards":
-                faults.add(nulls, name, expected)
+            if column.is_required:
+                faults.add(nulls, column.name, expected)
             bad &= ~nulls
-            values = np.where(nulls, 1.0 if name == "pass_prob" else UNKNOWN_LOGP, values)
-        faults.add(bad, name, expected, lambda row: values[row])
-        return values.tobytes()
-
-    def _integers(
-        self, name: str, cut: Mapping[str, Any], faults: RowFaults, least: int, most: int, none: int
-    ) -> bytes:
-        """A column of integers as int64, `none` for null; empty if the column is absent."""
-        if name not in cut:
-            return b""
-        values, nulls = _numbers(cut[name])
-        bad = (values < least) | (values > most)
+        faults.add(bad, column.name, expected, lambda row: values[row])
+        found = values.astype(column.dtype)
         if nulls is not None:
-            bad &= ~nulls
-        expected = f"expected an integer of {least}..{most}"
-        faults.add(bad, name, expected, lambda row: values[row])
-        found = values.astype(np.int64)
-        return (found if nulls is None else np.where(nulls, none, found)).tobytes()
+            found[nulls] = column.default
+        return found.tobytes()
 
     def _infos(self, faults: RowFaults, cut: Mapping[str, Any]) -> dict[int, str]:
         """The infos of a block: row -> JSON object, for rows that have one."""

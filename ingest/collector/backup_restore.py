@@ -116,7 +116,7 @@ def _oldest(recovered: Recovered, now: int) -> int:
     """When the oldest step was received that is in the journal and in no plan."""
     assembler = recovered.assembler
     held = (*assembler.episodes.values(), *assembler.closing.values())
-    times = [episode.received[0] for episode in held if episode.received]
+    times = [episode.received_ts[0] for episode in held if episode.received_ts]
     for item in recovered.waiting:
         if item.part is not None:
             times.append(int.from_bytes(item.part.received_ts[:8], "little", signed=True))
@@ -292,4 +292,4 @@ def _same_steps(episode: OpenEpisode, part: FoundPart) -> bool:
     common = min(part.steps, episode.steps)
     if common == episode.steps and episode.ended is None:
         common -= 1
-    return common <= 0 or episode.received[:common].tobytes() == part.received[: 8 * common]
+    return common <= 0 or episode.received_ts[:common].tobytes() == part.received[: 8 * common]

@@ -21,7 +21,8 @@ import numpy as np
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
-from storage.experience.episode import LOGP_TOLERANCE, EpisodeError, encode_tags
+from storage.experience.episode import EpisodeError, encode_tags
+from storage.experience.step_columns import LOGP_TOLERANCE
 
 ID_BYTES = 12
 """The size of a generated episode id, which is sent with each event as 24 hex digits. Two of 10^12

@@ -252,7 +252,7 @@ class EpisodeAssembler:
         started = episode.started
         known = episode.steps and episode.source[-1] == ON_POLICY and started.training_enabled
         if known and self.on_closed is not None:
-            self.on_closed(started.policy_id, episode.version[-1])
+            self.on_closed(started.policy_id, episode.policy_version[-1])
 
     def _note_start(self, event: Started) -> None:
         self.next_key = max(self.next_key, event.key + 1)

@@ -21,7 +21,8 @@ from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, Whole, label, label_of, name_of
 from ingest.protocol.errors import Refusal, completed
-from storage.experience.episode import LOGP_TOLERANCE, SOURCES, EpisodeError, encode_tags
+from storage.experience.episode import EpisodeError, encode_tags
+from storage.experience.step_columns import ADDED_COLUMNS, LOGP_TOLERANCE, SOURCES, StepColumn
 from storage.spaces.descriptors import SpaceError
 
 CheckedValues: TypeAlias = tuple[PolicyRules, bytes, bytes]
@@ -134,7 +135,18 @@ def judge_action(
         dist_inputs,
         event.ts,
         _env_t(episode, event, seq),
+        *(_added(event, column) for column in ADDED_COLUMNS),
     )
+
+
+def _added(event: wire.LogAction | wire.Decision, column: StepColumn) -> float:
+    """The value of a column that was added to the first ones; its default without one."""
+    value: float | None = getattr(event, column.name, None)
+    if value is None:
+        return column.default
+    if column.unfit(np.array([value])).any():
+        raise invalid(event, f"{column.name}: expected {column.expected}, got {value}")
+    return value
 
 
 def _env_t(episode: OpenEpisode, event: wire.LogAction | wire.Decision, seq: int) -> int:

@@ -11,16 +11,17 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from ingest.episodes.journal_events import NO_TIME, UNKNOWN_LOGP, Imported, ImportedEpisode
+from ingest.episodes.journal_events import NO_TIME, Imported, ImportedEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
-from storage.experience.episode import DEFAULT_AGENT, UNKNOWN_VERSION, Ending, Part
+from storage.experience.episode import DEFAULT_AGENT, Ending, Part
+from storage.experience.step_columns import STEP_COLUMNS
 
-_LOGP, _PASSED = struct.pack("<d", UNKNOWN_LOGP), struct.pack("<d", 1.0)
-_VERSION, _NO_TIME = struct.pack("<q", UNKNOWN_VERSION), struct.pack("<q", NO_TIME)
+_NO_TIME = struct.pack("<q", NO_TIME)
 
 
 @dataclass(slots=True)
@@ -96,14 +97,26 @@ class _EventColumns:
     """The columns of an event, and the offsets of each step's values."""
 
     def __init__(self, event: Imported, received: int) -> None:
-        self._event, self._came = event, struct.pack("<q", received)
+        self._event = event
         self._total = sum(episode.steps for episode in event.episodes)
         self._obs = self._places(event.obs, event.obs_lengths)
         self._actions = self._places(event.actions, event.actions_lengths)
-        self._ts = event.ts
-        if _NO_TIME in event.ts:
-            given = np.frombuffer(event.ts, np.int64)
-            self._ts = np.where(given == NO_TIME, received, given).tobytes()
+        came, ts = struct.pack("<q", received), event.ts
+        if _NO_TIME in ts:
+            given = np.frombuffer(ts, np.int64)
+            ts = np.where(given == NO_TIME, received, given).tobytes()
+        values = {"ts": ts, "source": b"", "received_ts": b""}
+        alone = {"ts": came, "source": bytes([event.source]), "received_ts": came}
+        # name, values, the bytes of one, and the value of all steps if there are no values
+        self._numbers = [
+            (
+                c.name,
+                values[c.name] if c.name in values else getattr(event, c.name),
+                c.itemsize,
+                alone.get(c.name, b"" if c.sparse else c.filled(1)),
+            )
+            for c in STEP_COLUMNS
+        ]
 
     def _places(self, data: bytes, lengths: bytes) -> int | list[int]:
         """The size of each value if it is fixed, otherwise the values' offsets and their end."""
@@ -121,9 +134,11 @@ class _EventColumns:
     ) -> Part:
         """Return the steps [begin, end) of all as one part; its episode's steps end at `last`."""
         event, started, steps = self._event, episode.started, end - begin
-        numbers, short = slice(8 * begin, 8 * end), slice(4 * begin, 4 * end)
-        received_ts = _repeated(self._came, steps)
-        infos = event.infos
+        short, infos = slice(4 * begin, 4 * end), event.infos
+        numbers: dict[str, Any] = {
+            name: data[size * begin : size * end] or _repeated(value, steps)
+            for name, data, size, value in self._numbers
+        }
         return Part(
             episode_id=started.episode_id,
             part=number,
@@ -132,13 +147,7 @@ class _EventColumns:
             schema_id=started.schema_id,
             obs=self.obs(begin, end),
             actions=_cut(event.actions, self._actions, begin, end),
-            rewards=event.rewards[numbers],
-            action_logp=event.logp[numbers] or _repeated(_LOGP, steps),
-            policy_version=event.versions[numbers] or _repeated(_VERSION, steps),
-            source=_repeated(bytes([event.source]), steps),
-            pass_prob=event.pass_prob[numbers] or _repeated(_PASSED, steps),
-            ts=self._ts[numbers] or received_ts,
-            received_ts=received_ts,
+            **numbers,
             obs_lengths=event.obs_lengths[short],
             actions_lengths=event.actions_lengths[short],
             infos={at - begin: infos[at] for at in range(begin, end) if at in infos}
@@ -147,7 +156,6 @@ class _EventColumns:
             final_obs=self.obs(end, end + 1) if end < last else None,
             policy_id=started.policy_id,
             agent_id=DEFAULT_AGENT if started.agent_id is None else started.agent_id,
-            env_t=event.env_t[numbers],
             training_enabled=started.training_enabled,
             continues=started.continues,
             tags=started.tags,

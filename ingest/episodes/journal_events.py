@@ -70,9 +70,9 @@ class Acted(Struct, array_like=True, tag=2, frozen=True, gc=False):
     seq: int
     obs: bytes
     action: bytes
-    logp: float  # NaN: unknown
-    source: int  # index into storage.experience.episode.SOURCES
-    version: int
+    action_logp: float  # NaN: unknown
+    source: int  # index into storage.experience.step_columns.SOURCES
+    policy_version: int
     pass_prob: float
     reward: float  # NaN: none so far
     info: str  # JSON object, "" for none
@@ -172,8 +172,8 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
     obs: bytes
     actions: bytes
     rewards: bytes  # float64
-    logp: bytes  # float64; empty: unknown
-    versions: bytes  # int64; empty: unknown
+    action_logp: bytes  # float64; empty: unknown
+    policy_version: bytes  # int64; empty: unknown
     pass_prob: bytes  # float64; empty: 1
     ts: bytes  # int64; `NO_TIME`, or an empty column: the time of receipt
     obs_lengths: bytes = b""  # uint32, of spaces with Text

@@ -29,8 +29,9 @@ from ingest.episodes.journal_events import (
 )
 from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol.agent_names import Whole
-from storage.experience.episode import DEFAULT_AGENT, SOURCES, Ending, Part
+from storage.experience.episode import DEFAULT_AGENT, Ending, Part
 from storage.experience.hashed import ARM
+from storage.experience.step_columns import ADDED_COLUMNS, NUMBER_BYTES, SOURCES, STEP_COLUMNS
 from storage.spaces.codec import Codec
 
 DIGEST_SIZE = 8
@@ -38,6 +39,9 @@ ON_POLICY = SOURCES.index("on_policy")
 
 OPEN_BYTES = 2_500
 """Bytes that an open episode uses in addition to its columns: buffer objects and map entries."""
+
+STEP_BYTES = NUMBER_BYTES + 25
+"""Bytes of a buffered step without its values: its numbers, and what late rewards need."""
 
 WORTH_CUTTING = 0.25
 """The least share of closed steps for a cut by size, because a cut copies the remaining steps."""
@@ -63,21 +67,19 @@ class OpenEpisode:
     """The state of one open episode since its latest cut."""
 
     __slots__ = (
-        "action_lengths",
         "actions",
+        "actions_lengths",
         "counted",
         "digests",
         "dist_inputs",
         "dist_lengths",
         "durable_seq",
         "ended",
-        "env_t",
         "first_seq",
         "info_bytes",
         "info_keys",
         "infos",
         "late_rows",
-        "logp",
         "next_seq",
         "obs",
         "obs_lengths",
@@ -86,24 +88,27 @@ class OpenEpisode:
         "opened",
         "part",
         "part_since",
-        "pass_prob",
-        "received",
         "reward_ids",
         "rewarded",
-        "rewards",
         "rows",
         "rules",
         "seen",
         "seqs",
-        "source",
         "started",
         "step_rows",
         "t0",
-        "ts",
         "unsynced",
-        "version",
         "whole",
+        *(column.name for column in STEP_COLUMNS),
     )
+    rewards: array[float]
+    action_logp: array[float]
+    policy_version: array[int]
+    source: array[int]
+    pass_prob: array[float]
+    ts: array[int]
+    received_ts: array[int]
+    env_t: array[int]  # of tracks; else empty
 
     def __init__(self, started: Started, rules: PolicyRules, row: int, now: float) -> None:
         self.started = started
@@ -141,19 +146,13 @@ class OpenEpisode:
         self.obs = bytearray()
         self.actions = bytearray()
         self.obs_lengths = array("I")
-        self.action_lengths = array("I")
-        self.rewards = array("d")
+        self.actions_lengths = array("I")
+        for name, typecode in _ARRAYS:
+            setattr(self, name, array(typecode))
         self.rewarded = bytearray()  # whether the step has a reward
         self.opened = array("d")  # seconds of running time
         self.seqs = array("q")
         self.step_rows = array("q")  # the journal rows of the actions
-        self.logp = array("d")
-        self.version = array("q")
-        self.source = bytearray()
-        self.pass_prob = array("d")
-        self.ts = array("q")
-        self.received = array("q")
-        self.env_t = array("q")  # of tracks; else empty
         self.dist_inputs = bytearray()
         self.dist_lengths = array("I")
         self.infos: dict[int, str | MergedInfo] = {}  # text if it came in one piece
@@ -173,7 +172,7 @@ class OpenEpisode:
     def nbytes(self) -> int:
         """The size in bytes of a part with the buffered steps."""
         columns = len(self.obs) + len(self.actions) + len(self.dist_inputs) + self.info_bytes
-        return columns + 74 * len(self.rewards)
+        return columns + STEP_BYTES * len(self.rewards)
 
     @property
     def held(self) -> int:
@@ -230,7 +229,7 @@ class OpenEpisode:
     def open_action(self) -> bytes:
         """The open step's action in canonical bytes."""
         return bytes(
-            self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
+            self.actions[self._prefix(self.actions, self.actions_lengths, self.rules.action) :]
         )
 
     def decision(self) -> bytes:
@@ -241,8 +240,8 @@ class OpenEpisode:
         return decision_hash(
             bytes(obs),
             self.open_action(),
-            self.logp[-1],
-            self.version[-1],
+            self.action_logp[-1],
+            self.policy_version[-1],
             self.open_dist_inputs(),
         )
 
@@ -266,7 +265,7 @@ class OpenEpisode:
         reward, came, info = self.rewards[-1], self.rewarded[-1], self.infos.pop(last, "")
         self._count_info(info, -1)
         del self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
-        del self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
+        del self.actions[self._prefix(self.actions, self.actions_lengths, self.rules.action) :]
         del self.dist_inputs[len(self.dist_inputs) - self._open_dist() :]
         for name in _PER_STEP:
             del getattr(self, name)[-1:]
@@ -288,19 +287,21 @@ class OpenEpisode:
         if self.rules.observation.itemsize is None:
             self.obs_lengths.append(len(event.obs))
         if self.rules.action.itemsize is None:
-            self.action_lengths.append(len(event.action))
+            self.actions_lengths.append(len(event.action))
         came = event.reward == event.reward  # not NaN
         self.rewards.append(event.reward if came else self.started.reward_default)
         self.rewarded.append(came)
         self.opened.append(running)
         self.seqs.append(event.seq)
         self.step_rows.append(row)
-        self.logp.append(event.logp)
-        self.version.append(event.version)
+        self.action_logp.append(event.action_logp)
+        self.policy_version.append(event.policy_version)
         self.source.append(event.source)
         self.pass_prob.append(event.pass_prob)
         self.ts.append(received if event.ts is None else event.ts)
-        self.received.append(received)
+        self.received_ts.append(received)
+        for column in ADDED_COLUMNS:
+            getattr(self, column.name).append(getattr(event, column.name))
         if self.started.agent_id is not None:
             self.env_t.append(event.env_t)
             if self.whole is not None:
@@ -316,11 +317,10 @@ class OpenEpisode:
     def take(self, part: Part, row: int, running: float) -> None:
         """Append a part's steps as if they had come one by one, each with its reward."""
         steps, first = part.steps, self.next_seq
-        for name in ("obs", "actions", "source"):
-            buffer: bytearray = getattr(self, name)
-            buffer += getattr(part, name)
-        for name, column in _OF_PARTS.items():
-            getattr(self, name).frombytes(getattr(part, column))
+        self.obs += part.obs
+        self.actions += part.actions
+        for name in _OF_PARTS:
+            getattr(self, name).frombytes(getattr(part, name))
         self.infos.update((len(self.rewarded) + at, text) for at, text in part.infos.items())
         self.info_bytes += sum(map(len, part.infos.values()))
         self.rewarded += b"\1" * steps
@@ -462,7 +462,7 @@ class OpenEpisode:
         row, seq = self.step_rows[closed], self.seqs[closed]
         for name, size in (
             ("obs", _offset(self.obs_lengths, self.rules.observation, closed)),
-            ("actions", _offset(self.action_lengths, self.rules.action, closed)),
+            ("actions", _offset(self.actions_lengths, self.rules.action, closed)),
             ("dist_inputs", sum(self.dist_lengths[:closed])),
         ):
             del getattr(self, name)[:size]
@@ -493,7 +493,7 @@ class OpenEpisode:
         obs, actions, dist = len(self.obs), len(self.actions), len(self.dist_inputs)
         if steps < len(self.rewards):
             obs = _offset(self.obs_lengths, self.rules.observation, steps)
-            actions = _offset(self.action_lengths, self.rules.action, steps)
+            actions = _offset(self.actions_lengths, self.rules.action, steps)
             dist = sum(self.dist_lengths[:steps])
         started = self.started
         return Part(
@@ -504,23 +504,14 @@ class OpenEpisode:
             schema_id=started.schema_id,
             obs=_first(self.obs, obs),
             actions=_first(self.actions, actions),
-            rewards=self.rewards[:steps].tobytes(),
-            action_logp=self.logp[:steps].tobytes(),
-            policy_version=self.version[:steps].tobytes(),
-            source=_first(self.source, steps),
-            pass_prob=self.pass_prob[:steps].tobytes(),
-            ts=self.ts[:steps].tobytes(),
-            received_ts=self.received[:steps].tobytes(),
-            obs_lengths=self.obs_lengths[:steps].tobytes(),
-            actions_lengths=self.action_lengths[:steps].tobytes(),
             dist_inputs=_first(self.dist_inputs, dist),
             dist_lengths=self.dist_lengths[:steps].tobytes(),
+            **{name: getattr(self, name)[:steps].tobytes() for name in _OF_PARTS},
             infos={row: str(info) for row, info in infos.items()},
             final_obs=final_obs,
             ended=ended,
             policy_id=started.policy_id,
             agent_id=DEFAULT_AGENT if started.agent_id is None else started.agent_id,
-            env_t=self.env_t[:steps].tobytes(),
             agents=agents,
             training_enabled=started.training_enabled,
             continues=started.continues,
@@ -547,33 +538,6 @@ def _with_arm(started: Started) -> str:
     return json.dumps(tags, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-_PER_STEP = (
-    "obs_lengths",
-    "action_lengths",
-    "rewards",
-    "rewarded",
-    "opened",
-    "seqs",
-    "step_rows",
-    "logp",
-    "version",
-    "source",
-    "pass_prob",
-    "ts",
-    "received",
-    "env_t",
-    "dist_lengths",
-)
-
-_OF_PARTS = {
-    "obs_lengths": "obs_lengths",
-    "action_lengths": "actions_lengths",
-    "rewards": "rewards",
-    "logp": "action_logp",
-    "version": "policy_version",
-    "pass_prob": "pass_prob",
-    "ts": "ts",
-    "received": "received_ts",
-    "env_t": "env_t",
-}
-"""buffer -> column of a part"""
+_ARRAYS = tuple((column.name, column.typecode) for column in STEP_COLUMNS)
+_OF_PARTS = ("obs_lengths", "actions_lengths", *(column.name for column in STEP_COLUMNS))
+_PER_STEP = (*_OF_PARTS, "rewarded", "opened", "seqs", "step_rows", "dist_lengths")

@@ -22,7 +22,7 @@ from ingest.importing.owners import Owned, Owners, ordered
 from ingest.importing.report import Account, BadRow, segment_sums
 from ingest.importing.values import value_reader
 from ingest.protocol.errors import ImportFailed
-from storage.experience.episode import LOGP_TOLERANCE
+from storage.experience.step_columns import LOGP_TOLERANCE
 from storage.spaces.descriptors import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from storage.spaces.leaves import leaves
 

@@ -331,9 +331,9 @@ class Acting:
     def _fill(self, answer: wire.ActionReply, request: _ActionRequest) -> None:
         """Fill in the decision of the open step of an answer's episode."""
         episode = self._collector.assembler.episodes[name_of(answer)]
-        logp = episode.logp[-1]
+        logp = episode.action_logp[-1]
         answer.action_logp = logp if math.isfinite(logp) else None
-        answer.policy_version = episode.version[-1]
+        answer.policy_version = episode.policy_version[-1]
         answer.hold = episode.started.policy_id in request.held
 
     # --- ahead of the disk -------------------------------------------------------------------

@@ -30,7 +30,6 @@ from policy.ope.comparison import BETTER, CANNOT_TELL
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsNotFound
-from storage.experience.episode import UNKNOWN_VERSION
 from storage.experience.hashed import ARM
 from storage.experience.sample_batch import (
     AGENT_ID,
@@ -40,6 +39,7 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
+from storage.experience.step_columns import UNKNOWN_VERSION
 from storage.reading.shard_reader import ShardReader
 from storage.weights.decisions import record
 from storage.weights.manifest import Live

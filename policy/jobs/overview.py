@@ -15,8 +15,8 @@ import numpy as np
 
 from policy.progress import Progress, no_progress
 from storage.errors import StorageError
-from storage.experience.episode import SOURCES
 from storage.experience.sample_batch import REWARDS, SampleBatch
+from storage.experience.step_columns import SOURCES
 from storage.reading.shard_reader import ShardReader
 from storage.weights.decisions import load_decisions
 from storage.weights.off_chain import described

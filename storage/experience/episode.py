@@ -13,30 +13,30 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
+from storage.experience.step_columns import (
+    NUMBER_BYTES,
+    STEP_COLUMNS,
+    UNKNOWN_VERSION,
+    StepBuffers,
+)
 from storage.wording import counted
 
 Ending: TypeAlias = Literal["terminated", "truncated", "abandoned", "broken"]
 Source: TypeAlias = Literal["on_policy", "logged", "replayed"]
 
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
-SOURCES: tuple[Source, ...] = get_args(Source)
-"""How an action was chosen; a part stores the index into this tuple."""
-
-LOGP_TOLERANCE = 1e-6
-"""The amount by which a log-probability may exceed 0, from rounding of a softmax in float32."""
-
 DEFAULT_AGENT = "agent0"
 ALL_AGENTS = "__all__"
 """The key for all agents in a dict by agent."""
 DEFAULT_POLICY = "default"
-UNKNOWN_VERSION = -1
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -64,17 +64,13 @@ class LoggedAction:
     version: int = UNKNOWN_VERSION
 
 
-class Part(Struct, frozen=True, kw_only=True, gc=False):
+class Part(StepBuffers, frozen=True, kw_only=True, gc=False):
     """A sealed run of T steps of one episode, as little-endian column buffers.
 
     In a multi-agent episode each agent's run is a *track* with its own parts. The tracks of one
-    `episode_id` differ in `agent_id`, and `env_t` aligns their steps (-1 = unknown). `agents`, the
-    number of tracks, is set only in tracks that end with the episode, not for an agent that leaves
-    earlier.
-
-    `obs` and `actions` hold T canonical encodings (storage.spaces.codec), concatenated. If the
-    space has Text, `obs_lengths` / `actions_lengths` hold the size of each in bytes (uint32 (T,));
-    otherwise they are empty. Unknown `action_logp` is NaN here and null in shards.
+    `episode_id` differ in `agent_id`, and `env_t` aligns their steps; it is empty in an episode of
+    one agent. `agents`, the number of tracks, is set only in tracks that end with the episode, not
+    for an agent that leaves earlier.
     """
 
     episode_id: str
@@ -82,20 +78,6 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
     t0: int  # t of the first step
     steps: int  # T
     schema_id: str
-    obs: bytes
-    actions: bytes
-    rewards: bytes  # float64 (T,)
-    action_logp: bytes  # float64 (T,), NaN = unknown
-    policy_version: bytes  # int64 (T,), -1 = unknown
-    source: bytes  # uint8 (T,), index into SOURCES
-    pass_prob: bytes  # float64 (T,)
-    ts: bytes  # int64 (T,), microseconds since the epoch, the client's
-    received_ts: bytes  # int64 (T,), microseconds, the collector's
-    env_t: bytes = b""  # int64 (T,), the environment's step; empty = a single-agent episode
-    obs_lengths: bytes = b""
-    actions_lengths: bytes = b""
-    dist_inputs: bytes = b""  # float32, rows concatenated
-    dist_lengths: bytes = b""  # uint32 (T,) bytes per row, 0 = null; empty: null everywhere
     infos: Mapping[int, str] = msgspec.field(default_factory=dict)  # row in the part -> JSON object
     final_obs: bytes | None = None  # canonical encoding; None for a lost client, a bandit step
     ended: Ending | None = None  # only on an episode's last part
@@ -110,44 +92,26 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
     agents: int = -1
 
     def __post_init__(self) -> None:
-        steps, eight = self.steps, 8 * self.steps
-        plain = self.env_t == b"" and self.agents == -1
-        if not (  # every part is checked twice: most are decided by this one condition
-            plain
-            and steps >= 1
-            and len(self.source) == steps
-            and len(self.rewards) == len(self.action_logp) == len(self.policy_version) == eight
-            and len(self.pass_prob) == len(self.ts) == len(self.received_ts) == eight
-            and (self.ended is None or self.ended in ENDINGS)
-        ):
-            self._check_columns()
-            self._check_track()
-
-    def _check_columns(self) -> None:
-        if self.steps < 1:
-            raise EpisodeError(f"episode {self.episode_id}: a part holds 1 or more steps, got 0")
-        for name, itemsize in _STEP_COLUMNS:
-            size = len(getattr(self, name))
-            if size != self.steps * itemsize:
-                raise EpisodeError(
-                    f"episode {self.episode_id}: {name}: expected {self.steps * itemsize} bytes "
-                    f"for {self.steps} steps, got {size}"
-                )
+        if tuple(map(len, _numbers_of(self))) != _sizes(self.steps):
+            self._check_numbers()
         if self.ended is not None and self.ended not in ENDINGS:
             raise EpisodeError(f"episode {self.episode_id}: unknown ending {self.ended!r}")
-
-    def _check_track(self) -> None:
-        """Check the fields that only tracks of multi-agent episodes have."""
-        if self.env_t and len(self.env_t) != self.steps * 8:
-            raise EpisodeError(
-                f"episode {self.episode_id}: env_t: expected {self.steps * 8} bytes for "
-                f"{self.steps} steps or none, got {len(self.env_t)}"
-            )
         if self.agents != -1 and (self.agents < 1 or self.ended is None):
             raise EpisodeError(
                 f"episode {self.episode_id}: agents: expected 1 or more on a part that ends its "
                 f"episode, else -1, got {self.agents} with the ending {self.ended!r}"
             )
+
+    def _check_numbers(self) -> None:
+        if self.steps < 1:
+            raise EpisodeError(f"episode {self.episode_id}: a part holds 1 or more steps, got 0")
+        for column, size in zip(STEP_COLUMNS, map(len, _numbers_of(self)), strict=True):
+            expected = self.steps * column.itemsize
+            if size != expected and (size or not column.sparse):
+                raise EpisodeError(
+                    f"episode {self.episode_id}: {column.name}: expected {expected} bytes "
+                    f"for {self.steps} steps{' or none' if column.sparse else ''}, got {size}"
+                )
 
     def __repr__(self) -> str:
         how = self.ended or "goes on"
@@ -160,23 +124,26 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def nbytes(self) -> int:
         """Raw size in bytes, as the limits of parts and shards count it."""
-        values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
-        return values + len(self.env_t) + 49 * self.steps
+        return raw_bytes(self, self.steps)
 
     def with_ordinals(self, ordinal: int, episode_ordinal: int) -> Part:
         """The part with its ordinal and that of its episode."""
         return msgspec.structs.replace(self, ordinal=ordinal, episode_ordinal=episode_ordinal)
 
 
-_STEP_COLUMNS = (
-    ("rewards", 8),
-    ("action_logp", 8),
-    ("policy_version", 8),
-    ("source", 1),
-    ("pass_prob", 8),
-    ("ts", 8),
-    ("received_ts", 8),
-)
+_numbers_of = attrgetter(*(column.name for column in STEP_COLUMNS))
+
+
+@lru_cache(maxsize=1024)  # a part is checked twice, and most have a few steps
+def _sizes(steps: int) -> tuple[int, ...]:
+    """The bytes of a part's numbers if it has no sparse ones; none for a part without steps."""
+    return tuple(0 if c.sparse else c.itemsize * steps for c in STEP_COLUMNS) if steps > 0 else ()
+
+
+def raw_bytes(buffers: StepBuffers, steps: int) -> int:
+    """The size in bytes of the values and numbers of that many steps."""
+    values = len(buffers.obs) + len(buffers.actions) + len(buffers.dist_inputs)
+    return values + len(buffers.env_t) + NUMBER_BYTES * steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
+from storage.experience.step_columns import ADDED_COLUMNS
 from storage.reading.exclusion import Reason
 from storage.reading.sources import Content, ShardFile, ShardSource
 from storage.shards.arrow_arrays import decode_values
@@ -57,7 +58,7 @@ from storage.shards.footers import own_footer
 from storage.shards.names import ShardDamaged
 from storage.shards.page_sizes import check_size
 from storage.shards.part_block import UnwrittenParts
-from storage.shards.schema import ShardMetadata, metadata_for
+from storage.shards.schema import ShardMetadata, metadata_for, with_defaults
 from storage.shards.tables import BlockColumns
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -211,7 +212,8 @@ class ShardLoader:
             schema = file.schema_arrow
             metadata = ShardMetadata.from_footer(schema.metadata, shard.place)
             check_footer(schema, metadata, shard.stream, shard.first, shard.last)
-            opened = _OpenedShard(metadata, schema.names, partial(_bounded, file, content, schema))
+            names = [*dict.fromkeys((*schema.names, *(c.name for c in ADDED_COLUMNS)))]
+            opened = _OpenedShard(metadata, names, partial(_bounded, file, content, schema))
             self._require(opened)
             parts, rows = self._decode(opened, stream_index)
         return LoadedShard(shard, metadata, len(content), parts, rows)
@@ -414,8 +416,9 @@ def _checked(table: pa.Table, names: Sequence[str], metadata: ShardMetadata) -> 
 def _bounded(
     file: pq.ParquetFile, content: bytes | memoryview, schema: pa.Schema, names: list[str]
 ) -> pa.Table:
-    check_size(content, file.metadata, schema, names)
-    return file.read(columns=names, use_threads=False)
+    stored = [name for name in names if name in schema.names]
+    check_size(content, file.metadata, schema, stored)
+    return with_defaults(file.read(columns=stored, use_threads=False), names)
 
 
 @contextmanager

@@ -23,8 +23,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.experience.episode import ENDINGS, LOGP_TOLERANCE, SOURCES
+from storage.experience.episode import ENDINGS
 from storage.experience.range_set import RangeSet
+from storage.experience.step_columns import (
+    ADDED_COLUMNS,
+    LOGP_TOLERANCE,
+    STEP_COLUMNS,
+    all_finite,
+)
 from storage.shards.arrow_arrays import given_values, present
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import (
@@ -78,6 +84,8 @@ def check_footer(
 def _check_fields(schema: pa.Schema, known: _ContentRules) -> None:
     for field in known.schema:
         at = schema.get_all_field_indices(field.name)
+        if not at and field.name in _ADDED:
+            continue
         if len(at) != 1:
             raise ShardDamaged(f"{field.name}: expected one column of that name, got {len(at)}")
         kind = schema.field(at[0]).type
@@ -189,12 +197,6 @@ def _differs(chunk: pa.DictionaryArray, word: str) -> npt.NDArray[np.bool_]:
     return np.asarray(chunk.indices.to_numpy() != code, np.bool_)
 
 
-def all_finite(values: Array) -> bool:
-    """Whether no value is NaN or infinite. A sum shows this fast, and rarely overflows."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
-
-
 def _shown(values: Array, bounds: ValueLimits) -> str:
     bad = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, np.bool_)
     if bounds is not None and not bad.any():
@@ -207,27 +209,24 @@ def _check_numbers(
 ) -> None:
     if not len(values):
         return
-    expected = ""
-    if name == "rewards" and not all_finite(values):
-        expected = "finite numbers"
-    elif name == "action_logp":
-        if int(np.isfinite(values).sum()) != len(values) - column.null_count:
-            expected = "finite numbers or null"
-        elif not has_densities and np.fmax.reduce(values) > LOGP_TOLERANCE:
+    expected, number = "", _NUMBERS.get(name)
+    if number is not None:
+        given = column.drop_null().to_numpy() if column.null_count else values
+        if len(given) and not number.fits(given):
+            expected = number.expected + (" or null" if number.nullable else "")
+        elif name == "action_logp" and not has_densities and (given > LOGP_TOLERANCE).any():
             expected = "logarithms of probabilities"
-    elif name == "pass_prob" and not (values.min() > 0.0 and values.max() <= 1.0):
-        expected = "numbers in (0, 1]"
-    elif name == "policy_version" and values.min() < -1:
-        expected = "-1 or more"
     elif name == "action_dist_inputs" and _beyond(values) > column.null_count:
         expected = "finite numbers, or minus infinity for what is masked out"
     elif name in _LEAST and (least := pc.min(column).as_py()) is not None and least < _LEAST[name]:
         expected = f"{_LEAST[name]} or more"
     if expected:
-        raise ShardDamaged(f"{name}: expected {expected}, got other values")
+        raise ShardDamaged(f"{name}: expected {expected} in each row, got other values")
 
 
-_LEAST = {"part": 0, "env_t": 0, "agents": 1}
+_LEAST = {"part": 0, "agents": 1}
+_NUMBERS = {column.name: column for column in STEP_COLUMNS}
+_ADDED = {column.name for column in ADDED_COLUMNS}
 
 
 def _beyond(values: Array) -> int:
@@ -259,7 +258,7 @@ def _check_lengths(texts: pa.Array, name: str, space: Any) -> None:
         raise ShardDamaged(f"{name}: expected {describe(space)}, got {least} to {most} characters")
 
 
-_WORDS = {"ended": pa.array(ENDINGS), "source": pa.array(SOURCES)}
+_WORDS = {"ended": pa.array(ENDINGS)} | {c.name: pa.array(c.words) for c in STEP_COLUMNS if c.words}
 
 
 def _check_json(texts: pa.Array, name: str, kind: Any) -> None:

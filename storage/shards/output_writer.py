@@ -27,21 +27,18 @@ import numpy.typing as npt
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
-from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, SOURCES, Ending, Part
+from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, Ending, Part
 from storage.experience.interfaces import OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import (
     ACTION_DIST_INPUTS,
-    ACTION_LOGP,
     AGENT_ID,
     AGENTS,
-    ENV_T,
     EPS_ID,
     HAS_NEXT_OBS,
     NEXT_OBS,
     OBS,
     POLICY_ID,
-    POLICY_VERSION,
     REWARDS,
     TERMINATEDS,
     TRUNCATEDS,
@@ -49,6 +46,7 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
+from storage.experience.step_columns import SOURCES, STEP_COLUMNS
 from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Space, canonical_json, schema_id
@@ -171,12 +169,10 @@ class ParquetOutputWriter(OutputWriter):
         obs = stream.obs.encode_columns(rows.leaves(OBS), count)
         actions = stream.actions.encode_columns(rows.leaves("actions"), count)
         dist_inputs, dist_lengths = _dist_inputs(rows)
-        ts = rows["ts"] if "ts" in rows else np.full(count, now, np.int64)
         return Part(
             episode_id=episode_id,
             part=known.part,
             t0=int(rows[T][0]),
-            env_t=_bytes(rows[ENV_T], "<i8") if ENV_T in rows else b"",
             agents=(int(rows[AGENTS][-1]) or -1) if AGENTS in rows and ended else -1,
             steps=count,
             schema_id=stream.schema,
@@ -184,13 +180,7 @@ class ParquetOutputWriter(OutputWriter):
             actions=b"".join(actions),
             obs_lengths=_lengths(stream.obs, obs),
             actions_lengths=_lengths(stream.actions, actions),
-            rewards=_bytes(rows["raw_rewards" if "raw_rewards" in rows else REWARDS], "<f8"),
-            action_logp=_column(rows, ACTION_LOGP, np.nan, "<f8"),
-            policy_version=_column(rows, POLICY_VERSION, -1, "<i8"),
-            source=_sources(rows),
-            pass_prob=_column(rows, "pass_prob", 1.0, "<f8"),
-            ts=_bytes(ts, "<i8"),
-            received_ts=_bytes(np.full(count, now, np.int64), "<i8"),
+            **_numbers(rows, now),
             dist_inputs=dist_inputs,
             dist_lengths=dist_lengths,
             infos=_infos(rows),
@@ -235,14 +225,25 @@ def _bytes(values: npt.ArrayLike, dtype: str) -> bytes:
     return np.ascontiguousarray(values, dtype).tobytes()
 
 
-def _column(rows: SampleBatch, name: str, default: float, dtype: str) -> bytes:
-    return _bytes(rows[name] if name in rows else np.full(rows.count, default), dtype)
-
-
-def _sources(rows: SampleBatch) -> bytes:
-    if "source" not in rows:
-        return bytes([SOURCES.index("on_policy")]) * rows.count
-    return bytes(SOURCES.index(word) for word in rows["source"].tolist())
+def _numbers(rows: SampleBatch, now: int) -> dict[str, Any]:
+    """The buffers of the step columns; `now` is the time of rows without one."""
+    missing = {"ts": now, "received_ts": now, "source": SOURCES.index("on_policy")}
+    found: dict[str, Any] = {}
+    for column in STEP_COLUMNS:
+        name = column.name
+        if name == REWARDS and "raw_rewards" in rows:
+            name = "raw_rewards"
+        if name in rows and name != "received_ts":
+            values = rows[name]
+            if column.words:
+                values = np.array([column.words.index(word) for word in values.tolist()])
+            found[column.name] = _bytes(values, column.dtype)
+        elif column.sparse:
+            found[column.name] = b""
+        else:
+            default = missing.get(name, column.default)
+            found[column.name] = _bytes(np.full(rows.count, default), column.dtype)
+    return found
 
 
 def _dist_inputs(rows: SampleBatch) -> tuple[bytes, bytes]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from storage.experience.episode import EpisodeError, Part
+from storage.experience.episode import EpisodeError, Part, raw_bytes
+from storage.experience.step_columns import STEP_COLUMNS, StepBuffers
 from storage.shards.names import ShardError
 
 
@@ -40,30 +41,13 @@ class PartScalars:
     infos: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartBlock:
-    """Parts of one schema with N steps in all: `scalars` per part, little-endian buffers per step.
+class PartBlock(StepBuffers, frozen=True, kw_only=True, gc=False):
+    """Parts of one schema with N steps in all: `scalars` per part, and their buffers, joined.
 
-    The buffers are those of `storage.experience.episode.Part`, joined. `obs_lengths`,
-    `actions_lengths` and `dist_lengths` are empty or hold N uint32; `env_t` is empty or holds N
-    int64, -1 = null.
+    A sparse buffer is empty if it is in all parts.
     """
 
     scalars: PartScalars
-    obs: bytes
-    actions: bytes
-    rewards: bytes
-    action_logp: bytes
-    policy_version: bytes
-    source: bytes
-    pass_prob: bytes
-    ts: bytes
-    received_ts: bytes
-    obs_lengths: bytes
-    actions_lengths: bytes
-    dist_inputs: bytes
-    dist_lengths: bytes
-    env_t: bytes
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> PartBlock:
@@ -89,8 +73,7 @@ class PartBlock:
     @property
     def nbytes(self) -> int:
         """Raw size in bytes, computed as `Part.nbytes`."""
-        values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
-        return values + len(self.env_t) + 49 * self.rows
+        return raw_bytes(self, self.rows)
 
     def to_frames(self) -> list[bytes]:
         """The scalars as msgpack, followed by the buffers in their order."""
@@ -125,8 +108,10 @@ def frames_of(parts: Sequence[Part]) -> list[list[bytes]]:
     return [[_encode(scalars)], *(pieces[name] for name in _BUFFERS)]
 
 
-_BUFFERS = tuple(f.name for f in fields(PartBlock))[1:]
-_ALIKE = tuple(n for n in _BUFFERS if n != "env_t" and not n.endswith("_lengths"))
+_BUFFERS = StepBuffers.__struct_fields__
+_SPARSE = tuple(column for column in STEP_COLUMNS if column.sparse)
+_LENGTHS = tuple(name for name in _BUFFERS if name.endswith("_lengths"))
+_ALIKE = tuple(n for n in _BUFFERS if n not in {*_LENGTHS, *(c.name for c in _SPARSE)})
 _PER_PART = tuple(
     f.name
     for f in fields(PartScalars)
@@ -168,10 +153,12 @@ def _scalars(parts: Sequence[Part]) -> PartScalars:
 def _pieces(parts: Sequence[Part]) -> dict[str, list[bytes]]:
     """Buffer name -> the pieces of the parts."""
     pieces = {name: [getattr(p, name) for p in parts] for name in _ALIKE}
-    for name in ("obs_lengths", "actions_lengths", "dist_lengths"):
+    for name in _LENGTHS:
         pieces[name] = _lengths(parts, name)
-    some = any(p.env_t for p in parts)
-    pieces["env_t"] = [p.env_t or b"\xff" * (8 * p.steps) for p in parts] if some else []
+    for column in _SPARSE:
+        found = [getattr(p, column.name) for p in parts]
+        filled = zip(found, parts, strict=True) if any(found) else ()
+        pieces[column.name] = [values or column.filled(p.steps) for values, p in filled]
     return pieces
 
 

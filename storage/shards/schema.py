@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.experience.range_set import RangeSet
+from storage.experience.step_columns import ADDED_COLUMNS, STEP_COLUMNS
 from storage.shards.names import ShardDamaged
 from storage.spaces.codec import Leaf, leaves
 from storage.spaces.descriptors import Space, SpaceError, schema_id, spaces_from_canonical_json
@@ -101,7 +102,13 @@ def _encoding(leaf: Leaf) -> Encoding:
 
 def columns_for(observation: Space, action: Space) -> pa.Schema:
     """The Arrow schema of every shard of this pair of spaces, in column order, without metadata."""
-    text, integer, real = pa.string(), pa.int64(), pa.float64()
+    text, integer = pa.string(), pa.int64()
+    numbers = {
+        c.name: pa.field(
+            c.name, text if c.words else pa.from_numpy_dtype(np.dtype(c.dtype)), nullable=c.nullable
+        )
+        for c in STEP_COLUMNS
+    }
 
     def always(*pairs: tuple[str, pa.DataType]) -> list[pa.Field]:
         return [pa.field(name, kind, nullable=False) for name, kind in pairs]
@@ -114,21 +121,34 @@ def columns_for(observation: Space, action: Space) -> pa.Schema:
             *always(("eps_id", text), ("part", integer), ("t", integer), ("agent_id", text)),
             *of(leaf_specs(observation, "obs")),
             *of(leaf_specs(action, "actions")),
-            *always(("rewards", real), ("terminateds", pa.bool_()), ("truncateds", pa.bool_())),
+            numbers["rewards"],
+            *always(("terminateds", pa.bool_()), ("truncateds", pa.bool_())),
             pa.field("ended", text),
             *of(final_specs(observation)),
             pa.field("infos", text),
-            pa.field("action_logp", real),
+            numbers["action_logp"],
             *of([DIST_INPUTS]),
-            *always(("policy_id", text), ("policy_version", integer), ("source", text)),
-            *always(("pass_prob", real), ("ts", integer), ("received_ts", integer)),
+            *always(("policy_id", text)),
+            *(numbers[name] for name in ("policy_version", "source", "pass_prob")),
+            *(numbers[name] for name in ("ts", "received_ts")),
             *always(("training_enabled", pa.bool_())),
             pa.field("continues", text),
             *always(("tags", text), ("ordinal", integer), ("episode_ordinal", integer)),
-            pa.field("env_t", integer),
+            numbers["env_t"],
             pa.field("agents", pa.int32()),
+            *(numbers[column.name] for column in ADDED_COLUMNS),
         ]
     )
+
+
+def with_defaults(table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """A shard's table with the added columns of these names that the shard lacks."""
+    for column in ADDED_COLUMNS:
+        if column.name in names and column.name not in table.column_names:
+            values = np.full(len(table), column.default, column.dtype)
+            array = pa.nulls(len(values), pa.from_numpy_dtype(values.dtype))
+            table = table.append_column(column.name, array if column.nullable else pa.array(values))
+    return table
 
 
 CODED = ("eps_id", "agent_id", "ended", "policy_id", "source", "continues", "tags")

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.experience.episode import ENDINGS, SOURCES
+from storage.experience.episode import ENDINGS
+from storage.experience.step_columns import STEP_COLUMNS, StepColumn
 from storage.shards.arrow_arrays import (
     RecordSplitter,
     RepeatedText,
@@ -24,18 +25,8 @@ from storage.shards.names import ShardError
 from storage.shards.part_block import PartBlock
 from storage.shards.schema import ColumnSpec, ShardMetadata, coded_schema, final_specs, leaf_specs
 
-_PER_STEP = {
-    "rewards": "<f8",
-    "action_logp": "<f8",
-    "policy_version": "<i8",
-    "source": "u1",
-    "pass_prob": "<f8",
-    "ts": "<i8",
-    "received_ts": "<i8",
-}
-
-
-_ENDINGS, _SOURCES = pa.array(ENDINGS), pa.array(SOURCES)
+_ENDINGS = pa.array(ENDINGS)
+_WORDS = {column.name: pa.array(column.words) for column in STEP_COLUMNS if column.words}
 _TERMINATED = ENDINGS.index("terminated")
 
 
@@ -63,16 +54,16 @@ class BlockColumns:
         self._final = _final_columns(block, self._obs.splitter, final_specs(observation))
         given = np.array([data is not None for data in scalars.final_obs], np.bool_)
         self._final_rows = self._last_rows[given]
-        self._per_step = {
-            name: _buffer(name, getattr(block, name), dtype, self.rows)
-            for name, dtype in _PER_STEP.items()
+        self._numbers = {
+            column.name: _buffer(column.name, data, column.dtype, self.rows)
+            for column in STEP_COLUMNS
+            if (data := getattr(block, column.name)) or not column.sparse
         }
-        if self._per_step["source"].max() >= len(SOURCES):
-            largest = self._per_step["source"].max()
-            raise ShardError(f"source: expected 0 to {len(SOURCES) - 1}, got {largest}")
+        for column in STEP_COLUMNS:
+            if column.words and (largest := self._numbers[column.name].max()) > column.high:
+                raise ShardError(f"{column.name}: expected {column.expected}, got {largest}")
         self._texts = self._repeated_texts()
         self._dist = _dist_inputs(block, self.rows)
-        self._env_t = _buffer("env_t", block.env_t, "<i8", self.rows) if block.env_t else None
         self._agents = np.array(scalars.agents, np.int32)
         codes = [-1 if word is None else ENDINGS.index(word) for word in scalars.ended]
         self._ended = np.array(codes, np.int8)
@@ -82,7 +73,7 @@ class BlockColumns:
             np.frombuffer(b"".join(infos), np.uint8),
         )
         self._info_rows = np.array(scalars.info_rows, np.int64)
-        self._numbers = {
+        self._per_part = {
             "part": np.array(scalars.part, np.int64),
             "ordinal": np.array(scalars.ordinal, np.int64),
             "episode_ordinal": np.array(scalars.episode_ordinal, np.int64),
@@ -103,7 +94,7 @@ class BlockColumns:
         parts, sizes = self._parts(begin, end)
         columns: dict[str, Any] = {
             name: pa.array(np.repeat(values[parts], sizes))
-            for name, values in self._numbers.items()
+            for name, values in self._per_part.items()
         }
         columns["t"] = pa.array(np.arange(begin, end) + np.repeat(self._shifts[parts], sizes))
         columns |= {name: text.rows(parts, sizes) for name, text in self._texts.items()}
@@ -168,18 +159,7 @@ class BlockColumns:
         }
 
     def _steps_columns(self, begin: int, end: int) -> dict[str, pa.Array]:
-        columns = {
-            name: pa.array(values[begin:end])
-            for name, values in self._per_step.items()
-            if name not in ("action_logp", "source")
-        }
-        env_t = self._env_t
-        columns["env_t"] = (
-            pa.nulls(end - begin, pa.int64()) if env_t is None else _known(env_t[begin:end])
-        )
-        logp = self._per_step["action_logp"][begin:end]
-        columns["action_logp"] = pa.array(logp, mask=np.isnan(logp))
-        columns["source"] = coded(_SOURCES, self._per_step["source"][begin:end])
+        columns = {c.name: self._number(c, begin, end) for c in STEP_COLUMNS}
         offsets, data = self._dist
         here = offsets[begin : end + 1]
         columns["action_dist_inputs"] = (
@@ -188,6 +168,17 @@ class BlockColumns:
             else pa.nulls(end - begin, pa.binary())
         )
         return columns
+
+    def _number(self, column: StepColumn, begin: int, end: int) -> pa.Array:
+        values = self._numbers.get(column.name)
+        if values is None:
+            return pa.nulls(end - begin, pa.from_numpy_dtype(np.dtype(column.dtype)))
+        here = values[begin:end]
+        if column.words:
+            return coded(_WORDS[column.name], here)
+        if not column.nullable:
+            return pa.array(here)
+        return pa.array(here, mask=np.isnan(here) if column.is_real else here == column.default)
 
 
 class _BlockValues:

@@ -16,8 +16,8 @@ from policy.jobs.train import declared_spec, train
 from policy.jobs.train_live import follow
 from policy.networks.policy import Policy
 from storage.declarations.policy_files import load_declarations
-from storage.experience.episode import SOURCES
 from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.step_columns import SOURCES
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
 from tests.storage.multi_agent_log import JointLog, Run

@@ -22,7 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.experience.episode import ENDINGS, SOURCES, EpisodeError, Part
+from storage.experience.episode import ENDINGS, EpisodeError, Part
+from storage.experience.step_columns import SOURCES
 from storage.shards.names import ShardName, remove_leftovers
 from storage.shards.part_block import PartBlock, frames_of
 from storage.shards.schema import CODED
@@ -464,7 +465,7 @@ def test_a_stream_is_never_a_path(tmp_path: Path, stream: str) -> None:
         ([make_part(0, obs=b"1234")], "obs: expected 48 bytes for 3 values, got 4"),
         ([make_part(0, actions=b"")], "actions: expected 24 bytes for 3 values, got 0"),
         ([make_part(0, final_obs=b"123")], "final_obs: expected 16 bytes for 1 values, got 3"),
-        ([make_part(0, source=b"\x09" * 3)], "source: expected 0 to 2"),
+        ([make_part(0, source=b"\x09" * 3)], "source: expected an integer of 0..2"),
         ([make_part(0, dist_inputs=b"1234")], "dist_inputs: expected 0 bytes, got 4"),
     ],
 )
