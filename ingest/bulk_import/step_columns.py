@@ -27,7 +27,8 @@ from ingest.episodes.journal_events import NO_TIME
 from ingest.episodes.redaction import Redaction
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
-from storage.experience.episode import DEFAULT_AGENT, ENDINGS
+from storage.experience.endings import ENDINGS, OBSERVED
+from storage.experience.episode import DEFAULT_AGENT
 from storage.experience.step_columns import LOGP_TOLERANCE, STEP_COLUMNS, StepColumn
 from storage.spaces.descriptors import SpaceError
 
@@ -169,7 +170,7 @@ class StepColumns:
         """
         if not form.has_tracks:
             _require_one_agent(table)
-        _require_endings(table, ENDINGS[:2] if form.has_tracks else ENDINGS)
+        _require_endings(table, OBSERVED if form.has_tracks else ENDINGS)
         self._arrow = load_arrow()
         self.rules, self._form = form.rules, form
         self._redaction, self._numbered = redaction, numbered
@@ -313,7 +314,7 @@ class StepColumns:
                     run.cause = block.cause(last - 1)
                 elif run.how == "broken":
                     run.cause = "it was imported as broken"
-            if run.how not in ("terminated", "truncated"):
+            if run.how not in OBSERVED:
                 run.agents = -1
             block.runs.append(run)
 

@@ -64,6 +64,7 @@ from ingest.episodes.policy_rules import Policies, PolicyRules
 from ingest.episodes.sealed_parts import Finished, Limits, Sealed
 from ingest.protocol.agent_names import Name, Whole
 from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.endings import UNOBSERVED
 from storage.experience.range_set import RangeSet
 
 
@@ -463,7 +464,7 @@ class EpisodeAssembler:
             if finished.has_steps:
                 whole.acted.add(finished.agent_id)
             whole.agents = max(whole.agents, finished.agents)
-            if finished.how in ("abandoned", "broken"):
+            if finished.how in UNOBSERVED:
                 whole.stopped = finished.agent_id
         while len(self.finished) > self.limits.finished:
             gone = self.finished.popitem(last=False)[1]

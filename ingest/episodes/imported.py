@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from ingest.episodes.journal_events import NO_TIME, Imported, ImportedEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
-from storage.experience.episode import DEFAULT_AGENT, Ending, Part
+from storage.experience.endings import Ending
+from storage.experience.episode import DEFAULT_AGENT, Part
 from storage.experience.step_columns import STEP_COLUMNS
 
 _NO_TIME = struct.pack("<q", NO_TIME)

@@ -29,7 +29,8 @@ from ingest.episodes.journal_events import (
 )
 from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol.agent_names import Whole
-from storage.experience.episode import DEFAULT_AGENT, Ending, Part
+from storage.experience.endings import Ending
+from storage.experience.episode import DEFAULT_AGENT, Part
 from storage.experience.hashed import ARM
 from storage.experience.step_columns import ADDED_COLUMNS, NUMBER_BYTES, SOURCES, STEP_COLUMNS
 from storage.spaces.codec import Codec

@@ -11,6 +11,7 @@ from ingest.episodes.journal_events import Ended
 from ingest.episodes.open_episode import Carry, OpenEpisode
 from ingest.protocol.agent_names import Name, label, name_in
 from ingest.protocol.errors import Refusal, completed
+from storage.experience.endings import UNOBSERVED
 from storage.experience.episode import Part
 
 
@@ -60,8 +61,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @property
     def client_seq(self) -> int:
         """The first sequence number that was not acknowledged to the client."""
-        by_client = self.how in ("terminated", "truncated")
-        return self.next_seq if by_client else self.next_seq - 1
+        return self.next_seq - (self.how in UNOBSERVED)
 
     def refusal(self) -> Refusal:
         """The refusal of events after the end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingest.episodes.judge import KnownEpisodes
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, Whole
+from storage.experience.endings import ENDINGS
 
 
 def episode_state(known: KnownEpisodes, episode_id: str) -> wire.EpisodeState | None:
@@ -42,8 +43,7 @@ def _state(whole: Whole, agents: dict[str, wire.TrackState]) -> str:
     states = {track.state for track in agents.values()}
     if whole.stopped is None and (whole.open or not whole.is_complete):
         return "open"
-    order = ("open", "broken", "abandoned", "truncated")
-    return next((state for state in order if state in states), "terminated")
+    return next((one for one in ("open", *reversed(ENDINGS)) if one in states), ENDINGS[0])
 
 
 def _track_state(known: KnownEpisodes, name: Name) -> wire.TrackState | None:

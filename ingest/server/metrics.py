@@ -25,7 +25,7 @@ from ingest.histogram import Histogram
 from ingest.server.action_routes import Acting
 from ingest.web.asgi import Router
 from ingest.web.connections import ConnectionWatch
-from storage.experience.episode import ENDINGS
+from storage.experience.endings import ENDINGS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -44,6 +44,7 @@ from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.policy import Policy
 from policy.ope.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
 from policy.progress import Progress, no_progress
+from storage.experience.endings import UNOBSERVED
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     REWARDS,
@@ -58,7 +59,6 @@ __all__ = ["Bandit", "BanditConfig"]
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-_CLOSED_WITHOUT_END = ("abandoned", "broken")
 _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, ACTION_LOGP, T)
 
 
@@ -192,7 +192,7 @@ class Bandit:
         require_columns(batch, _TO_LEARN, "bandit")
         ended = batch["ended"] if "ended" in batch else np.full(batch.count, None, object)
         reasons: dict[str, BoolArray] = {
-            word: np.asarray(ended == word, np.bool_) for word in _CLOSED_WITHOUT_END
+            word: np.asarray(ended == word, np.bool_) for word in UNOBSERVED
         }
         whole = (batch[T] == 0) & (batch[TERMINATEDS] | batch[TRUNCATEDS])
         reasons["not_one_step"] = ~whole

@@ -30,6 +30,7 @@ from policy.ope.comparison import BETTER, CANNOT_TELL
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsNotFound
+from storage.experience.endings import UNOBSERVED
 from storage.experience.hashed import ARM
 from storage.experience.sample_batch import (
     AGENT_ID,
@@ -56,7 +57,6 @@ IntArray = npt.NDArray[np.int64]
 
 RECEIVED, VERSION, ENDED = "received_ts", "policy_version", "ended"
 _COLUMNS = (EPS_ID, REWARDS, AGENT_ID, ENDED, RECEIVED, VERSION)
-FAILED = ("abandoned", "broken")
 RELATIVE_EFFECT = 0.1
 """The difference that the planned number of episodes can show, as a share of the mean return."""
 ERROR = 0.05
@@ -144,7 +144,7 @@ class _ArmSteps:
     ended: IntArray  # an index of `_ENDINGS`
 
 
-_ENDINGS = ("None", *FAILED)  # "None": the track goes on; other endings have the next number
+_ENDINGS = ("None", *UNOBSERVED)  # "None": the track goes on; other endings have the next number
 _GOES_ON, _OVER = 0, len(_ENDINGS)
 
 

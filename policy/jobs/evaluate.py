@@ -43,6 +43,7 @@ from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
 from storage.errors import NothingYet
+from storage.experience.endings import UNOBSERVED
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import ACTION_LOGP, REWARDS, SampleBatch
 from storage.reading.ledger import Ranges
@@ -417,7 +418,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
         source = "an episode that was trained on cannot be judged by"
         found.append(at_most("nothing_reserved", 1, 0, sentence, source))
     seen = sum(log.excluded.values()) - trained + log.episodes
-    lost = log.excluded.get("abandoned", 0) + log.excluded.get("broken", 0)
+    lost = sum(log.excluded.get(word, 0) for word in UNOBSERVED)
     share = lost / max(1, seen)
     sentence = (
         f"{counted(lost, 'episode')} ({share:.1%}) abandoned or broken, so with an unknown end"

@@ -28,6 +28,7 @@ from policy.jobs.log_selection import LogSelection
 from policy.jobs.schemas import require_fit
 from policy.progress import Progress
 from storage.declarations.dropped_steps import Lost, dropped_steps
+from storage.experience.endings import UNOBSERVED
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import (
     ACTION_LOGP,
@@ -233,12 +234,11 @@ def _usable(
     last = np.cumsum(lengths) - 1
     first = last - lengths + 1
     ended, t = steps["ended"][last], steps[T]
-    reasons = {
+    reasons: dict[str, npt.NDArray[np.bool_]] = {
         "in_lineage": _any(_trained(steps, trained_on), lengths),
         "incomplete": (t[first] != 0) | (t[last] != lengths - 1),
         "unfinished": np.array([word is None for word in ended], np.bool_),
-        "abandoned": np.asarray(ended == "abandoned", np.bool_),
-        "broken": np.asarray(ended == "broken", np.bool_),
+        **{word: np.asarray(ended == word, np.bool_) for word in UNOBSERVED},
         "no_propensity": _any(np.isnan(steps[ACTION_LOGP]), lengths),
     }
     leave, excluded = np.zeros(len(lengths), np.bool_), {}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from storage.experience import endings
 from storage.wording import counted
 
 __all__ = ["NOT_WHOLE", "Episodes", "running_sums"]
@@ -26,9 +27,9 @@ BoolArray = npt.NDArray[np.bool_]
 Endings = Sequence[str | None] | npt.NDArray[np.object_]
 
 # how an episode may have ended; "unfinished" stands for null, an episode that has not
-ENDINGS = ("terminated", "truncated", "abandoned", "broken", "unfinished")
+ENDINGS = (*endings.ENDINGS, "unfinished")
 # the ends of these were not observed: their returns may be incomplete
-NOT_WHOLE = ("abandoned", "broken", "unfinished")
+NOT_WHOLE = (*endings.UNOBSERVED, "unfinished")
 # a float32 log-softmax may give a logp of 1e-7 for a probability of 1
 TOLERANCE = 1e-6
 # the size of a table of episodes of similar length: 8 MB of float64

@@ -39,6 +39,7 @@ import numpy.typing as npt
 
 from policy.ope.episodes import Episodes, running_sums
 from policy.ope.intervals import Bootstrap, Interval, PerStepSums, Resampled, StudentT, Sums
+from storage.experience.endings import ENDING_KINDS
 
 __all__ = [
     "ESTIMATORS",
@@ -68,10 +69,9 @@ STUDENT_T_95 = StudentT()
 # the square of a larger weight would overflow
 LARGEST_WEIGHT = 1e150
 
-_WHAT_TO_DO = {
+_WHAT_TO_DO: dict[str, str] = {
     "no_propensity": "log actions with action_prob=... or action_logp=...",
-    "abandoned": "end episodes with end_episode, or keep these with leave_out=()",
-    "broken": "see why the collector closed them, or keep them with leave_out=()",
+    **{kind.word: kind.remedy for kind in ENDING_KINDS if kind.remedy},
     "unfinished": "wait until they end, or keep them with leave_out=()",
 }
 

@@ -6,6 +6,7 @@ uses Arrow and pandas.
 """
 
 __all__ = [
+    "endings",
     "episode",
     "hashed",
     "interfaces",
@@ -13,4 +14,5 @@ __all__ = [
     "range_set",
     "sample_batch",
     "sequences",
+    "step_columns",
 ]

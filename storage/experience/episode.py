@@ -15,12 +15,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from storage.experience.endings import ENDINGS, TERMINATED, Ending
 from storage.experience.step_columns import (
     NUMBER_BYTES,
     STEP_COLUMNS,
@@ -29,10 +30,8 @@ from storage.experience.step_columns import (
 )
 from storage.wording import counted
 
-Ending: TypeAlias = Literal["terminated", "truncated", "abandoned", "broken"]
 Source: TypeAlias = Literal["on_policy", "logged", "replayed"]
 
-ENDINGS: tuple[Ending, ...] = get_args(Ending)
 DEFAULT_AGENT = "agent0"
 ALL_AGENTS = "__all__"
 """The key for all agents in a dict by agent."""
@@ -205,12 +204,12 @@ class Episode:
     @property
     def terminated(self) -> bool:
         """Whether the episode reached its end."""
-        return self.ended == "terminated"
+        return self.ended in TERMINATED
 
     @property
     def truncated(self) -> bool:
         """Whether it ended by a limit, abandoned or broken."""
-        return self.ended in ("truncated", "abandoned", "broken")
+        return self.ended is not None and self.ended not in TERMINATED
 
     @property
     def total_reward(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.endings import UNOBSERVED
 from storage.experience.interfaces import EndOfInput
 from storage.experience.sample_batch import (
     AGENT_ID,
@@ -143,7 +144,7 @@ class TrackReader(ShardReader):
                 rows=placed.slice(start, stop),
                 alone=alone,
                 agents=agents,
-                stopped=ended in ("abandoned", "broken"),
+                stopped=ended in UNOBSERVED,
                 received=received,
             )
             for start, stop, alone, agents, ended, received, stream in facts

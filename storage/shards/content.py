@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.experience.episode import ENDINGS
+from storage.experience.endings import ENDINGS, TERMINATED
 from storage.experience.range_set import RangeSet
 from storage.experience.step_columns import (
     ADDED_COLUMNS,
@@ -281,6 +281,7 @@ def is_null(values: Array) -> npt.NDArray[np.bool_]:
 
 
 _NULL: Any = None
+_TERMINATED = np.array([*TERMINATED], object)
 
 # --- rows ------------------------------------------------------------------------------------
 
@@ -423,5 +424,5 @@ def check_endings(
     has_word = ~is_null(words)
     if np.count_nonzero(~is_null(ended)) != np.count_nonzero(has_word):
         raise ShardDamaged("ended: expected values at ends of parts only")
-    if (terminated[lasts] != (words == "terminated")).any() or (over[lasts] != has_word).any():
+    if (terminated[lasts] != np.isin(words, _TERMINATED)).any() or (over[lasts] != has_word).any():
         raise ShardDamaged("ended: expected values that agree with terminateds and truncateds")

@@ -27,7 +27,8 @@ import numpy.typing as npt
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
-from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, Ending, Part
+from storage.experience.endings import Ending
+from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, Part
 from storage.experience.interfaces import OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import (

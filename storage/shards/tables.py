@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.experience.episode import ENDINGS
+from storage.experience.endings import ENDINGS, TERMINATED
 from storage.experience.step_columns import STEP_COLUMNS, StepColumn
 from storage.shards.arrow_arrays import (
     RecordSplitter,
@@ -27,7 +27,7 @@ from storage.shards.schema import ColumnSpec, ShardMetadata, coded_schema, final
 
 _ENDINGS = pa.array(ENDINGS)
 _WORDS = {column.name: pa.array(column.words) for column in STEP_COLUMNS if column.words}
-_TERMINATED = ENDINGS.index("terminated")
+_TERMINATED = np.array([word in TERMINATED for word in (*ENDINGS, None)])  # by code, -1 for null
 
 
 class BlockColumns:
@@ -152,8 +152,8 @@ class BlockColumns:
         }
         return {
             "ended": coded(_ENDINGS, ended),
-            "terminateds": pa.array(ended == _TERMINATED),
-            "truncateds": pa.array((ended >= 0) & (ended != _TERMINATED)),
+            "terminateds": pa.array(_TERMINATED[ended]),
+            "truncateds": pa.array((ended >= 0) & ~_TERMINATED[ended]),
             "agents": _known(agents),
             **final,
         }

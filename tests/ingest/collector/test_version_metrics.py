@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ingest.collector.version_metrics import VERSIONS, Moments, VersionMetrics
-from storage.experience.episode import Ending, Part
+from storage.experience.endings import Ending
+from storage.experience.episode import Part
 
 
 def part(

@@ -16,7 +16,8 @@ from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import WeightsNotFound
-from storage.experience.episode import Ending, Part
+from storage.experience.endings import Ending
+from storage.experience.episode import Part
 from storage.experience.hashed import ARM, is_canary
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id

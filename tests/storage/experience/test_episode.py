@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.experience.episode import ENDINGS, Episode, EpisodeError, Part, encode_tags
+from storage.experience.endings import ENDINGS
+from storage.experience.episode import Episode, EpisodeError, Part, encode_tags
 
 
 def part(steps: int = 3, **changes: Any) -> Part:

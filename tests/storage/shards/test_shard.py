@@ -22,7 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.experience.episode import ENDINGS, EpisodeError, Part
+from storage.experience.endings import ENDINGS
+from storage.experience.episode import EpisodeError, Part
 from storage.experience.step_columns import SOURCES
 from storage.shards.names import ShardName, remove_leftovers
 from storage.shards.part_block import PartBlock, frames_of
