@@ -99,7 +99,7 @@ MAY_IMPORT = {
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
         " torch"
     ),
-    "policy.ope": "storage.wording numpy scipy",
+    "policy.ope": "storage.experience storage.wording numpy scipy",
     # advantages are those of PPO
     "policy.sampling": (
         "policy.algorithms policy.envs policy.inference storage.experience storage.spaces numpy"
@@ -145,7 +145,9 @@ MAY_REACH_STDLIB = {
     ),
     "ingest.protocol": "collections dataclasses typing",
     "policy.ope": "collections dataclasses math typing",
-    "storage.experience": "abc bisect collections dataclasses hashlib json typing zlib",
+    "storage.experience": (
+        "abc bisect collections dataclasses functools hashlib json math operator typing zlib"
+    ),
 }
 
 # The same for third-party packages, for folders that a service loads or that stay pure.

@@ -99,8 +99,8 @@ BAD: Mapping[str, tuple[Change, str]] = {
         put("obs", pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(8, np.float32)), 1)),
         "obs: expected fixed_size_list",
     ),
-    "a reward that is NaN": (at_row("rewards", 2, float("nan")), "rewards: expected finite"),
-    "an infinite reward": (at_row("rewards", 7, float("inf")), "rewards: expected finite"),
+    "a reward that is NaN": (at_row("rewards", 2, float("nan")), "rewards: expected a finite"),
+    "an infinite reward": (at_row("rewards", 7, float("inf")), "rewards: expected a finite"),
     "an observation that is NaN": (put("obs", vector(8, 3, np.nan)), "obs: expected finite"),
     "an infinite observation": (put("obs", vector(8, 0, np.inf)), "obs: expected finite"),
     "an action outside its space": (
@@ -109,7 +109,10 @@ BAD: Mapping[str, tuple[Change, str]] = {
     ),
     "an action below its space": (at_row("actions", 6, -1), "actions: expected an integer of 0..2"),
     "a propensity above 1": (at_row("action_logp", 0, 0.5), "action_logp: expected logarithms"),
-    "a propensity that is NaN": (at_row("action_logp", 0, float("nan")), "action_logp: expected f"),
+    "a propensity that is NaN": (
+        at_row("action_logp", 0, float("nan")),
+        "action_logp: expected a f",
+    ),
     "a null ordinal": (at_row("ordinal", 0, None), "ordinal: expected a value in every row"),
     "a null episode id": (at_row("eps_id", 4, None), "eps_id: expected a value in every row"),
     "a null reward": (at_row("rewards", 4, None), "rewards: expected a value in every row"),

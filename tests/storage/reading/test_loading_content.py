@@ -87,7 +87,7 @@ def _reasons(reader: ShardReader) -> list[str]:
     ("column", "value", "expected"),
     [
         ("part", -1, "0 or more"),
-        ("env_t", -4, "0 or more"),
+        ("env_t", -4, "an integer of 0.."),
         ("agents", 0, "1 or more"),
         ("continues", "x", "one value in each part"),
         (
