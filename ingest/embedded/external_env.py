@@ -23,10 +23,11 @@ import math
 import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from ingest.client.multi_agent import by_agent, ended_agents
 from ingest.client.policy_client import PolicyClient
 from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.events import check_id, encode_info, number, propensity
@@ -42,45 +43,6 @@ log = logging.getLogger("headrace.external_env")
 MultiEnvDict: TypeAlias = dict[Any, Any]
 STOP_SECONDS = 5.0
 """Seconds that `stop` waits for run() to return."""
-
-
-class EpisodeCalls(Protocol):
-    """The five calls, to a worker in this process or to a collector (as `PolicyClient` does)."""
-
-    def start_episode(
-        self, episode_id: str | None = None, training_enabled: bool = True
-    ) -> str: ...
-    def get_action(self, episode_id: Any, observation: Any) -> Any: ...
-    def log_action(
-        self,
-        episode_id: str,
-        observation: Any,
-        action: Any,
-        *,
-        action_prob: float | None = None,
-        action_logp: float | None = None,
-        policy_version: int = -1,
-    ) -> None: ...
-    def log_returns(
-        self,
-        episode_id: str,
-        reward: Any,
-        info: Any = None,
-        multiagent_done_dict: Mapping[str, bool] | None = None,
-        *,
-        multiagent_truncated_dict: Mapping[str, bool] | None = None,
-    ) -> None: ...
-    def end_episode(
-        self, episode_id: str, observation: Any = None, *, truncated: bool = False
-    ) -> None: ...
-
-
-class EpisodesHere(EpisodeCalls, Protocol):
-    """The calls to a worker in this process; inputs and the worker's actions are checked."""
-
-    def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
-        """Return the worker's action as the program gets it. Raises SpaceError."""
-        ...
 
 
 class ExternalEnv:
@@ -116,23 +78,25 @@ class ExternalEnv:
         self.observation_space = observation_space
         self._exchange = Exchange(timeout=action_timeout, max_pending=max_pending)
         self._owned = self._connect(collector) if isinstance(collector, str) else None
-        self._here = self._in_process() if collector is None else None
-        self._episodes = self._here or self._owned or self._client(collector)
+        spaces = self.observation_space, self.action_space
+        self._here = (
+            CheckedCalls(self._exchange, *spaces, one_agent=self.one_agent)
+            if collector is None
+            else None
+        )
+        self._episodes: CheckedCalls | PolicyClient = (
+            self._here or self._owned or self._client(collector)
+        )
         self._thread = threading.Thread(target=self._main, name=type(self).__name__, daemon=True)
         self._error: BaseException | None = None
         self._stop = threading.Event()
         self._taken = False
 
-    def _in_process(self) -> EpisodesHere:
-        """Create the receiver of the calls when there is no collector."""
-        observation, action = map(descriptor, (self.observation_space, self.action_space))
-        return _SingleAgentCalls(self._exchange, ClientPolicy(DEFAULT_POLICY, observation, action))
-
     def _connect(self, address: str) -> PolicyClient:
         """Create the client for the address of a collector."""
         return PolicyClient(address)
 
-    def _client(self, client: object) -> EpisodeCalls:
+    def _client(self, client: object) -> PolicyClient:
         """Check a given client. Raises TypeError for any other object, ValueError."""
         if not callable(getattr(client, "start_episode", None)):
             raise TypeError(f"collector: expected an address or a PolicyClient, got {client!r:.80}")
@@ -143,7 +107,7 @@ class ExternalEnv:
                 f"collector: {type(self).__name__} got a PolicyClient with {has} "
                 f"policy_mapping_fn, expected {needs}"
             )
-        return cast("EpisodeCalls", client)
+        return cast("PolicyClient", client)
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "running" if self.is_alive() else "not running"
@@ -173,11 +137,7 @@ class ExternalEnv:
         TimeoutError names the episode. The episode is unchanged, unless the worker has already seen
         the observation: then repeat the call with the same observation, as other calls are refused.
         """
-        if isinstance(episode_id, str) or self._here is None:
-            return self._episodes.get_action(episode_id, observation)
-        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
-            raise ValueError("get_action: expected a mapping from the given ids to observations")
-        return {name: self._here.get_action(name, observation[name]) for name in episode_id}
+        return self._episodes.get_action(episode_id, observation)
 
     def log_action(
         self,
@@ -185,8 +145,8 @@ class ExternalEnv:
         observation: Any,
         action: Any,
         *,
-        action_prob: float | None = None,
-        action_logp: float | None = None,
+        action_prob: Any = None,
+        action_logp: Any = None,
         policy_version: int = -1,
     ) -> None:
         """Record an action that the program chose, without waiting for the worker.
@@ -205,24 +165,37 @@ class ExternalEnv:
             )
         except BaseException as error:
             if self._here is not None:
-                self._exchange.miss(episode_id, self._agents(observation), error)
+                self._here.miss(episode_id, observation, error)
             raise
 
     def log_returns(
-        self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Mapping[Any, Any] | None = None,
+        multiagent_done_dict: Mapping[Any, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[Any, bool] | None = None,
     ) -> None:
-        """Add a reward to the episode's latest action; `info` belongs to that step alone."""
-        self._episodes.log_returns(episode_id, reward, info)
+        """Add a reward to the episode's latest action; `info` belongs to that step alone.
+
+        With several agents: `multiagent_done_dict` contains the agents that have ended,
+        `multiagent_truncated_dict` those that a limit cut off. These may have one more, final
+        observation, and then no longer act. `end_episode` ends all agents.
+        """
+        self._episodes.log_returns(
+            episode_id,
+            reward,
+            info,
+            multiagent_done_dict,
+            multiagent_truncated_dict=multiagent_truncated_dict,
+        )
 
     def end_episode(
         self, episode_id: str, observation: Any = None, *, truncated: bool = False
     ) -> None:
-        """End an episode, with its final observation if there is one."""
+        """End an episode, with its final observation if there is one (of each agent that has)."""
         self._episodes.end_episode(episode_id, observation, truncated=truncated)
-
-    def _agents(self, observation: Any) -> Iterable[Any] | None:
-        """The agents that would have acted on an observation; None if unknown."""
-        return [DEFAULT_AGENT]
 
     # --- life cycle of the program -----------------------------------------------------------
 
@@ -339,23 +312,48 @@ class ExternalBaseEnv:
         self.env.stop()
 
 
-class _SingleAgentCalls:
-    """The five calls of one agent, which it checks and passes to an exchange."""
+class CheckedCalls:
+    """The five calls to a worker in this process: values are checked and go to an exchange.
 
-    def __init__(self, exchange: Exchange, policy: ClientPolicy) -> None:
-        self._exchange = exchange
-        self._policy = policy
+    Values are mappings by agent. With `one_agent` they are those of its only agent instead.
+    """
+
+    def __init__(
+        self, exchange: Exchange, observation_space: Any, action_space: Any, *, one_agent: bool
+    ) -> None:
+        self._exchange, self._one_agent = exchange, one_agent
+        self._spaces = observation_space, action_space
+        self._policies: dict[Any, ClientPolicy] = {}
+        self._shared: ClientPolicy | None = None
+        if one_agent or not any(is_by_agent(space) for space in self._spaces):
+            observation, action = map(descriptor, self._spaces)
+            self._shared = ClientPolicy(DEFAULT_POLICY, observation, action)
 
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
-        return open_episode(self._exchange, episode_id, training_enabled)
+        if episode_id is not None:
+            check_id("episode_id", episode_id)
+        name = uuid.uuid4().hex if episode_id is None else episode_id
+        self._exchange.start(name, bool(training_enabled))
+        return name
 
-    def get_action(self, episode_id: str, observation: Any) -> Any:
-        obs = self._policy.observe(episode_id, observation)
-        seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
-        return self._exchange.ask(episode_id, seen, obs)[DEFAULT_AGENT]
+    def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any:
+        if not isinstance(episode_id, str):
+            if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
+                raise ValueError(
+                    "get_action: expected a mapping from the given ids to observations"
+                )
+            return {name: self.get_action(name, observation[name]) for name in episode_id}
+        seen, key = self._observe(episode_id, observation)
+        answer = self._exchange.ask(episode_id, seen, key)
+        return answer[DEFAULT_AGENT] if self._one_agent else answer
 
     def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
-        return own_decision(self._policy, episode_id, action)
+        """Return the worker's action as the program gets it. Raises SpaceError."""
+        policy = self._policy(episode_id, agent)
+        try:
+            return policy.action.named(policy.action.decode(policy.encode_decision(action)))
+        except SpaceError as error:
+            raise SpaceError(f"Episode {self._where(episode_id, agent)}: {error}") from error
 
     def log_action(
         self,
@@ -363,71 +361,102 @@ class _SingleAgentCalls:
         observation: Any,
         action: Any,
         *,
-        action_prob: float | None = None,
-        action_logp: float | None = None,
+        action_prob: Any = None,
+        action_logp: Any = None,
         policy_version: int = -1,
     ) -> None:
-        obs, act = self._policy.encode(episode_id, observation, action)
-        taken = logged_action(
-            episode_id, self._policy.action.decode(act), action_prob, action_logp, policy_version
+        seen, _ = self._observe(episode_id, observation)
+        probs, logps = (
+            self._by_agent(episode_id, "propensity", p) if p is not None else {}
+            for p in (action_prob, action_logp)
         )
-        seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
-        self._exchange.tell(episode_id, seen, {DEFAULT_AGENT: taken})
+        logged = {}
+        for agent, value in self._by_agent(episode_id, "action", action).items():
+            where, policy = self._where(episode_id, agent), self._policy(episode_id, agent)
+            own = policy.action.decode(policy.encode_action(where, value))
+            prob, logp = probs.get(agent), logps.get(agent)
+            if prob is not None or logp is not None:
+                prob, logp = propensity(where, prob, logp)
+            known = logp if prob is None else math.log(prob)
+            logged[agent] = LoggedAction(own, known, int(policy_version))
+        self._exchange.tell(episode_id, seen, logged)
 
     def log_returns(
         self,
         episode_id: str,
         reward: Any,
         info: Any = None,
-        multiagent_done_dict: Mapping[str, bool] | None = None,
+        multiagent_done_dict: Mapping[Any, bool] | None = None,
         *,
-        multiagent_truncated_dict: Mapping[str, bool] | None = None,
+        multiagent_truncated_dict: Mapping[Any, bool] | None = None,
     ) -> None:
-        if (multiagent_done_dict, multiagent_truncated_dict) != (None, None):
+        over = multiagent_done_dict, multiagent_truncated_dict
+        if self._one_agent and over != (None, None):
             raise ValueError(f"Episode {episode_id}: expected one agent's reward, got dicts")
-        amount = number(episode_id, "reward", reward)
-        infos = {DEFAULT_AGENT: own_info(episode_id, info)} if info else {}
-        self._exchange.reward(episode_id, {DEFAULT_AGENT: amount}, infos, {})
+        rewards = {
+            agent: number(self._where(episode_id, agent), "reward", amount)
+            for agent, amount in self._by_agent(episode_id, "reward", reward).items()
+        }
+        infos = {  # copies of JSON values, so that the caller may change the originals
+            agent: msgspec.msgpack.decode(encode_info(self._where(episode_id, agent), agent_info))
+            for agent, agent_info in (
+                self._by_agent(episode_id, "info", info).items() if info else ()
+            )
+            if agent_info
+        }
+        gone = ended_agents(episode_id, *over)
+        self._exchange.reward(episode_id, rewards, infos, gone)
 
     def end_episode(
         self, episode_id: str, observation: Any = None, *, truncated: bool = False
     ) -> None:
-        seen = {}
-        if observation is not None:
-            obs = self._policy.observe(episode_id, observation)
-            seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
+        seen = {} if observation is None else self._observe(episode_id, observation)[0]
         self._exchange.end(episode_id, seen, truncated=bool(truncated))
 
+    def miss(self, episode_id: str, observation: Any, error: BaseException) -> None:
+        """Note that the actions on an observation could not be logged."""
+        agents: Iterable[Any] | None = [DEFAULT_AGENT]
+        if not self._one_agent:
+            agents = observation if isinstance(observation, Mapping) else None
+        self._exchange.miss(episode_id, agents, error)
 
-def open_episode(exchange: Exchange, episode_id: str | None, training_enabled: bool) -> str:
-    """Start an episode; return its id, which is generated if there is none."""
-    if episode_id is not None:
-        check_id("episode_id", episode_id)
-    name = uuid.uuid4().hex if episode_id is None else episode_id
-    exchange.start(name, bool(training_enabled))
-    return name
+    def _by_agent(self, episode_id: str, name: str, value: Any) -> Mapping[Any, Any]:
+        return {DEFAULT_AGENT: value} if self._one_agent else by_agent(episode_id, name, value)
+
+    def _where(self, episode_id: str, agent: Any) -> str:
+        return episode_id if self._one_agent else f"{episode_id}, agent {agent}"
+
+    def _observe(self, episode_id: str, observation: Any) -> tuple[dict[Any, Any], Any]:
+        """Copies of the values by agent, and a key to compare them."""
+        seen, key = {}, {}
+        for agent, value in self._by_agent(episode_id, "obs", observation).items():
+            policy = self._policy(episode_id, agent)
+            key[agent] = policy.observe(self._where(episode_id, agent), value)
+            seen[agent] = policy.observation.decode(key[agent])
+        return seen, key
+
+    def _policy(self, episode_id: str, agent: Any) -> ClientPolicy:
+        """The codecs of an agent, created at its first observation. Raises ValueError."""
+        policy = self._shared or self._policies.get(agent)
+        if policy is None:
+            obs_space, act_space = (_space_of(episode_id, agent, s) for s in self._spaces)
+            policy = self._policies[agent] = ClientPolicy(DEFAULT_POLICY, obs_space, act_space)
+        return policy
 
 
-def logged_action(
-    episode_id: str, action: Any, prob: float | None, logp: float | None, version: int
-) -> LoggedAction:
-    """The program's action, with its checked propensity."""
-    if prob is not None or logp is not None:
-        prob, logp = propensity(episode_id, prob, logp)
-    return LoggedAction(action, logp if prob is None else math.log(prob), int(version))
+def is_by_agent(space: Any) -> bool:
+    """Whether spaces are given by agent; gymnasium's Dict space is a mapping, too."""
+    return isinstance(space, Mapping) and not hasattr(space, "contains")
 
 
-def own_info(episode_id: str, info: Mapping[str, Any]) -> Any:
-    """A copy of the info, of JSON values, so that the caller may change the original."""
-    return msgspec.msgpack.decode(encode_info(episode_id, info))
-
-
-def own_decision(policy: ClientPolicy, where: str, action: Any) -> Any:
-    """A policy's action, as the program gets it. Raises SpaceError."""
-    try:
-        return policy.action.named(policy.action.decode(policy.encode_decision(action)))
-    except SpaceError as error:
-        raise SpaceError(f"Episode {where}: {error}") from error
+def _space_of(episode_id: str, agent: Any, space: Any) -> Space:
+    if not is_by_agent(space):
+        return descriptor(space)
+    if agent not in space:
+        raise ValueError(
+            f"Episode {episode_id}: expected an agent of {sorted(map(str, space))}, got {agent!r}"
+        )
+    return descriptor(space[agent])
 
 
 def descriptor(space: Any) -> Space:
