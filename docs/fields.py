@@ -8,9 +8,10 @@ comments on fields, unless the docstring has its own list.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from griffe import Attribute, Class, Extension, Function, Parameter, ParameterKind
+from griffe import Attribute, Class, Extension, Function, Module, Parameter, ParameterKind
 from griffe import Parameters as Signature
 
 _LISTED = re.compile(r"^ *(Args|Attributes):$", re.MULTILINE)
@@ -20,8 +21,12 @@ _COMMENT = re.compile(r"  # (?!type:|noqa)(.*?)(?:  # .*)?$")
 class FieldComments(Extension):
     """Adds the fields of records to what griffe has collected."""
 
-    def on_class(self, *, cls: Class, **_: Any) -> None:
-        bases = {str(base).rpartition(".")[2] for base in cls.bases}
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        for cls in _classes(pkg):
+            self._document(cls)
+
+    def _document(self, cls: Class) -> None:
+        bases = {str(base).rpartition(".")[2] for one in _lineage(cls) for base in one.bases}
         if bases & {"Struct", "NamedTuple"}:
             cls.set_member("__init__", _constructor(cls))
         elif not any("dataclass" in str(one.value) for one in cls.decorators):
@@ -32,8 +37,22 @@ class FieldComments(Extension):
                 cls.docstring.value = "\n".join([cls.docstring.value, "", "Attributes:", *lines])
 
 
+def _classes(module: Module) -> Iterator[Class]:
+    for member in module.members.values():
+        if isinstance(member, Module):
+            yield from _classes(member)
+        elif isinstance(member, Class):
+            yield member
+
+
+def _lineage(cls: Class) -> list[Class]:
+    """The class and its base classes in the same package, base first."""
+    return [*reversed(cls.mro()), cls]
+
+
 def _fields(cls: Class) -> list[Attribute]:
-    named = [one for one in cls.members.values() if isinstance(one, Attribute) and one.annotation]
+    members = [member for one in _lineage(cls) for member in one.members.values()]
+    named = [one for one in members if isinstance(one, Attribute) and one.annotation]
     return [
         one
         for one in named

@@ -68,7 +68,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to what is no page become the path in the repository, a line
     `<!-- file: examples/... -->` becomes that file, and `<!-- made: ... -->` a table of the code's.
     """
-    markdown = markdown.replace("](../airflow_dags/README.md", "](airflow.md")
+    for page, source in ELSEWHERE.items():
+        markdown = markdown.replace(f"](../{source}", f"]({page}")
     linked = re.sub(
         r"\[([^]]+)\]\(\.\./((?:examples|airflow_dags|data|tests)/?[^)]*)\)", r"`\2`", markdown
     )

@@ -160,14 +160,14 @@ class StepBuffers(Struct, frozen=True, kw_only=True, gc=False):
 
     obs: bytes
     actions: bytes
-    rewards: bytes
-    action_logp: bytes
-    policy_version: bytes
-    source: bytes
-    pass_prob: bytes
-    ts: bytes
-    received_ts: bytes
-    env_t: bytes = b""
+    rewards: bytes  # float64 (T,)
+    action_logp: bytes  # float64 (T,), NaN = unknown
+    policy_version: bytes  # int64 (T,), -1 = unknown
+    source: bytes  # uint8 (T,), index into SOURCES
+    pass_prob: bytes  # float64 (T,)
+    ts: bytes  # int64 (T,), microseconds since the epoch, the client's
+    received_ts: bytes  # int64 (T,), microseconds, the collector's
+    env_t: bytes = b""  # int64 (T,), the environment's step; empty = a single-agent episode
     obs_lengths: bytes = b""
     actions_lengths: bytes = b""
     dist_inputs: bytes = b""

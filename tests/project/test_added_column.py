@@ -24,7 +24,7 @@ EDITS = {
             "STEP_COLUMNS = (\n",
             '    StepColumn(name="urgency", default=0.5, low=0.0, high=1.0, added=True),\n',
         ),
-        ("    received_ts: bytes\n", "    urgency: bytes\n"),
+        ("    actions: bytes\n", "    urgency: bytes\n"),
     ),
     "ingest/protocol/messages.py": (
         ("    replayed: bool = False\n", "    urgency: float | None = None\n"),

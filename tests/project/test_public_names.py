@@ -168,7 +168,7 @@ def test_a_deep_import_on_a_page_is_seen() -> None:
 
 CODE = re.compile(r"`([^`\n]+)`")
 DOTTED = re.compile(r"(?<![\w./\"'])(?:headrace|ingest|policy|storage)(?:\.[A-Za-z_]\w*)+")
-FOR_DEVELOPERS = {ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"}
+FOR_DEVELOPERS = {ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "docs/decisions.md"}
 LOGGERS = {
     logger
     for package in PACKAGES
