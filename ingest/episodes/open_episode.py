@@ -10,7 +10,9 @@ import json
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -320,7 +322,7 @@ class OpenEpisode:
         steps, first = part.steps, self.next_seq
         self.obs += part.obs
         self.actions += part.actions
-        for name in _OF_PARTS:
+        for name in _OF_PARTS[:-1]:  # nobody states action distributions in bulk
             getattr(self, name).frombytes(getattr(part, name))
         self.infos.update((len(self.rewarded) + at, text) for at, text in part.infos.items())
         self.info_bytes += sum(map(len, part.infos.values()))
@@ -492,11 +494,15 @@ class OpenEpisode:
         agents: int = -1,
     ) -> Part:
         obs, actions, dist = len(self.obs), len(self.actions), len(self.dist_inputs)
+        columns: Iterable[array[Any]] = _columns_of(self)
         if steps < len(self.rewards):
+            columns = [column[:steps] for column in columns]
             obs = _offset(self.obs_lengths, self.rules.observation, steps)
             actions = _offset(self.actions_lengths, self.rules.action, steps)
             dist = sum(self.dist_lengths[:steps])
         started = self.started
+        packed = [column.tobytes() for column in columns]
+        buffers: dict[str, Any] = dict(zip(_OF_PARTS, packed, strict=True))
         return Part(
             episode_id=started.episode_id,
             part=self.part,
@@ -506,8 +512,7 @@ class OpenEpisode:
             obs=_first(self.obs, obs),
             actions=_first(self.actions, actions),
             dist_inputs=_first(self.dist_inputs, dist),
-            dist_lengths=self.dist_lengths[:steps].tobytes(),
-            **{name: getattr(self, name)[:steps].tobytes() for name in _OF_PARTS},
+            **buffers,
             infos={row: str(info) for row, info in infos.items()},
             final_obs=final_obs,
             ended=ended,
@@ -540,5 +545,9 @@ def _with_arm(started: Started) -> str:
 
 
 _ARRAYS = tuple((column.name, column.typecode) for column in STEP_COLUMNS)
-_OF_PARTS = ("obs_lengths", "actions_lengths", *(column.name for column in STEP_COLUMNS))
-_PER_STEP = (*_OF_PARTS, "rewarded", "opened", "seqs", "step_rows", "dist_lengths")
+_OF_PARTS = (
+    *(column.name for column in STEP_COLUMNS),
+    *("obs_lengths", "actions_lengths", "dist_lengths"),
+)
+_PER_STEP = (*_OF_PARTS, "rewarded", "opened", "seqs", "step_rows")
+_columns_of = attrgetter(*_OF_PARTS)
