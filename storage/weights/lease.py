@@ -270,7 +270,8 @@ def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
     memory.note(record.fence)  # before others can see the record
     _link(directory, record)
     for number in numbers:
-        _path(directory, number).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # as a folder of that name; a lower number does no harm
+            _path(directory, number).unlink()
     return record
 
 
