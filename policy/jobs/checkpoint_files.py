@@ -66,7 +66,7 @@ class CheckpointFiles:
         if rotates:  # this lease has two checkpoints: those of earlier leases are not needed
             for path in self.found():
                 if path not in (self.latest, self._before) and not self._is_later(path):
-                    path.unlink(missing_ok=True)
+                    self._remove(path)
 
     def _is_later(self, path: Path) -> bool:
         match = _NAME.fullmatch(path.name)
@@ -99,9 +99,15 @@ class CheckpointFiles:
         sync_directory(self._folder)
         log.error("a checkpoint cannot be used and is set aside as %s: %s", aside, why)
 
+    def _remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            self.set_aside(path, "expected a file, found a folder")
+        else:
+            path.unlink(missing_ok=True)
+
     def forget(self) -> None:
         """Remove all checkpoints, so that a job that starts over does not fall back to them."""
         for path in self.found():
-            path.unlink(missing_ok=True)
+            self._remove(path)
         if self._folder.is_dir():
             sync_directory(self._folder)

@@ -132,6 +132,17 @@ def test_what_is_no_file_in_a_checkpoint_s_place_is_set_aside(
     assert os.path.lexists(latest.with_name(f"{latest.name}.damaged-1"))
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_in_the_place_of_an_old_checkpoint_is_set_aside(root: Path, resume: bool) -> None:
+    """It is removed with the checkpoints that are no longer needed, and nothing waits for that."""
+    _, before = checkpoints(root)
+    before.unlink()
+    before.mkdir()
+    result, _ = run(root, 2, resume=resume, checkpoint_every=1)
+    assert result.updates == (4 if resume else 2)
+    assert before.with_name(f"{before.name}.damaged-1").is_dir()
+
+
 def test_a_stop_ends_a_wait_for_a_lease_that_cannot_be_written(tmp_path: Path) -> None:
     """The job ends as any stopped job, although its disk refuses the lease."""
     declare(tmp_path)
