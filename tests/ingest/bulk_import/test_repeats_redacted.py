@@ -52,7 +52,7 @@ COLUMNS: dict[str, list[Any]] = {
     "final_obs.who": [None, "dan", "eve"],
     "actions": [0, 1, 2],
     "rewards": [0.5, 1.5, 2.5],
-    "infos": ['{"email": "a@x", "price": 1}', None, '{"price": 2, "email": "c@x"}'],
+    "infos": ['{"email": "a@x", "price": 1, "tax": 0}', None, '{"price": 2, "email": "c@x"}'],
     "tags": ['{"user": "u1", "city": "Bonn"}', None, '{"user": "u2", "city": "Ulm"}'],
     "action_logp": [-0.25, -0.5, -1.0],
 }
@@ -73,12 +73,14 @@ SAME: dict[str, dict[str, Any]] = {
     "nothing": {},
     "dropped leaf": {"obs.image": [b"\x01\x02", b"\xff\x04", b"\x05\x06"]},
     "dropped final leaf": {"final_obs.image": [None, b"\x07\x08", b"\xff\x0a"]},
-    "dropped info": {"infos": ['{"email": "z@x", "price": 1}', None, '{"price": 2}']},
-    "form of JSON": {"infos": ['{"price":1,"email":"a@x"}', "", '{"email":"c@x", "price":2}']},
+    "dropped info": {"infos": ['{"email": "z@x", "price": 1, "tax": 0}', None, '{"price": 2}']},
+    "form of JSON": {
+        "infos": ['{"tax":0,"price":1,"email":"a@x"}', "", '{"email":"c@x", "price":2}']
+    },
     "cut": {"infos": pa.chunked_array([COLUMNS["infos"][:1], COLUMNS["infos"][1:]], pa.string())},
 }
 OTHER: dict[str, dict[str, Any]] = {
-    "another info": {"infos": ['{"email": "a@x", "price": 9}', None, COLUMNS["infos"][2]]},
+    "another info": {"infos": [COLUMNS["infos"][0].replace("1", "9"), None, COLUMNS["infos"][2]]},
     "no infos": {"infos": None},
     "invalid info": {"infos": ['{"email": "a@x"', None, COLUMNS["infos"][2]]},
     "another leaf": {"obs.place": [0, 1, 3]},
@@ -139,6 +141,19 @@ def test_values_that_do_not_fit_are_not_remembered_either() -> None:
     asyncio.run(main())
 
 
+def test_a_final_observation_that_does_not_fit_is_not_an_absent_one() -> None:
+    """With the one the episode is broken, with the other it is whole."""
+    odd = table(**{"final_obs.who": [None, "dan", "x" * 41]})
+    absent = table(**{"final_obs.who": [None, "dan", None]})
+
+    async def main() -> None:
+        async with importing(MemoryJournal(), POLICY, redaction_key=b"key") as (_, send):
+            assert await send(odd, "k") == (EVENTS - 1, 0, [(2, "invalid")])
+            assert await send(absent, "k") == (0, 0, [(-1, "conflict")])
+
+    asyncio.run(main())
+
+
 def test_the_digest_depends_on_the_root_s_key() -> None:
     """Without the key nobody can find hashed values by trial; dropped values are not in it."""
 
@@ -184,12 +199,12 @@ def test_a_key_of_release_0_1_0_is_continued() -> None:
 def test_a_key_of_this_release_accepts_no_digest_of_the_last() -> None:
     """Content without the redacted columns has the same digest in both, for which that release
     would also take content that has them."""
-    bare = table(infos=None, tags=None)
+    bare, policy = table(infos=None), replace(POLICY, redact={"infos.email": "drop"})
 
     async def main() -> None:
-        async with importing(MemoryJournal(), POLICY, redaction_key=b"key") as (_, send):
+        async with importing(MemoryJournal(), policy) as (_, send):
             assert await send(bare, "k") == (EVENTS, 0, [])
-            assert await send(table(infos=None), "k") == (0, 0, [(-1, "conflict")])
+            assert await send(table(), "k") == (0, 0, [(-1, "conflict")])
             assert await send(bare, "k") == (0, EVENTS, [])
 
     asyncio.run(main())
