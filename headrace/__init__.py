@@ -24,6 +24,11 @@ Exceptions:
     │   ├── JournalFull             no space left: rolled back, the journal stays usable
     │   └── JournalFailed           a write or a sync failed
     ├── NewerFormat                 a later release wrote this; use that one
+    ├── ObjectError                 anything in `Objects`
+    │   ├── ObjectNotFound (FileNotFoundError)   no object has this name
+    │   ├── ObjectExists (FileExistsError)       the name is taken
+    │   ├── ObjectChanged           another writer was first
+    │   └── ObjectUnusable (OSError)   something else has the name, or it is too long
     ├── NothingYet                  no data, candidate or live version so far; try again later
     ├── WeightStoreError
     │   ├── WeightsNotFound         no such candidate or version
@@ -43,6 +48,8 @@ Exceptions:
     ValueError                      an argument or a document is wrong
     ├── SpaceError, DeclarationError, SpecError, EpisodeError, BatchError, NotFinite
     └── FrozenDataError, NothingToFreeze, NothingToTrainOn, DataIncomplete
+    AssertionError
+    └── ConformanceError            an implementation breaks a promise of its protocol
     RuntimeError
     ├── EnvFailed                   an environment failed more often than it may
     └── ExportError                 a policy cannot be exported
@@ -113,6 +120,7 @@ if TYPE_CHECKING:
     from policy.worker.batch_io import IOContext as IOContext
     from policy.worker.group import WorkerGroup as WorkerGroup
     from policy.worker.rollout_worker import RolloutWorker as RolloutWorker
+    from storage.conformance import ConformanceError as ConformanceError
     from storage.declarations.declaration import DeclarationError as DeclarationError
     from storage.declarations.declaration import PolicyDeclaration as PolicyDeclaration
     from storage.declarations.policy_files import load_declarations as load_declarations
@@ -127,6 +135,11 @@ if TYPE_CHECKING:
     from storage.errors import LeaseHeld as LeaseHeld
     from storage.errors import NewerFormat as NewerFormat
     from storage.errors import NothingYet as NothingYet
+    from storage.errors import ObjectChanged as ObjectChanged
+    from storage.errors import ObjectError as ObjectError
+    from storage.errors import ObjectExists as ObjectExists
+    from storage.errors import ObjectNotFound as ObjectNotFound
+    from storage.errors import ObjectUnusable as ObjectUnusable
     from storage.errors import PolicyPinned as PolicyPinned
     from storage.errors import StorageError as StorageError
     from storage.errors import WeightsDamaged as WeightsDamaged
@@ -148,6 +161,10 @@ if TYPE_CHECKING:
     from storage.experience.sample_batch import BatchError as BatchError
     from storage.experience.sample_batch import SampleBatch as SampleBatch
     from storage.experience.sample_batch import concat_samples as concat_samples
+    from storage.objects.conformance import ObjectsConformance as ObjectsConformance
+    from storage.objects.folder import FolderObjects as FolderObjects
+    from storage.objects.interface import Objects as Objects
+    from storage.objects.memory import MemoryObjects as MemoryObjects
     from storage.reading.exclusion import ReaderStats as ReaderStats
     from storage.reading.multi_agent_reader import MultiAgentReader as MultiAgentReader
     from storage.reading.shard_reader import ShardReader as ShardReader
@@ -237,6 +254,11 @@ _HOMES = {
     "read_position": "storage.reading.shard_reader",
     "read_shard": "storage.shards.shard",
     "to_pandas": "storage.shards.shard",
+    # Where bytes are stored
+    "FolderObjects": "storage.objects.folder",
+    "MemoryObjects": "storage.objects.memory",
+    "Objects": "storage.objects.interface",
+    "ObjectsConformance": "storage.objects.conformance",
     # Policies, learning, judging
     "ActionRule": "policy.inference.action_rule",
     "AlgorithmConfig": "policy.algorithms.base",
@@ -273,6 +295,7 @@ _HOMES = {
     "ClientError": "ingest.protocol.errors",
     "CollectorFailed": "ingest.protocol.errors",
     "CollectorUnavailable": "ingest.protocol.errors",
+    "ConformanceError": "storage.conformance",
     "DataIncomplete": "policy.jobs.run_once",
     "DeclarationError": "storage.declarations.declaration",
     "EndOfInput": "storage.experience.interfaces",
@@ -296,6 +319,11 @@ _HOMES = {
     "NothingToTrainOn": "policy.jobs.train",
     "NewerFormat": "storage.errors",
     "NothingYet": "storage.errors",
+    "ObjectChanged": "storage.errors",
+    "ObjectError": "storage.errors",
+    "ObjectExists": "storage.errors",
+    "ObjectNotFound": "storage.errors",
+    "ObjectUnusable": "storage.errors",
     "PolicyPinned": "storage.errors",
     "ReaderError": "storage.experience.interfaces",
     "ReaderState": "storage.experience.interfaces",

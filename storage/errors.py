@@ -8,6 +8,11 @@
     │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
     │   └── JournalFailed        a write or a sync failed: stop acknowledging, exit, replay
     ├── NewerFormat              a later release wrote this: use that one
+    ├── ObjectError
+    │   ├── ObjectNotFound       no object has this name (FileNotFoundError)
+    │   ├── ObjectExists         the name is taken (FileExistsError)
+    │   ├── ObjectChanged        another writer was first
+    │   └── ObjectUnusable       something else has the name, or it is too long (OSError)
     ├── NothingYet               no data, candidate or live version so far: try again later
     └── WeightStoreError
         ├── WeightsNotFound      no such candidate or version
@@ -34,6 +39,11 @@ __all__ = [
     "LeaseHeld",
     "NewerFormat",
     "NothingYet",
+    "ObjectChanged",
+    "ObjectError",
+    "ObjectExists",
+    "ObjectNotFound",
+    "ObjectUnusable",
     "PolicyPinned",
     "StorageError",
     "WeightStoreError",
@@ -73,6 +83,26 @@ class JournalFailed(JournalError):
 
 class NewerFormat(StorageError):
     """A document has the format of a later release; the text names it. Nothing was changed."""
+
+
+class ObjectError(StorageError):
+    """The root of the errors of `storage.objects`."""
+
+
+class ObjectNotFound(ObjectError, FileNotFoundError):
+    """No object has this name."""
+
+
+class ObjectExists(ObjectError, FileExistsError):
+    """The name is taken, by an object or a group."""
+
+
+class ObjectChanged(ObjectError):
+    """An object has other content than its writer expected: another writer was first."""
+
+
+class ObjectUnusable(ObjectError, OSError):
+    """The name is that of a folder, a FIFO or a device, or the object is longer than the limit."""
 
 
 class NothingYet(StorageError):

@@ -41,10 +41,13 @@ class NotRegular(OSError):
     """Not a regular file: a FIFO, socket, device or folder, or a file that is too long."""
 
 
-def read_regular(path: Path, limit: int = 2**28) -> bytes:
-    """Read a regular file of at most `limit` bytes; a FIFO does not make it wait.
+def read_regular(
+    path: Path, limit: int = 2**28, *, begin: int = 0, end: int | None = None
+) -> bytes:
+    """Read at most `limit` bytes of a regular file; a FIFO does not make it wait.
 
-    Raises NotRegular for anything else at that path, and OSError.
+    `begin`, `end`: the range of bytes, the whole file by default. Raises NotRegular for anything
+    else at that path, and OSError.
     """
     try:
         fd = os.open(path, _READ)
@@ -56,14 +59,16 @@ def read_regular(path: Path, limit: int = 2**28) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise NotRegular(f"{path}: expected a regular file")
-        if status.st_size > limit:
-            raise NotRegular(f"{path}: expected at most {limit} bytes, got {status.st_size}")
+        size = max(0, min(status.st_size, status.st_size if end is None else end) - begin)
+        if size > limit:
+            raise NotRegular(f"{path}: expected at most {limit} bytes, got {size}")
         with open(fd, "rb", closefd=False) as file:
+            file.seek(begin)
             # Python allocates the number of bytes requested, whatever the size of the file.
-            data = file.read(status.st_size + 1)
+            data = file.read(size + (end is None))
     finally:
         os.close(fd)
-    if len(data) > status.st_size:
+    if len(data) > size:
         raise NotRegular(f"{path}: expected a file that is only replaced, got one that grows")
     return data
 
@@ -206,16 +211,21 @@ def write_synced(path: Path, data: bytes, *, private: bool = False) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
+def replace_file(path: Path, data: bytes, *, private: bool = False, durable: bool = True) -> None:
     """Replace a file atomically and durably: readers see the old content or the new, as a whole.
 
-    `private`: only the owner may read it. Raises OSError; the old file is then unchanged.
+    `private`: only the owner may read it. With `durable=False` nothing is synced. Raises OSError;
+    the old file is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        write_synced(temporary, data, private=private)
+        if durable:
+            write_synced(temporary, data, private=private)
+        else:
+            temporary.write_bytes(data)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)

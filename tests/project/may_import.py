@@ -124,6 +124,7 @@ MAY_IMPORT = {
         "storage.declarations storage.errors storage.experience storage.spaces storage.system"
         " msgspec numpy pandas pyarrow"
     ),
+    "storage.objects": "storage.conformance storage.errors storage.system",
     "storage.spaces": "gymnasium numpy",
     "storage.system": "storage.errors",
     "storage.verify": (

@@ -1,0 +1,218 @@
+"""`FolderObjects`: objects as files under a local folder.
+
+A file is written under a name that begins with a dot, synced, and then renamed or linked to its own
+name; the directory is synced last. A group is a directory that is filled and renamed in the same
+way. So a killed writer leaves only dot-files, which are never listed.
+
+A local file system can compare and replace only under a lock, which is the file of `exclusive`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from storage.errors import ObjectChanged, ObjectExists, ObjectNotFound, ObjectUnusable
+from storage.objects.interface import MAX_OBJECT, Content, Objects, Status, check_name
+from storage.system.files import (
+    FileLock,
+    NotRegular,
+    make_directory,
+    read_regular,
+    replace_file,
+    sync_directory,
+    write_synced,
+)
+
+__all__ = ["FolderObjects"]
+
+ABANDONED_SECONDS = 3600.0
+LOCK_SECONDS = 10.0
+"""Seconds for which `exclusive` waits for another holder."""
+
+
+class FolderObjects(Objects):
+    """The files under `root` as objects. Any number of processes may use a folder."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._holding: set[int] = set()  # threads within `exclusive`
+
+    def __repr__(self) -> str:
+        return f"FolderObjects({str(self.root)!r})"
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def names(self, prefix: str = "", start_after: str = "") -> list[str]:
+        folder, slash, start = prefix.rpartition("/")
+        if folder:
+            check_name(folder)
+        try:
+            with os.scandir(self.root / folder) as entries:
+                found = [
+                    f"{folder}{slash}{entry.name}{'/' if _is_folder(entry) else ''}"
+                    for entry in entries
+                    if entry.name.startswith(start) and not entry.name.startswith(".")
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name for name in found if name > start_after)
+
+    def read(
+        self, name: str, *, begin: int = 0, end: int | None = None, limit: int = MAX_OBJECT
+    ) -> bytes:
+        path = self._path(name)
+        try:
+            return read_regular(path, limit, begin=begin, end=end)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectNotFound(f"expected {path}, which does not exist") from error
+        except NotRegular as error:
+            raise ObjectUnusable(str(error)) from error
+
+    def status(self, name: str) -> Status | None:
+        try:
+            found = os.stat(self._path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        # a copied file may keep its modification time or its inode
+        stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+        return Status(stamp, found.st_mtime_ns // 1000, found.st_size)
+
+    def put_if_absent(self, name: str, content: Content | Mapping[str, bytes]) -> None:
+        path = self._path(name)
+        if isinstance(content, Mapping):
+            content = {check_name(one): data for one, data in content.items()}
+        make_directory(path.parent)
+        try:
+            if isinstance(content, Mapping):
+                _put_group(path, content)
+            else:
+                _put_file(path, content)
+        except FileExistsError as error:
+            raise ObjectExists(f"{path}: expected no such name, found one") from error
+        sync_directory(path.parent)
+
+    def replace(self, name: str, content: Content, *, durable: bool = True) -> None:
+        path = self._path(name)
+        if not path.parent.is_dir():
+            make_directory(path.parent)
+        if isinstance(content, Path):
+            os.replace(content, path)
+            sync_directory(path.parent)
+        else:
+            replace_file(path, content, durable=durable)
+
+    def replace_if_unchanged(self, name: str, content: bytes, before: bytes | None) -> None:
+        lock = f"{check_name(name).rpartition('/')[0]}/lock".lstrip("/")
+        is_held = threading.get_ident() in self._holding
+        with contextlib.nullcontext() if is_held else self.exclusive(lock):
+            try:
+                known: bytes | None = self.read(name)
+            except ObjectNotFound:
+                known = None
+            if known != before:
+                raise ObjectChanged(f"{self._path(name)}: expected other content, it was replaced")
+            self.replace(name, content)
+
+    def append(self, name: str, content: bytes) -> None:
+        path = self._path(name)
+        make_directory(path.parent)
+        if os.path.lexists(path) and not path.is_file():  # opening a FIFO would block
+            os.replace(path, f"{path}.damaged")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+        sync_directory(path.parent)
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                path.unlink()
+                return
+            hidden = _hidden(path)  # in one step for readers
+            os.rename(path, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+            _remove_abandoned(path.parent)
+
+    @contextlib.contextmanager
+    def exclusive(self, name: str) -> Iterator[None]:
+        path = self._path(name)
+        if not path.parent.is_dir():
+            make_directory(path.parent)
+        lock, deadline = FileLock(path), time.monotonic() + LOCK_SECONDS
+        while not lock.acquire(blocking=False):
+            if time.monotonic() >= deadline:
+                text = f"process {lock.holder()} holds {path}: it is writing, or was suspended"
+                raise BlockingIOError(errno.EAGAIN, text)
+            threading.Event().wait(0.02)
+        self._holding.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._holding.discard(threading.get_ident())
+            lock.release()
+
+    def _path(self, name: str) -> Path:
+        return self.root / check_name(name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # links in a circle
+        return False
+
+
+def _hidden(path: Path) -> Path:
+    """A name for an unfinished file or directory next to `path`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _put_file(path: Path, content: Content) -> None:
+    if isinstance(content, Path):
+        os.link(content, path)
+        content.unlink()
+        return
+    temporary = _hidden(path)
+    try:
+        write_synced(temporary, content)
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _put_group(path: Path, files: Mapping[str, bytes]) -> None:
+    _remove_abandoned(path.parent)
+    temporary = _hidden(path)
+    temporary.mkdir()
+    try:
+        for name, data in files.items():
+            write_synced(temporary / name, data)
+        sync_directory(temporary)
+        os.rename(temporary, path)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise FileExistsError(path) from error
+        raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove unfinished groups older than `ABANDONED_SECONDS`: their writers are dead."""
+    limit = time.time() - ABANDONED_SECONDS
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < limit:
+                shutil.rmtree(path)
