@@ -165,10 +165,15 @@ if TYPE_CHECKING:
     from storage.objects.folder import FolderObjects as FolderObjects
     from storage.objects.interface import Objects as Objects
     from storage.objects.memory import MemoryObjects as MemoryObjects
+    from storage.reading.conformance import ShardSourceConformance as ShardSourceConformance
     from storage.reading.exclusion import ReaderStats as ReaderStats
+    from storage.reading.listing import ShardFile as ShardFile
     from storage.reading.multi_agent_reader import MultiAgentReader as MultiAgentReader
+    from storage.reading.objects_source import ObjectsSource as ObjectsSource
     from storage.reading.shard_reader import ShardReader as ShardReader
     from storage.reading.shard_reader import read_position as read_position
+    from storage.reading.sources import DirectorySource as DirectorySource
+    from storage.reading.sources import ShardSource as ShardSource
     from storage.shards.arrow_arrays import decode_column as decode_column
     from storage.shards.names import ShardDamaged as ShardDamaged
     from storage.shards.names import ShardError as ShardError
@@ -242,13 +247,18 @@ _HOMES = {
     "Step": "storage.experience.episode",
     "concat_samples": "storage.experience.sample_batch",
     # Readers and writers
+    "DirectorySource": "storage.reading.sources",
     "InputReader": "storage.experience.interfaces",
     "MultiAgentReader": "storage.reading.multi_agent_reader",
+    "ObjectsSource": "storage.reading.objects_source",
     "OutputWriter": "storage.experience.interfaces",
     "ParquetOutputWriter": "storage.shards.output_writer",
     "ReaderStats": "storage.reading.exclusion",
     "ShardInfo": "storage.shards.names",
+    "ShardFile": "storage.reading.listing",
     "ShardReader": "storage.reading.shard_reader",
+    "ShardSource": "storage.reading.sources",
+    "ShardSourceConformance": "storage.reading.conformance",
     "ShardWriter": "storage.shards.shard",
     "decode_column": "storage.shards.arrow_arrays",
     "read_position": "storage.reading.shard_reader",
@@ -353,6 +363,11 @@ _READERS = (
     "storage.reading.multi_agent_reader",
     "storage.reading.shard_reader",
 )
+_SOURCES = (
+    "storage.reading.conformance",
+    "storage.reading.objects_source",
+    "storage.reading.sources",
+)
 _NEEDED_BY = {
     "gymnasium": (
         "policy.algorithms.trainable_policy",
@@ -382,7 +397,7 @@ _NEEDED_BY = {
     ),
     "uvicorn": (_SERVER,),
     "uvloop": (_SERVER,),
-    "watchdog": (_SERVER, *_READERS),
+    "watchdog": (_SERVER, *_READERS, *_SOURCES),
 }
 
 if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name

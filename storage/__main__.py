@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from storage.system.process import die_with_parent
 from storage.system.startup import leave_out, loading, use_one_blas_thread
@@ -43,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     writer = commands.add_parser(
         "write-shards", help="write the shards that a collector sends over a pipe"
     )
-    writer.add_argument("--directory", type=Path, required=True, help="the shards/ folder")
+    writer.add_argument("--directory", required=True, help="the shards/ folder")
     writer.add_argument("--owner", help="the collector whose leftovers are removed at start")
     writer.add_argument("--compression", choices=("zstd", "lz4"), default="zstd")
     writer.add_argument("--row-group-bytes", type=int, default=8_000_000, metavar="BYTES")

@@ -35,7 +35,7 @@ def start_forked(self: WriterProcess) -> None:
     """In the place of `WriterProcess.start`."""
     if self._child is None:
         self._asked = False
-        options = [NAME, "--directory", str(self.directory), "--parent", str(os.getpid())]
+        options = [NAME, "--directory", str(self._shards), "--parent", str(os.getpid())]
         self._child = subprocess.Popen(
             [NAME],  # which is not executed
             stdin=subprocess.PIPE,

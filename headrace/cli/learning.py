@@ -223,10 +223,11 @@ def _require_no_other(root: Path, policy_id: str) -> None:
 
     `headrace up` starts a trainer again and again as long as another one has the lease.
     """
+    from storage.weights.files import PolicyFiles
     from storage.weights.lease import require_free
 
     with contextlib.suppress(OSError):  # `follow` tries that again
-        require_free(root / "weights" / policy_id, time.time())
+        require_free(PolicyFiles(root, policy_id), time.time())
 
 
 def _require_none_with_follow(action_rule: str | None, since: object, until: object) -> None:
@@ -358,7 +359,7 @@ def _latest(store: WeightStore) -> str:
     found = store.latest()
     if found is None:
         raise NothingYet(
-            f"{store.directory}: no candidate yet; `headrace train` with this root makes one"
+            f"{store.files}: no candidate yet; `headrace train` with this root makes one"
         )
     return found
 

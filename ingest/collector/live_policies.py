@@ -31,6 +31,8 @@ from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.experience.hashed import is_canary
+from storage.objects.memory import MemoryObjects
+from storage.objects.opening import objects_at
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box
 from storage.weights.manifest import (
@@ -42,7 +44,6 @@ from storage.weights.manifest import (
     Weights,
     decode_weights,
 )
-from storage.weights.memory_store import MemoryWeightStore
 from storage.weights.store import WeightFolder, candidate_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Choice(msgspec.Struct, frozen=True):
 class _LivePolicy(msgspec.Struct):
     """One policy. The thread's results replace `served` and `standing` as whole objects."""
 
-    store: WeightFolder | MemoryWeightStore
+    store: WeightFolder
     schema_id: str
     observation: Codec
     action: Codec
@@ -99,6 +100,7 @@ class LivePolicies:
 
     def __post_init__(self) -> None:
         self.closing = False
+        self._objects = MemoryObjects() if self.root is None else objects_at(self.root)
         self._live = {name: self._follow(policy) for name, policy in self.policies.items()}
         self._thread: WeightsThread | None = None
 
@@ -109,11 +111,7 @@ class LivePolicies:
     def _follow(self, policy: PolicyDeclaration) -> _LivePolicy:
         name = policy.policy_id
         check = partial(_check, policy.schema_id)
-        store: WeightFolder | MemoryWeightStore
-        if self.root is None:
-            store = MemoryWeightStore(name, check=check)
-        else:
-            store = WeightFolder(self.root, name, check=check)
+        store = WeightFolder(self._objects, name, check=check)
         codecs = Codec(policy.observation), Codec(policy.action)
         follower = WeightFollower(store, partial(_loaded, policy.schema_id))
         return _LivePolicy(store, policy.schema_id, *codecs, follower)
@@ -167,7 +165,7 @@ class LivePolicies:
         """
         live = self._live[policy_id]
         store, thread = live.store, self._thread
-        if not isinstance(store, WeightFolder) or thread is None:
+        if store.in_memory or thread is None:
             raise Refusal("no_route", "this collector has no root: it runs in memory")
 
         def run() -> T:
@@ -185,7 +183,7 @@ class LivePolicies:
     async def version_of(self, policy_id: str, number: int) -> tuple[Manifest, bytes]:
         """A version's manifest and bytes. Raises WeightStoreError, OSError, Refusal."""
         store = self._live[policy_id].store
-        if self._thread is None or isinstance(store, MemoryWeightStore):
+        if self._thread is None or store.in_memory:
             return store.read(number)
         return await self._thread.ask(lambda: store.read(number))
 
@@ -282,7 +280,7 @@ class LivePolicies:
         text = f"policy {policy_id!r}: its weights are still being read"
         return Refusal("busy", text, retry_after=LOOK_SECONDS)
 
-    def store(self, policy_id: str) -> WeightFolder | MemoryWeightStore:
+    def store(self, policy_id: str) -> WeightFolder:
         return self._live[policy_id].store
 
     def standing(self, policy_id: str) -> Standing:

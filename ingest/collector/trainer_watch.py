@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import StorageError
+from storage.weights.files import PolicyFiles
 from storage.weights.lease import LeaseRecord, current_lease
 from storage.weights.off_chain import marked
 
@@ -27,7 +28,7 @@ class TrainerWatch:
     """The latest lease of every policy under a root, read by a thread that nothing waits for."""
 
     def __init__(self, root: Path, policies: Iterable[str]) -> None:
-        self._folders = {name: root / "weights" / name for name in policies}
+        self._files = [PolicyFiles(root, name) for name in policies]
         self._leases: dict[str, LeaseRecord] = {}
         self._off_chain: dict[str, list[int]] = {}
         self._troubled: set[str] = set()
@@ -53,10 +54,11 @@ class TrainerWatch:
 
     def look(self) -> None:
         """Read each lease and the marks of versions, once."""
-        for name, folder in self._folders.items():
+        for files in self._files:
+            name = files.policy_id
             try:
-                lease = current_lease(folder)
-                self._off_chain[name] = marked(folder)
+                lease = current_lease(files)
+                self._off_chain[name] = marked(files)
             except (StorageError, OSError) as error:
                 if name not in self._troubled:
                     log.warning("policy %s: its trainer's lease cannot be read: %s", name, error)

@@ -22,7 +22,6 @@ from ingest.protocol.weights import Published, PublishedCanary
 from storage.errors import StorageError
 from storage.experience.range_set import RangeSet
 from storage.weights.manifest import Live, Manifest, Served
-from storage.weights.memory_store import MemoryWeightStore
 from storage.weights.served import REGISTERED_SECONDS
 from storage.weights.store import WeightFolder
 
@@ -72,7 +71,7 @@ class WeightFollower(Generic[P]):
 
     def __init__(
         self,
-        store: WeightFolder | MemoryWeightStore,
+        store: WeightFolder,
         load: Callable[[Manifest, bytes], P],
         *,
         monotonic: Callable[[], float] = time.monotonic,
@@ -137,7 +136,7 @@ class WeightFollower(Generic[P]):
     def _wanted(self) -> Live | None:
         """The live version; if it had to be recovered, live.json is rewritten if possible."""
         store = self._store
-        if isinstance(store, WeightFolder) and store.pointer_damage():
+        if store.pointer_damage():
             with contextlib.suppress(StorageError, OSError):
                 return store.mended_live()
         return store.live()
@@ -206,8 +205,6 @@ class WeightFollower(Generic[P]):
 
         Returns whether the store did not know them.
         """
-        if not isinstance(self._store, WeightFolder):
-            return False
         try:
             new = self._store.note_seen(version, generation)
         except (StorageError, OSError) as error:
@@ -225,9 +222,9 @@ class WeightFollower(Generic[P]):
     def register(self, *, seconds: float = REGISTERED_SECONDS) -> None:
         """Write the record of the served version if it is new or due; `seconds=0` withdraws it."""
         store, now = self._store, self._monotonic()
-        if not isinstance(store, WeightFolder) or (now < self._renew_at and seconds):
+        if now < self._renew_at and seconds:
             return
-        if not store.directory.is_dir():  # nothing was ever published
+        if not store.files.exist():  # nothing was ever published
             return
         self._renew_at = now + RENEW_SECONDS
         try:
@@ -264,7 +261,7 @@ class WeightFollower(Generic[P]):
         """The versions that this collector has served, also before its latest start."""
         if self._versions is None:
             self._versions = RangeSet()
-            if isinstance(self._store, WeightFolder) and self.collector_id:
+            if self.collector_id:
                 for record in self._store.served.read():
                     if record.collector_id == self.collector_id:
                         self._versions = RangeSet.from_json(record.served)

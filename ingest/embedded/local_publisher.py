@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,15 @@ from storage.errors import PolicyPinned, WeightsNotFound
 from storage.spaces.descriptors import Space
 from storage.weights.lineage import Lineage, Untrained
 from storage.weights.manifest import Live, finite
-from storage.weights.memory_store import MemoryWeightStore
 from storage.weights.store import WeightFolder
 
-__all__ = ["LocalPublisher", "Publishable", "Store"]
+__all__ = ["LocalPublisher", "Publishable"]
 
 log = logging.getLogger("headrace.server")
-Store: TypeAlias = WeightFolder | MemoryWeightStore
 
 KEEP_VERSIONS = 32
+KEEP_IN_MEMORY = 2
+"""The live version, and the previous one, which a reader may still use."""
 PRUNE_EVERY = 16
 """The number of candidates between two removals of old files."""
 CHECKPOINT = "embedded"
@@ -64,7 +64,7 @@ class LocalPublisher:
 
     def keep(
         self,
-        store: Store,
+        store: WeightFolder,
         policy: Publishable,
         *,
         metrics: Mapping[str, Any],
@@ -73,7 +73,9 @@ class LocalPublisher:
     ) -> str:
         """Store a candidate with a policy's weights and filter; return its digest."""
         name = store.policy_id
-        if isinstance(store, WeightFolder) and self._kept[name] % PRUNE_EVERY == PRUNE_EVERY - 1:
+        if store.in_memory:
+            store.prune(KEEP_IN_MEMORY, checkpoint=CHECKPOINT, forget=True)
+        elif self._kept[name] % PRUNE_EVERY == PRUNE_EVERY - 1:
             store.prune(KEEP_VERSIONS, checkpoint=CHECKPOINT)
         self._kept[name] += 1
         return store.add_candidate(
@@ -87,7 +89,7 @@ class LocalPublisher:
         )
 
     def publish(
-        self, store: Store, digest: str, *, expected_generation: int | None = None
+        self, store: WeightFolder, digest: str, *, expected_generation: int | None = None
     ) -> tuple[Live, bool]:
         """Return (what is live now, whether it is the candidate); a pinned policy does not change.
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ingest.embedded.local_publisher import LocalPublisher, Publishable, Store
+from ingest.embedded.local_publisher import LocalPublisher, Publishable
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import GenerationConflict, WeightStoreError
 from storage.experience.multi_agent_batch import MultiAgentBatch
@@ -65,7 +65,9 @@ class _Worker(Protocol):
 class _Trail:
     """One policy's store, and what the worker has learned since its latest publication."""
 
-    def __init__(self, policy: _WorkerPolicy, store: Store, publishing: LocalPublisher) -> None:
+    def __init__(
+        self, policy: _WorkerPolicy, store: WeightFolder, publishing: LocalPublisher
+    ) -> None:
         self._policy, self._store, self._publishing = policy, store, publishing
         self._sent: Mapping[str, npt.NDArray[Any]] = {}  # the weights that are live or a candidate
         self._candidate: str | None = None  # if it is not live yet
@@ -105,11 +107,10 @@ class _Trail:
         weights = decode_weights(data, manifest.digests[WEIGHTS_FILE], name)
         policy.go_on_from(weights, manifest.filter_state, version=live.version)
         self._sent, self._candidate, self._generation = policy.get_weights(), None, live.generation
-        if isinstance(store, WeightFolder):
-            self.lineage = Ledger(store.lineage(live.version))
-            self.untrained = UntrainedRows(store.untrained(live.version))
-            rows = manifest.metrics.get("rows_trained")
-            self._rows = rows if isinstance(rows, int) else 0
+        self.lineage = Ledger(store.lineage(live.version))
+        self.untrained = UntrainedRows(store.untrained(live.version))
+        rows = manifest.metrics.get("rows_trained")
+        self._rows = rows if isinstance(rows, int) else 0
         log.info("policy %s: the worker continues from version %d", name, live.version)
 
     def publish_changed(self, position: Mapping[str, Any]) -> None:
@@ -207,7 +208,7 @@ class WorkerPolicies:
 
     def begin(
         self,
-        store_of: Callable[[str], Store],
+        store_of: Callable[[str], WeightFolder],
         publishing: LocalPublisher,
         position: Mapping[str, Any],
     ) -> None:

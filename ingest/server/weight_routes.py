@@ -89,7 +89,7 @@ class WeightChanges:
         policy_id = request.params["id"]
         if policy_id not in self._live.policies:
             raise Refusal("no_route", f"there is no policy {policy_id!r:.80}")
-        if not isinstance(self._live.store(policy_id), WeightFolder):
+        if self._live.store(policy_id).in_memory:
             raise Refusal("no_route", "this collector keeps nothing on disk")
         return policy_id
 

@@ -34,7 +34,7 @@ from policy.algorithms.base import AlgorithmConfig, no_metrics
 from policy.inference.finite import NOT_FINITE
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
-from storage.errors import WeightsDamaged
+from storage.errors import WeightsDamaged, WeightsNotFound
 from storage.experience.interfaces import ReaderState
 from storage.experience.sample_batch import (
     EPISODE_ORDINAL,
@@ -44,8 +44,8 @@ from storage.experience.sample_batch import (
     SampleBatch,
 )
 from storage.reading.ledger import Ledger, Ranges
-from storage.system.files import make_directory, replace_file
-from storage.weights.files import MAX_WEIGHTS, read_file
+from storage.system.files import NotRegular, make_directory, read_regular, replace_file
+from storage.weights.files import MAX_WEIGHTS
 from storage.weights.manifest import open_document, seal_document
 from storage.wording import counted
 
@@ -322,7 +322,12 @@ class _Body(msgspec.Struct, kw_only=True):
 def _read_checkpoint(path: Path) -> tuple[_Body, Tensors]:
     """Read a checkpoint. Raises WeightsDamaged unless `save` wrote it, NewerFormat, and OSError."""
     # not mapped: an I/O error on a mapped file kills the process
-    data = read_file(path, MAX_WEIGHTS)
+    try:
+        data = read_regular(path, MAX_WEIGHTS)
+    except FileNotFoundError as error:
+        raise WeightsNotFound(f"expected {path}, which does not exist") from error
+    except NotRegular as error:
+        raise WeightsDamaged(str(error)) from error
     try:
         tensors = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")

@@ -466,4 +466,4 @@ def promote(root: Path | str, policy_id: str, *, gated: bool = True, **settings:
             "rows": {},
         },
     )
-    return {**found, **done, "decision": str(path)}
+    return {**found, **done, "decision": path}

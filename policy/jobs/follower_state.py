@@ -223,7 +223,7 @@ class FollowerState:
                 manifest = None
 
     def _mark(self, version: int, why: str) -> None:
-        mark = partial(mark_off_chain, self._store.directory, version, why)
+        mark = partial(mark_off_chain, self._store.files, version, why)
         self._retrying.do("marking a version", mark)
         log.error("version %d is off the chain: %s", version, why)
 
@@ -258,7 +258,7 @@ class FollowerState:
             self._took(live)
             return manifest
         raise WeightsDamaged(
-            f"{self._store.directory}: expected the live version {live.version}, or an earlier "
+            f"{self._store.files}: expected the live version {live.version}, or an earlier "
             f"one, to be intact, but all are damaged; {_ANEW} starts with new weights"
         )
 
@@ -269,7 +269,7 @@ class FollowerState:
         manifest, weights = read("reading what is live", partial(store.load, version))
         if manifest.spec != policy.spec.to_json():
             raise ValueError(
-                f"{store.directory}: expected version {version} to have this policy's spec, got "
+                f"{store.files}: expected version {version} to have this policy's spec, got "
                 f"another spec; pass that one, or use {_ANEW} to replace the version"
             )
         ranges = read("reading what is live", partial(store.lineage, version))

@@ -208,7 +208,7 @@ def publish(
         path = None
         if not already_live or not _is_recorded(root, policy_id, done):
             kept = _kept(decided, already_live=already_live)
-            path = str(record(root, {"policy_id": policy_id, **done, **kept}))
+            path = record(root, {"policy_id": policy_id, **done, **kept})
         return {**done, "already_live": already_live, "gate": decided, "decision": path}
 
     if frozen is None:

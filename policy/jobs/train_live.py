@@ -193,7 +193,7 @@ def _run(
 
 def _lease(store: WeightStore, wait: float, stop: Callable[[], bool]) -> Lease:
     """Take the policy's lease, which only one follower has at a time. Raises LeaseHeld."""
-    take = partial(Lease.take, store.directory, wait=wait, stop=stop)
+    take = partial(Lease.take, store.files, wait=wait, stop=stop)
     return Retrying(stop).do("taking the lease", take)
 
 

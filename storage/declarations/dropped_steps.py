@@ -9,13 +9,12 @@ contains the totals of each client instance, so repeating a report changes nothi
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from storage.system.files import read_regular
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 from storage.system.formats import require_format
 
 __all__ = ["Lost", "dropped_steps", "read_dropped", "say_dropped"]
@@ -30,42 +29,30 @@ class Lost(NamedTuple):
     steps: int
 
 
-def say_dropped(root: Path, collector_id: str, lost: Mapping[str, Lost]) -> None:
+def say_dropped(root: Path | Objects, collector_id: str, lost: Mapping[str, Lost]) -> None:
     """Replace the totals of a collector's client instances. Raises OSError."""
-    path = _path(root, collector_id)
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        temporary.write_text(json.dumps(lost) + "\n")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    name, data = f"{FOLDER}/{collector_id}.json", json.dumps(lost).encode() + b"\n"
+    objects_at(root).replace(name, data, durable=False)
 
 
-def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
+def read_dropped(root: Path | Objects, collector_id: str) -> dict[str, Lost]:
     """Client instance -> what it dropped; empty if there is no readable file.
 
     Raises NewerFormat.
     """
+    objects, name = objects_at(root), f"{FOLDER}/{collector_id}.json"
     try:
-        document = json.loads(read_regular(path := _path(root, collector_id)))
-        require_format(document, 1, path)
+        document = json.loads(objects.read(name))
+        require_format(document, 1, f"{objects}/{name}")
         document.pop("format", None)
         return {name: Lost(int(counts[0]), int(counts[1])) for name, counts in document.items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}
 
 
-def dropped_steps(root: Path) -> Lost:
+def dropped_steps(root: Path | Objects) -> Lost:
     """The total that clients of all collectors of this root dropped."""
-    found = [
-        lost
-        for path in sorted((root / FOLDER).glob("*.json"))
-        for lost in read_dropped(root, path.stem).values()
-    ]
+    names = objects_at(root).names(f"{FOLDER}/")
+    ids = (one.rpartition("/")[2].removesuffix(".json") for one in names if one.endswith(".json"))
+    found = [lost for one in ids for lost in read_dropped(root, one).values()]
     return Lost(sum(one.episodes for one in found), sum(one.steps for one in found))
-
-
-def _path(root: Path, collector_id: str) -> Path:
-    return root / FOLDER / f"{collector_id}.json"

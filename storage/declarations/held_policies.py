@@ -9,12 +9,11 @@ only a hint: it is not synced, and a starting collector removes it.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from pathlib import Path
 
 from storage.declarations.declaration import check_policy_id
-from storage.system.files import read_regular
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 from storage.system.formats import require_format
 
 __all__ = ["held_version", "say_held"]
@@ -22,37 +21,31 @@ __all__ = ["held_version", "say_held"]
 FLOW = "flow"
 
 
-def say_held(root: Path, policy_id: str, version: int | None) -> None:
+def say_held(root: Path | Objects, policy_id: str, version: int | None) -> None:
     """Record that a version has all its steps, and that they are in shards; None: no version has.
 
     Raises OSError.
     """
-    path = _path(root, policy_id)
-    if version is None and not path.exists():
-        return
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        temporary.write_text(json.dumps({"held_version": version}) + "\n")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    objects, name = objects_at(root), _name(policy_id)
+    if version is not None or objects.status(name) is not None:
+        data = json.dumps({"held_version": version}).encode() + b"\n"
+        objects.replace(name, data, durable=False)
 
 
-def held_version(root: Path, policy_id: str) -> int | None:
+def held_version(root: Path | Objects, policy_id: str) -> int | None:
     """The version that waits for an update; None if there is none, or no readable file.
 
     Raises NewerFormat.
     """
+    objects, name = objects_at(root), _name(policy_id)
     try:
-        document = json.loads(read_regular(path := _path(root, policy_id)))
-        require_format(document, 1, path)
+        document = json.loads(objects.read(name))
+        require_format(document, 1, f"{objects}/{name}")
         version = document["held_version"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return version if isinstance(version, int) else None
 
 
-def _path(root: Path, policy_id: str) -> Path:
-    return root / FLOW / f"{check_policy_id(policy_id)}.json"
+def _name(policy_id: str) -> str:
+    return f"{FLOW}/{check_policy_id(policy_id)}.json"

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
-from storage.system.files import NotRegular, make_directory, read_regular, replace_file
+from storage.errors import ObjectUnusable
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 
 
-def save_declaration(root: Path | str, declaration: PolicyDeclaration) -> Path:
+def save_declaration(root: Path | str | Objects, declaration: PolicyDeclaration) -> Path:
     """Write `policies/{id}.json` atomically and durably, and return its path."""
-    folder = Path(root) / "policies"
-    make_directory(folder)
-    path = folder / f"{declaration.policy_id}.json"
-    replace_file(path, (json.dumps(declaration.to_json(), indent=2) + "\n").encode())
-    return path
+    objects, name = objects_at(root), f"policies/{declaration.policy_id}.json"
+    objects.replace(name, (json.dumps(declaration.to_json(), indent=2) + "\n").encode())
+    return Path(f"{objects}/{name}")
 
 
 def read_declaration(path: Path) -> PolicyDeclaration:
@@ -26,28 +26,33 @@ def read_declaration(path: Path) -> PolicyDeclaration:
     return _declaration_of(path, path.read_bytes())
 
 
-def _declaration_of(path: Path, content: bytes) -> PolicyDeclaration:
+def _declaration_of(where: Path | str, content: bytes) -> PolicyDeclaration:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DeclarationError(f"{path}: expected JSON: {error}") from error
-    return PolicyDeclaration.from_json(document, str(path))
+        raise DeclarationError(f"{where}: expected JSON: {error}") from error
+    return PolicyDeclaration.from_json(document, str(where))
 
 
-def load_declarations(root: Path | str) -> dict[str, PolicyDeclaration]:
+def load_declarations(root: Path | str | Objects) -> dict[str, PolicyDeclaration]:
     """Read all policies declared under `root`: id -> declaration, sorted by id.
 
     Raises DeclarationError, OSError.
     """
     found: dict[str, PolicyDeclaration] = {}
-    for path in sorted((Path(root) / "policies").glob("*.json")):
+    objects = objects_at(root)
+    for name in objects.names("policies/"):
+        stem, dot, ending = name.removeprefix("policies/").rpartition(".")
+        if f"{dot}{ending.removesuffix('/')}" != ".json":
+            continue
+        where = f"{objects}/{name}"
         try:
-            declaration = _declaration_of(path, read_regular(path))
-        except NotRegular as error:
+            declaration = _declaration_of(where, objects.read(name.removesuffix("/")))
+        except ObjectUnusable as error:
             raise DeclarationError(str(error)) from error
-        if declaration.policy_id != path.stem:
+        if declaration.policy_id != stem:
             raise DeclarationError(
-                f"{path}: expected policy_id {path.stem!r}, got {declaration.policy_id!r}"
+                f"{where}: expected policy_id {stem!r}, got {declaration.policy_id!r}"
             )
         found[declaration.policy_id] = declaration
     return found

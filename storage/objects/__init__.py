@@ -3,7 +3,8 @@
 Imports file functions and errors. A local folder and an in-memory twin implement the protocol, and
 `opening` says which one keeps a root; another store is a module here and a line there. A class of
 checks (`conformance`) is for these and for implementations of one's own. The journal does not use
-it: it is SQLite on a local disk. Nor does watching a folder.
+it: it is SQLite on a local disk. Nor does watching a folder. `ranged` is for libraries that read
+parts of a file.
 """
 
-__all__ = ["conformance", "folder", "interface", "memory"]
+__all__ = ["conformance", "folder", "interface", "memory", "opening", "ranged"]

@@ -193,6 +193,35 @@ class ObjectsConformance:
         store.append("a/b", b"23")
         expect("all that was appended is there", store.read("a/b"), b"123")
 
+    def test_a_staged_file_becomes_an_object(self) -> None:
+        """`staging` gives a path that is no name of an object, and is not listed."""
+        store = self.objects()
+        file = store.staging("a/b")
+        file.write_bytes(b"content")
+        expect("a staged file is not listed", store.names("a/"), [])
+        store.replace("a/bc", file)
+        store.settle("a/bc")
+        expect("it has become the object", store.read("a/bc"), b"content")
+        expect("and is gone", file.exists(), wanted=False)
+
+    def test_a_part_of_a_store_has_its_own_names(self) -> None:
+        """What is written in one is read in the other."""
+        store = self.objects()
+        part = store.under("a").under("b")
+        part.put_if_absent("c", b"1")
+        part.put_if_absent("g", {"x": b"2"})
+        store.replace("a/b/d", b"3")
+        expect("the names are those below", part.names(), ["c", "d", "g/"])
+        expect("a part may go on after a name", part.names("", "c"), ["d", "g/"])
+        expect("a level of a part is listed", part.names("g/"), ["g/x"])
+        expect("the store has the whole names", store.read("a/b/g/x"), b"2")
+        expect("a part reads what the store wrote", part.read("d"), b"3")
+        expect_error("a part has no other objects", ObjectNotFound, lambda: part.read("a/b/c"))
+        part.delete("c")
+        expect("what a part deletes is gone", store.names("a/b/"), ["a/b/d", "a/b/g/"])
+        with part.exclusive("lock"):
+            part.replace_if_unchanged("d", b"4", b"3")
+
     def test_a_status_changes_with_the_object(self) -> None:
         """And is None where nothing is; a group has one, too."""
         store = self.objects()
@@ -200,12 +229,14 @@ class ObjectsConformance:
         store.replace("a/b", b"1")
         before = store.status("a/b")
         expect("a status has the size", before and before.size, 1)
+        expect("an object is one", before and before.is_object)
         expect("and stays with the object", store.status("a/b"), before)
         store.replace("a/b", b"2")
         after = store.status("a/b")
         expect("another object has another stamp", before and after and before[0] != after[0])
         store.put_if_absent("g/x", {"x": b"1"})
-        expect("a group has a status", store.status("g/x") is not None)
+        group = store.status("g/x")
+        expect("a group has a status", group and group.is_object, wanted=False)
 
     def test_what_is_deleted_is_gone(self) -> None:
         """An object, or a whole group; deleting nothing is no error; the name is free again."""

@@ -10,6 +10,7 @@ A local file system can compare and replace only under a lock, which is the file
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import secrets
@@ -17,11 +18,11 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from storage.errors import ObjectChanged, ObjectExists, ObjectNotFound, ObjectUnusable
-from storage.objects.interface import MAX_OBJECT, Content, Objects, Status, check_name
+from storage.objects.interface import MAX_OBJECT, ObjectContent, Objects, Status, check_name
 from storage.system.files import (
     FileLock,
     NotRegular,
@@ -40,10 +41,22 @@ LOCK_SECONDS = 10.0
 
 
 class FolderObjects(Objects):
-    """The files under `root` as objects. Any number of processes may use a folder."""
+    """The files under `root` as objects. Any number of processes may use a folder.
 
-    def __init__(self, root: Path | str) -> None:
+    With `make=False` a missing root is an error, as that of a root that was moved away. `fsync` is
+    called with the descriptor of a folder instead of the system's; tests replace it.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        make: bool = True,
+        fsync: Callable[[int], None] | None = None,
+    ) -> None:
         self.root = Path(root)
+        self._make, self._fsync = make, fsync
+        self._durable: set[Path] = set()  # folders whose names are
         self._holding: set[int] = set()  # threads within `exclusive`
 
     def __repr__(self) -> str:
@@ -74,24 +87,46 @@ class FolderObjects(Objects):
         try:
             return read_regular(path, limit, begin=begin, end=end)
         except (FileNotFoundError, NotADirectoryError) as error:
+            if path.is_symlink():
+                text = f"{path}: expected a regular file, found a link that leads nowhere"
+                raise ObjectUnusable(text) from error
             raise ObjectNotFound(f"expected {path}, which does not exist") from error
         except NotRegular as error:
             raise ObjectUnusable(str(error)) from error
 
     def status(self, name: str) -> Status | None:
+        path = self._path(name)
         try:
-            found = os.stat(self._path(name))
+            found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            if not path.is_symlink():
+                return None
+            found = os.lstat(path)  # it leads nowhere, but takes the name
         # a copied file may keep its modification time or its inode
         stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-        return Status(stamp, found.st_mtime_ns // 1000, found.st_size)
+        is_file = stat.S_ISREG(found.st_mode)
+        return Status(stamp, found.st_mtime_ns // 1000, found.st_size, is_file)
 
-    def put_if_absent(self, name: str, content: Content | Mapping[str, bytes]) -> None:
+    def under(self, folder: str) -> FolderObjects:
+        below = copy.copy(self)
+        below.root = self._path(folder)
+        return below
+
+    def staging(self, name: str) -> Path:
+        path = self._path(name)
+        self._make_folder(path.parent)
+        return path.with_name(f".{path.name}-{os.getpid()}.tmp")
+
+    def settle(self, name: str) -> None:
+        path = self._path(name)
+        self._make_folder(path.parent)
+        sync_directory(path.parent, self._fsync)
+
+    def put_if_absent(self, name: str, content: ObjectContent | Mapping[str, bytes]) -> None:
         path = self._path(name)
         if isinstance(content, Mapping):
             content = {check_name(one): data for one, data in content.items()}
-        make_directory(path.parent)
+        self._make_folder(path.parent)
         try:
             if isinstance(content, Mapping):
                 _put_group(path, content)
@@ -101,15 +136,22 @@ class FolderObjects(Objects):
             raise ObjectExists(f"{path}: expected no such name, found one") from error
         sync_directory(path.parent)
 
-    def replace(self, name: str, content: Content, *, durable: bool = True) -> None:
+    def replace(self, name: str, content: ObjectContent, *, durable: bool = True) -> None:
         path = self._path(name)
-        if not path.parent.is_dir():
-            make_directory(path.parent)
-        if isinstance(content, Path):
-            os.replace(content, path)
-            sync_directory(path.parent)
+        if not durable:  # the root is not made again where it was moved away
+            path.parent.mkdir(exist_ok=True)
         else:
+            self._make_folder(path.parent)
+        if isinstance(content, bytes):
             replace_file(path, content, durable=durable)
+            return
+        os.rename(content, path)
+        try:
+            sync_directory(path.parent, self._fsync)
+        except BaseException:
+            # If a second sync succeeds, it is still unknown whether this name is durable.
+            path.unlink(missing_ok=True)
+            raise
 
     def replace_if_unchanged(self, name: str, content: bytes, before: bytes | None) -> None:
         lock = f"{check_name(name).rpartition('/')[0]}/lock".lstrip("/")
@@ -125,7 +167,7 @@ class FolderObjects(Objects):
 
     def append(self, name: str, content: bytes) -> None:
         path = self._path(name)
-        make_directory(path.parent)
+        self._make_folder(path.parent)
         if os.path.lexists(path) and not path.is_file():  # opening a FIFO would block
             os.replace(path, f"{path}.damaged")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -149,8 +191,7 @@ class FolderObjects(Objects):
     @contextlib.contextmanager
     def exclusive(self, name: str) -> Iterator[None]:
         path = self._path(name)
-        if not path.parent.is_dir():
-            make_directory(path.parent)
+        self._make_folder(path.parent)
         lock, deadline = FileLock(path), time.monotonic() + LOCK_SECONDS
         while not lock.acquire(blocking=False):
             if time.monotonic() >= deadline:
@@ -167,6 +208,12 @@ class FolderObjects(Objects):
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
 
+    def _make_folder(self, folder: Path) -> None:
+        """Create a folder, durably, unless this store did so before."""
+        if folder not in self._durable or not folder.is_dir():
+            make_directory(folder, parents=self._make)
+            self._durable.add(folder)
+
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
@@ -180,7 +227,7 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
-def _put_file(path: Path, content: Content) -> None:
+def _put_file(path: Path, content: ObjectContent) -> None:
     if isinstance(content, Path):
         os.link(content, path)
         content.unlink()

@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["MAX_OBJECT", "Content", "Objects", "Status", "check_name"]
+__all__ = ["MAX_OBJECT", "ObjectContent", "Objects", "Status", "check_name"]
 
 MAX_OBJECT = 2**28
 """Bytes that `read` accepts without another limit."""
-Content: TypeAlias = bytes | Path
+ObjectContent: TypeAlias = bytes | Path
 """Bytes, or a local file of these bytes: it is synced, and belongs to the store from then on."""
 
 
@@ -39,8 +39,11 @@ class Status(NamedTuple):
     written: int
     """When it was written, in microseconds since the epoch, by the clock of the store."""
     size: int
+    is_object: bool
+    """False for a group, and for anything else that is not read."""
 
 
+@runtime_checkable
 class Objects(Protocol):
     """A store of objects. Thread-safe. `str(objects)` is its address, for messages.
 
@@ -67,13 +70,25 @@ class Objects(Protocol):
     def status(self, name: str) -> Status | None:
         """The status of an object or a group; None if there is neither."""
 
-    def put_if_absent(self, name: str, content: Content | Mapping[str, bytes]) -> None:
+    def under(self, folder: str) -> Objects:
+        """The objects whose names begin with `folder/`, by the rest of their names."""
+
+    def staging(self, name: str) -> Path:
+        """A path for a local file that is to become an object, which needs no copy from there.
+
+        `name` begins like the object's own name. Only this process uses the path.
+        """
+
+    def settle(self, name: str) -> None:
+        """Make durable what another writer left, who may have been killed before its end."""
+
+    def put_if_absent(self, name: str, content: ObjectContent | Mapping[str, bytes]) -> None:
         """Create an object, or a group from the name of each object within it to its content.
 
         Raises ObjectExists, also if another writer was first; then nothing has changed.
         """
 
-    def replace(self, name: str, content: Content, *, durable: bool = True) -> None:
+    def replace(self, name: str, content: ObjectContent, *, durable: bool = True) -> None:
         """Create or replace an object.
 
         `durable=False` saves the time of a sync: after a loss of power the object may be missing or

@@ -6,12 +6,15 @@ declarations and experience, but no journal, weights or learner.
 
 __all__ = [
     "batching",
+    "conformance",
     "exclusion",
     "holdout",
     "ledger",
+    "listing",
     "live_source",
     "loading",
     "multi_agent_reader",
+    "objects_source",
     "retries",
     "shard_reader",
     "sources",

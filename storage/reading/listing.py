@@ -41,6 +41,7 @@ class ShardFile:
 
     @property
     def name(self) -> str:
+        """The name of the shard's file."""
         return str(ShardName(self.first, self.last, self.digest16))
 
     @property

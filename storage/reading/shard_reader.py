@@ -38,6 +38,8 @@ from storage.experience.interfaces import (
 )
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 from storage.reading.adapters import episode_of, to_torch_dataset, with_names
 from storage.reading.batching import BatchCutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
 from storage.reading.deletion import close_if_deleted
@@ -53,6 +55,7 @@ from storage.reading.loading import (
     PartFilter,
     ShardLoader,
 )
+from storage.reading.objects_source import ObjectsSource
 from storage.reading.position import FORMAT_VERSION, Position, require_version, restore_rows
 from storage.reading.prefetch import EndOfShards, Failure, Prefetcher, deadline_after
 from storage.reading.retries import RETRY_FOR, Retries
@@ -65,7 +68,6 @@ from storage.reading.sources import (
     ShardSource,
 )
 from storage.spaces.descriptors import Space
-from storage.system.files import make_directory, replace_file
 from storage.wording import counted
 
 __all__ = [
@@ -138,7 +140,7 @@ class ShardReader(InputReader):
 
     def __init__(
         self,
-        roots: Path | str | Sequence[Path | str] | None = None,
+        roots: Path | str | Objects | Sequence[Path | str] | None = None,
         *,
         source: ShardSource | None = None,
         policy_id: str | None = None,
@@ -235,7 +237,8 @@ class ShardReader(InputReader):
 
     def __repr__(self) -> str:
         roots = self._given["roots"]
-        many = [roots] if isinstance(roots, (str, Path)) else (roots or [self._source])
+        alone = isinstance(roots, (str, Path, Objects))
+        many = [roots] if alone else (roots or [self._source])
         follow = ", follow=True" if self._follow else ""
         closed = "; closed" if self._closed else ""
         return (
@@ -576,10 +579,9 @@ class ShardReader(InputReader):
         """
         if not isinstance(self._source, DirectorySource):
             raise ReaderError("save: expected a reader of directories, this one has no root")
-        path = _position_path(self._source.home, name)
-        make_directory(path.parent)
-        replace_file(path, json.dumps(self.state_dict()).encode())
-        return path
+        home, file = self._source.home, _position_name(name)
+        objects_at(home).replace(file, json.dumps(self.state_dict()).encode())
+        return home / file
 
     def close(self) -> None:
         self._stop()
@@ -593,22 +595,23 @@ class ShardReader(InputReader):
             self._prefetcher = None
 
 
-def read_position(root: Path | str, name: str) -> dict[str, Any]:
+def read_position(root: Path | str | Objects, name: str) -> dict[str, Any]:
     """Read the position that `save(name)` wrote.
 
     Raises FileNotFoundError, NewerFormat, ReaderState.
     """
-    path = _position_path(Path(root), name)
+    objects, file = objects_at(root), _position_name(name)
+    where = f"{objects}/{file}"
     try:
-        state = json.loads(path.read_bytes())
+        state = json.loads(objects.read(file))
         if isinstance(state, Mapping):
-            require_version(state, FORMAT_VERSION, path)
+            require_version(state, FORMAT_VERSION, where)
         position = Position.from_json(state)
         if position.mode not in get_args(Mode):
             raise ReaderState(f"expected a position's mode, got {position.mode!r:.80}")
         _restore_rng(np.random.default_rng(), position)
     except (ValueError, RecursionError, ReaderError) as error:
-        raise ReaderState(f"{path}: {error}") from error
+        raise ReaderState(f"{where}: {error}") from error
     return position.to_json()
 
 
@@ -653,7 +656,7 @@ def _check_arguments(
 
 
 def _source_of(
-    roots: Path | str | Sequence[Path | str] | None,
+    roots: Path | str | Objects | Sequence[Path | str] | None,
     source: ShardSource | None,
     follow: bool,
     poll_interval: float,
@@ -662,10 +665,12 @@ def _source_of(
         raise ReaderError("expected either roots or a source")
     if source is not None:
         return source
+    if isinstance(roots, Objects):
+        return ObjectsSource(roots)
     return DirectorySource(roots or (), follow=follow, poll_interval=poll_interval)
 
 
-def _position_path(root: Path, name: str) -> Path:
+def _position_name(name: str) -> str:
     if not name or name.startswith(".") or not all(c.isalnum() or c in "-_." for c in name):
         raise ReaderError(f"name: expected letters, digits, '-', '_' and '.', got {name!r:.80}")
-    return root / "readers" / f"{name}.json"
+    return f"readers/{name}.json"

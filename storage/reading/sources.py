@@ -102,7 +102,7 @@ class GrowingSource(ShardSource, Protocol):
         """
 
 
-class DirectorySource:
+class DirectorySource(GrowingSource):
     """The shards under one or more local roots.
 
     A path may also be the `shards/` of a root, a stream's folder or a shard. With `follow`, a path
@@ -136,6 +136,9 @@ class DirectorySource:
         self._watched: set[Path] = set()
         self._observer: BaseObserver | None = None
         self._deleted: weakref.finalize[Any, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"DirectorySource({', '.join(repr(str(root)) for root in self.roots)})"
 
     @property
     def home(self) -> Path:

@@ -25,8 +25,12 @@ from typing import Literal
 import msgspec
 
 from storage.errors import StorageError
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 
 SUFFIX = ".parquet"
+MAX_SHARD = 2**40
+"""The largest size in bytes of a shard."""
 _SHARD = re.compile(r"(\d{12,})-(\d{12,})-([0-9a-f]{16})\.parquet")
 _TEMPORARY = re.compile(r"\.\d{12,}-\d{12,}-(\d+)\.tmp")
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -89,23 +93,24 @@ class ShardName(msgspec.Struct, frozen=True):
         return f"{self.first:012}-{self.last:012}-{self.digest16}{SUFFIX}"
 
 
-def shard_names(folder: Path) -> list[ShardName]:
-    """The names of the shards in a stream's folder, by first ordinal.
-
-    Only regular files and links to them count; a folder, a pipe, a device or a dangling link with
-    such a name is ignored. Raises OSError.
-    """
-    try:
-        with os.scandir(folder) as entries:
-            names = (ShardName.parse(entry.name) for entry in entries if _is_regular(entry))
-            return sorted((name for name in names if name is not None), key=lambda n: n.first)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def streams(shards: Objects, owner: str = "") -> list[str]:
+    """The names of the folders of streams, of all or of one collector. Raises OSError."""
+    prefix = f"{check_stream(owner)}-" if owner else ""
+    return sorted(name[:-1] for name in shards.names(prefix) if name.endswith("/"))
 
 
-def _is_regular(entry: os.DirEntry[str]) -> bool:
+def shard_names(shards: Objects, stream: str, start_after: str = "") -> list[ShardName]:
+    """The names in a stream's folder that are names of shards, by first ordinal. Raises OSError."""
+    names = (name.rpartition("/")[2] for name in shards.names(f"{stream}/", start_after))
+    found = (name for one in names if (name := ShardName.parse(one)))
+    return sorted(found, key=lambda name: name.first)
+
+
+def is_shard(shards: Objects, stream: str, name: ShardName) -> bool:
+    """Whether a shard has this name, and not a folder, a pipe, a device or a dangling link."""
     with contextlib.suppress(OSError):  # links in a circle
-        return entry.is_file()
+        status = shards.status(f"{stream}/{name}")
+        return status is not None and status.is_object
     return False
 
 
@@ -135,13 +140,14 @@ def is_about_the_file(error: OSError) -> bool:
     return error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
-def next_ordinals(directory: Path, collector_id: str) -> dict[str, int]:
+def next_ordinals(shards: Path | Objects, collector_id: str) -> dict[str, int]:
     """Stream -> the ordinal after the highest one in a shard of this collector."""
-    found: dict[str, int] = {}
-    for folder in directory.glob(f"{check_stream(collector_id)}-*"):
-        lasts = [name.last for name in shard_names(folder)]
-        if lasts:
-            found[folder.name] = max(lasts) + 1
+    objects, found = objects_at(shards), {}
+    for stream in streams(objects, collector_id):
+        names = sorted(shard_names(objects, stream), key=lambda name: name.last, reverse=True)
+        last = next((name.last for name in names if is_shard(objects, stream, name)), None)
+        if last is not None:
+            found[stream] = last + 1
     return found
 
 
@@ -152,15 +158,11 @@ def check_stream(stream: str) -> str:
     return stream
 
 
-def temporary_name(first: int, last: int) -> str:
-    """The file name under which this process builds a shard; contains the process id."""
-    return f".{first:012}-{last:012}-{os.getpid()}.tmp"
-
-
 def remove_leftovers(directory: Path, owner: str) -> list[Path]:
     """Remove incomplete files of killed writers from the streams `{owner}-*`; return their paths.
 
-    Files of a live process stay: it may be a compaction.
+    Files of a live process stay: it may be a compaction. Only a local folder has any: other stores
+    have the files of writers (`Objects.staging`) elsewhere.
     """
     removed = []
     for folder in sorted(directory.glob(f"{check_stream(owner)}-*")):

@@ -26,8 +26,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.experience.episode import Part
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 from storage.shards.arrow_arrays import decode_column, present, table_specs
 from storage.shards.names import (
+    MAX_SHARD,
     ShardDamaged,
     ShardError,
     ShardInfo,
@@ -36,12 +39,10 @@ from storage.shards.names import (
     check_stream,
     is_about_the_file,
     require_regular,
-    temporary_name,
 )
 from storage.shards.part_block import PartBlock
 from storage.shards.schema import CODED, ShardMetadata, arrow_footer, metadata_for
 from storage.shards.tables import BlockColumns
-from storage.system.files import make_directory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,11 +55,11 @@ __all__ = [
     "ShardName",
     "ShardWriteError",
     "ShardWriter",
+    "check_digest",
     "damage_named",
     "decode_column",
     "find_shard",
     "present",
-    "read_proven",
     "read_shard",
     "shard_metadata",
     "to_pandas",
@@ -85,7 +86,7 @@ STATISTICS = ["t", "ts", "ordinal", "episode_ordinal"]
 
 
 class ShardWriter:
-    """Writes blocks of parts as shards under `directory` (the `shards/` folder of a root).
+    """Writes blocks of parts as shards under `directory`: a root's `shards/` folder, or `Objects`.
 
     `row_group_bytes`: raw bytes of a row group. With `make=False` a missing `directory` is an
     error. `fsync` is called with the descriptor of the file and then of the directory; tests
@@ -94,7 +95,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | str | Objects,
         *,
         compression: Literal["zstd", "lz4"] = "zstd",
         row_group_bytes: int = 8_000_000,
@@ -108,9 +109,8 @@ class ShardWriter:
         self.directory = directory
         self._compression: Literal["zstd", "lz4"] = compression
         self._row_group_bytes = row_group_bytes
-        self._make = make
         self._fsync = fsync
-        self._durable: set[Path] = set()
+        self._shards = objects_at(directory, make=make, fsync=fsync)
 
     def __repr__(self) -> str:
         return f"ShardWriter({str(self.directory)!r}, compression={self._compression!r})"
@@ -126,7 +126,7 @@ class ShardWriter:
         """
         if not isinstance(block, PartBlock):
             block = PartBlock.of(block)
-        folder = self.directory / check_stream(stream)
+        check_stream(stream)
         ranges = _ranges(block.scalars.ordinal)
         metadata, schema = metadata_for(
             stream, canonical_json, ranges, rows=block.rows, parts=len(block.scalars.steps)
@@ -138,12 +138,13 @@ class ShardWriter:
             )
         data = self._encode(BlockColumns(block, metadata, schema), schema)
         digest = hashlib.sha256(data).hexdigest()
-        name = ShardName(metadata.first, metadata.last, digest[:16])
+        name = f"{stream}/{ShardName(metadata.first, metadata.last, digest[:16])}"
+        path = Path(f"{self._shards}/{name}")
         try:
-            self._place(folder, str(name), data, metadata)
+            self._place(name, data, metadata)
         except OSError as error:
-            raise ShardWriteError(f"{folder / str(name)}: {error}", error.errno) from error
-        return _info(folder / str(name), digest, metadata, data.size)
+            raise ShardWriteError(f"{path}: {error}", error.errno) from error
+        return _info(path, digest, metadata, data.size)
 
     def adopt(self, stream: str, first: int, last: int) -> ShardInfo | None:
         """Make durable, and return, the shard of exactly these ordinals left by a killed writer.
@@ -151,12 +152,11 @@ class ShardWriter:
         Returns None if there is none. The writer may have been killed between renaming the file and
         syncing the folder. Raises ShardWriteError.
         """
-        found = find_shard(self.directory, stream, first, last)
+        found = find_shard(self._shards, stream, first, last)
         if found is None:
             return None
         try:
-            self._make_folder(found.path.parent)
-            self._sync_folder(found.path.parent)
+            self._shards.settle(f"{stream}/{found.path.name}")
         except OSError as error:
             raise ShardWriteError(f"{found.path}: {error}", error.errno) from error
         return found
@@ -185,38 +185,19 @@ class ShardWriter:
             writer.add_key_value_metadata(arrow_footer(schema))
         return sink.getvalue()
 
-    def _place(self, folder: Path, name: str, data: pa.Buffer, metadata: ShardMetadata) -> None:
-        self._make_folder(folder)
-        temporary = folder / temporary_name(metadata.first, metadata.last)
+    def _place(self, name: str, data: pa.Buffer, metadata: ShardMetadata) -> None:
+        stream = name.rpartition("/")[0]
+        temporary = self._shards.staging(f"{stream}/{metadata.first:012}-{metadata.last:012}")
         try:
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 self._fsync(file.fileno())
             _check_copy(temporary, data, metadata)
-            os.rename(temporary, folder / name)
+            self._shards.replace(name, temporary)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        try:
-            self._sync_folder(folder)
-        except BaseException:
-            # If a second sync succeeds, it is still unknown whether this name is durable.
-            (folder / name).unlink(missing_ok=True)
-            raise
-
-    def _make_folder(self, folder: Path) -> None:
-        """Create a stream's folder, durably, unless this writer did so before."""
-        if folder not in self._durable or not folder.is_dir():
-            make_directory(folder, parents=self._make)
-            self._durable.add(folder)
-
-    def _sync_folder(self, folder: Path) -> None:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _codecs(table: pa.Table, codec: pa.Codec) -> dict[str, str]:
@@ -281,20 +262,24 @@ def read_shard(
     *,
     columns: Sequence[str] | None = None,
     verify: Literal["digest", "pages"] | None = None,
+    source: Any = None,
 ) -> pa.Table:
     """Read a shard's rows as an Arrow table; its schema's metadata is the footer.
 
     `verify="digest"` hashes the whole file first and finds every changed byte; "pages" checks the
-    checksums of the pages that are read; None trusts the file.
+    checksums of the pages that are read; None trusts the file. `source`: a file object to read
+    instead of the path, which then only names it.
 
     Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
     from the system.
     """
-    require_regular(path)
-    if verify == "digest":
-        source: Any = pa.BufferReader(read_proven(path))
-    else:
+    if source is None:
+        require_regular(path)
         source = path
+    if verify == "digest":
+        data = path.read_bytes()
+        check_digest(path, data)
+        source = pa.BufferReader(data)
     with (
         damage_named(path),
         pq.ParquetFile(source, page_checksum_verification=verify == "pages") as file,
@@ -324,19 +309,21 @@ def rows_of_policy(path: Path, policy_id: str) -> tuple[int, int]:
         return int(pc.sum(pc.equal(found, policy_id), min_count=0).as_py()), rows
 
 
-def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo | None:
+def find_shard(shards: Path | Objects, stream: str, first: int, last: int) -> ShardInfo | None:
     """Find the intact shard of exactly these ordinals, which a restart can adopt; None without one.
 
-    `directory` is the `shards/` folder. Damaged or unreadable files of that range are skipped.
-    Raises OSError if the cause is not the file itself.
+    `shards` is the `shards/` folder. Damaged or unreadable files of that range are skipped. Raises
+    OSError if the cause is not the file itself.
     """
-    folder = directory / check_stream(stream)
-    for path in sorted(folder.glob(f"{first:012}-{last:012}-*.parquet")):
+    objects = objects_at(shards)
+    for name in objects.names(f"{check_stream(stream)}/{first:012}-{last:012}-"):
+        if name.endswith("/"):
+            continue
+        path = Path(f"{objects}/{name}")
         try:
-            require_regular(path)
             with damage_named(path):
-                data = path.read_bytes()
-                digest = _check_digest(path, data)
+                data = objects.read(name, limit=MAX_SHARD)
+                digest = check_digest(path, data)
                 metadata = _metadata(pq.ParquetFile(pa.BufferReader(data)), path)
         except ShardDamaged:
             continue
@@ -372,13 +359,6 @@ def to_pandas(path: Path | str) -> pd.DataFrame:
     return pd.DataFrame(frame)
 
 
-def read_proven(path: Path) -> bytes:
-    """Read a shard's bytes, whose digest is checked. Raises ShardDamaged, OSError."""
-    data = path.read_bytes()
-    _check_digest(path, data)
-    return data
-
-
 @contextlib.contextmanager
 def damage_named(path: Path) -> Iterator[None]:
     """Turn whatever Arrow raises for a shard's bytes into ShardDamaged.
@@ -396,7 +376,7 @@ def damage_named(path: Path) -> Iterator[None]:
         raise ShardDamaged(f"{path}: {error}") from error
 
 
-def _check_digest(path: Path, data: bytes) -> str:
+def check_digest(path: Path, data: bytes) -> str:
     """The file's SHA-256. Raises ShardDamaged if it does not match the file's name."""
     name = ShardName.parse(path.name)
     if name is None:

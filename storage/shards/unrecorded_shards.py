@@ -8,7 +8,7 @@ read once per restore; observations are not decoded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +16,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
+from storage.objects.ranged import RangedFile
 from storage.shards.names import (
     ShardDamaged,
     ShardError,
     ShardInfo,
     ShardName,
     is_about_the_file,
+    is_shard,
     shard_names,
+    streams,
 )
 from storage.shards.shard import find_shard, read_shard
 
@@ -59,11 +64,11 @@ class FoundShard:
 
 
 def later_shards(
-    directory: Path, known: Mapping[str, int], since: int
+    shards: Path | Objects, known: Mapping[str, int], since: int
 ) -> tuple[list[FoundShard], dict[str, int]]:
     """Find the shards that a journal has no record of, and the next ordinals of their streams.
 
-    `directory` is the `shards/` folder; `known` are the journal's streams with their next ordinals.
+    `shards` is the `shards/` folder; `known` are the journal's streams with their next ordinals.
     A stream that is not known is included if anything in it was received at `since` (microseconds
     since the epoch) or later: a collector wrote it after the backup. A shard that is damaged or
     cannot be read is skipped with a warning, and its ordinals count. Raises OSError for errors that
@@ -71,61 +76,72 @@ def later_shards(
 
     Returns (shards, stream -> next ordinal).
     """
+    objects = objects_at(shards)
     found: list[FoundShard] = []
     ends: dict[str, int] = {}
-    for folder in _folders(directory, known, since):
-        first = known.get(folder.name, 0)
-        for name in [name for name in shard_names(folder) if name.first >= first]:
-            ends[folder.name] = max(ends.get(folder.name, 0), name.last + 1)
-            shard = _read(directory, folder.name, name)
+    for stream in _streams(objects, known, since):
+        first = known.get(stream, 0)
+        for name in shard_names(objects, stream):
+            if name.first < first or not is_shard(objects, stream, name):
+                continue
+            ends[stream] = max(ends.get(stream, 0), name.last + 1)
+            shard = _read(objects, stream, name)
             if shard is None:
-                log.warning("shard %s of %s is damaged, and gets no record", name, folder.name)
+                log.warning("shard %s of %s is damaged, and gets no record", name, stream)
             else:
                 found.append(shard)
     return found, ends
 
 
-def _folders(directory: Path, known: Mapping[str, int], since: int) -> Iterator[Path]:
+def _streams(objects: Objects, known: Mapping[str, int], since: int) -> Iterator[str]:
     """The known streams, and all streams of collectors that have written after the backup."""
-    folders = sorted(path for path in directory.glob("*-*") if path.is_dir())
-    strangers = [folder for folder in folders if folder.name not in known]
-    owners = {_owner(folder) for folder in strangers if _received_since(folder, since)}
-    for folder in folders:
-        if folder.name in known or _owner(folder) in owners:
-            yield folder
+    there = [stream for stream in streams(objects) if "-" in stream]
+    strangers = [stream for stream in there if stream not in known]
+    owners = {_owner(stream) for stream in strangers if _received_since(objects, stream, since)}
+    for stream in there:
+        if stream in known or _owner(stream) in owners:
+            yield stream
 
 
-def _owner(folder: Path) -> str:
-    return folder.name.rpartition("-")[0]
+def _owner(stream: str) -> str:
+    return stream.rpartition("-")[0]
 
 
-def _received_since(folder: Path, since: int) -> bool:
+def _received_since(objects: Objects, stream: str, since: int) -> bool:
     """Whether a shard of the stream holds a step that was received at `since` or later.
 
     The modification time of a file cannot be used: a clock may have been set back before.
     """
-    for name in reversed(shard_names(folder)):
-        path = folder / str(name)
+    for name in reversed(shard_names(objects, stream)):
+        if not is_shard(objects, stream, name):
+            continue
         try:
-            column = read_shard(path, columns=["received_ts"])["received_ts"]
+            column = _table(objects, f"{stream}/{name}", ["received_ts"])["received_ts"]
         except (ShardDamaged, OSError) as error:
             _pass_over(error)
-            log.warning("%s cannot be read: %s", path, error)
+            log.warning("%s/%s/%s cannot be read: %s", objects, stream, name, error)
             continue
         if len(column) and int(np.max(column.to_numpy())) >= since:
             return True
     return False
 
 
-def _read(directory: Path, stream: str, name: ShardName) -> FoundShard | None:
-    info = find_shard(directory, stream, name.first, name.last)
+def _read(objects: Objects, stream: str, name: ShardName) -> FoundShard | None:
+    info = find_shard(objects, stream, name.first, name.last)
     if info is None:
         return None
     try:
-        return FoundShard(info, tuple(_parts(read_shard(info.path, columns=_COLUMNS))))
+        return FoundShard(
+            info, tuple(_parts(_table(objects, f"{stream}/{info.path.name}", _COLUMNS)))
+        )
     except (ShardError, OSError) as error:
         _pass_over(error)
         return None
+
+
+def _table(objects: Objects, name: str, columns: Sequence[str]) -> pa.Table:
+    path = Path(f"{objects}/{name}")
+    return read_shard(path, columns=columns, source=RangedFile(objects, name))
 
 
 def _pass_over(error: Exception) -> None:

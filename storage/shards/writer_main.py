@@ -25,7 +25,7 @@ _decode_request = msgspec.msgpack.Decoder(WriteRequest).decode
 
 
 def write_shards(
-    directory: Path,
+    directory: str,
     *,
     owner: str | None,
     compression: Literal["zstd", "lz4"],
@@ -40,7 +40,7 @@ def write_shards(
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not be mixed with the answers
     if owner is not None:
-        remove_leftovers(directory, owner)
+        remove_leftovers(Path(directory), owner)
     writer = ShardWriter(
         directory, compression=compression, row_group_bytes=row_group_bytes, make=False
     )

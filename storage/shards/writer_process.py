@@ -23,6 +23,9 @@ from typing import IO, ClassVar, Literal
 import msgspec
 
 from storage.experience.episode import Part
+from storage.objects.folder import FolderObjects
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 from storage.shards.names import ShardError, ShardInfo, ShardWriteError, WriterDied
 from storage.shards.part_block import PartBlock, frames_of
 from storage.system.files import make_directory
@@ -133,10 +136,10 @@ class WriterProcess:
     with the first `write`. After WriterDied the next `write` starts another child. The child dies
     with the thread that called `start` or `write`.
 
-    `directory` is created if necessary. It and the folders `sources`, from which the parts come,
-    must not be moved: otherwise `write` raises FolderMoved, and a shard that was written meanwhile
-    must not be relied on. `owner`: the collector id; incomplete files of killed writers for it are
-    removed at start.
+    `directory` is the `shards/` folder of a root, which is created if necessary, or of a store. It
+    and the folders `sources`, from which parts come, must not be moved: otherwise `write` raises
+    FolderMoved, and a shard that was written meanwhile must not be relied on. `owner`: the
+    collector id; incomplete files of killed writers for it are removed at start.
     """
 
     # -P: a folder named `storage` in the working directory must not be imported instead of this
@@ -145,16 +148,19 @@ class WriterProcess:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | str | Objects,
         *,
         owner: str | None = None,
         sources: Sequence[Path] = (),
         compression: Literal["zstd", "lz4"] = "zstd",
         row_group_bytes: int = 8_000_000,
     ) -> None:
-        self.directory = directory.absolute()
-        make_directory(self.directory)
-        self._anchor = Anchor(*sources, self.directory)
+        self._shards = objects_at(directory)
+        if isinstance(self._shards, FolderObjects):
+            self._shards = FolderObjects(self._shards.root.absolute())
+            make_directory(self._shards.root)
+            sources = *sources, self._shards.root
+        self._anchor = Anchor(*sources)
         self._options = ["--compression", compression, "--row-group-bytes", str(row_group_bytes)]
         if owner is not None:
             self._options += ["--owner", owner]
@@ -172,7 +178,7 @@ class WriterProcess:
             return
         self._asked = False
         command = [sys.executable, *self.program, "write-shards"]
-        command += ["--directory", str(self.directory), "--parent", str(os.getpid())]
+        command += ["--directory", str(self._shards), "--parent", str(os.getpid())]
         try:
             self._child = subprocess.Popen(
                 command + self._options,
@@ -204,9 +210,14 @@ class WriterProcess:
         self.check()
         if reply.info is None:
             raise ShardWriteError(reply.error, reply.errno)
-        if not self._anchor.has(reply.info.path):
+        if not self._has(reply.info):
             raise ShardWriteError(f"{reply.info.path}: expected the written shard, found no file")
         return reply.info
+
+    def _has(self, info: ShardInfo) -> bool:
+        if isinstance(self._shards, FolderObjects):  # wherever the folder is by now
+            return self._anchor.has(info.path)
+        return self._shards.status(f"{info.stream}/{info.path.name}") is not None
 
     def check(self) -> None:
         """Raise FolderMoved unless the folders are in their places; OSError if that is unknown."""

@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from storage.system.forks import notice_fork, renewed_by_fork
@@ -170,12 +171,12 @@ def _require_posix(path: Path) -> None:
         raise OSError(errno.ENOTSUP, text, str(path))
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
+def sync_directory(directory: Path, fsync: Callable[[int], None] | None = None) -> None:
+    """Make the names in `directory` durable. `fsync` is called instead of the system's."""
     _require_posix(directory)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        (fsync or os.fsync)(fd)
     finally:
         os.close(fd)
 

@@ -521,7 +521,7 @@ class _Audit:
         try:
             store.read(version)
             store.lineage(version)
-            if why := off_chain(store.directory, version):
+            if why := off_chain(store.files, version):
                 self.notes.append(f"{where} is off the chain: {why}")
         except (StorageError, ValueError, OSError) as error:
             pruned = self.account is not None and self.account.live

@@ -7,7 +7,6 @@ than all the rest, so the few values needed are searched in their bytes (storage
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.declarations.declaration import PolicyDeclaration
+from storage.errors import ObjectNotFound
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 from storage.shards.footers import footer_bytes, own_footer
-from storage.shards.names import ShardDamaged, ShardName, require_regular
+from storage.shards.names import MAX_SHARD, ShardDamaged, ShardName, streams
 from storage.shards.schema import ShardMetadata
-from storage.shards.shard import damage_named, read_proven
+from storage.shards.shard import check_digest, damage_named
 from storage.verify.audit import JournalAccount
 
 __all__ = ["Inventory", "StreamListing", "list_streams"]
@@ -64,7 +66,7 @@ class Inventory:
 
 
 def list_streams(
-    root: Path,
+    root: Path | str | Objects,
     declarations: Mapping[str, PolicyDeclaration],
     account: JournalAccount | None = None,
 ) -> Inventory:
@@ -73,9 +75,9 @@ def list_streams(
     `account` is that of a running collector, taken before. Shards that it planned later are
     excluded, because their steps are counted as being written.
     """
-    folders = sorted(path for path in (root / "shards").glob("*") if path.is_dir())
-    names = {folder.name: _names(folder, account) for folder in folders}
-    listed = tuple(_listing(folder, names[folder.name], declarations) for folder in folders)
+    shards = objects_at(root).under("shards")
+    names = {stream: _names(shards, stream, account) for stream in streams(shards)}
+    listed = tuple(_listing(shards, *one, declarations) for one in names.items())
     if account is None:
         return Inventory(listed, None)
     there = {(stream, n.first, n.last) for stream, found in names.items() for n in found}
@@ -87,31 +89,35 @@ def list_streams(
     return Inventory(listed, account.waiting_steps + planned)
 
 
-def _names(folder: Path, account: JournalAccount | None) -> list[ShardName]:
-    found = [name for file in sorted(os.listdir(folder)) if (name := ShardName.parse(file))]
+def _names(shards: Objects, stream: str, account: JournalAccount | None) -> list[ShardName]:
+    there = (name.rstrip("/").rpartition("/")[2] for name in shards.names(f"{stream}/"))
+    found = [name for one in there if (name := ShardName.parse(one))]
     if account is None or not account.live:
         return found
-    return [name for name in found if not account.is_behind(folder.name, name.first)]
+    return [name for name in found if not account.is_behind(stream, name.first)]
 
 
 def _listing(
-    folder: Path, names: list[ShardName], declarations: Mapping[str, PolicyDeclaration]
+    shards: Objects,
+    stream: str,
+    names: list[ShardName],
+    declarations: Mapping[str, PolicyDeclaration],
 ) -> StreamListing:
     found: list[tuple[ShardMetadata, int]] = []
     times: list[int] = []
     unreadable = 0
     for name in names:
         try:
-            metadata, nbytes, span = _summary(str(folder / str(name)))
+            metadata, nbytes, span = _summary(shards, f"{stream}/{name}")
             found.append((metadata, nbytes))
             times += span
         except FileNotFoundError:
             continue
         except (ShardDamaged, OSError):
             unreadable += 1
-    schema_id = folder.name.rpartition("-")[2]
+    schema_id = stream.rpartition("-")[2]
     return StreamListing(
-        stream=folder.name,
+        stream=stream,
         shards=len(found),
         parts=sum(metadata.parts for metadata, _ in found),
         rows=sum(metadata.rows for metadata, _ in found),
@@ -128,23 +134,24 @@ _TAIL = 65_536
 """The number of bytes, from the end of a file, that contain most footers."""
 
 
-def _summary(path: str) -> tuple[ShardMetadata, int, list[int]]:
+def _summary(shards: Objects, name: str) -> tuple[ShardMetadata, int, list[int]]:
     """(metadata, bytes, the smallest and largest `ts` of each row group)."""
-    require_regular(path)
-    with open(path, "rb", buffering=0) as file:
-        nbytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, nbytes - _TAIL))
-        tail = file.read()
-        if len(tail) < (size := footer_bytes(tail)) <= nbytes:
-            file.seek(nbytes - size)
-            tail = file.read()
+    status, path = shards.status(name), f"{shards}/{name}"
+    if status is None:
+        raise ObjectNotFound(f"expected {path}, which does not exist")
+    nbytes = status.size
+    tail = shards.read(name, begin=max(0, nbytes - _TAIL), end=nbytes)
+    if len(tail) < (size := footer_bytes(tail)) <= nbytes:
+        tail = shards.read(name, begin=nbytes - size, end=nbytes)
     found = own_footer(tail, path)
-    return _by_arrow(path) if found is None else (found[0], nbytes, found[1])
+    return _by_arrow(shards, name) if found is None else (found[0], nbytes, found[1])
 
 
-def _by_arrow(path: str) -> tuple[ShardMetadata, int, list[int]]:
+def _by_arrow(shards: Objects, name: str) -> tuple[ShardMetadata, int, list[int]]:
     """`_summary` for any footer. Arrow gets it only if the digest in the name is right."""
-    content = read_proven(Path(path))
+    path = f"{shards}/{name}"
+    content = shards.read(name, limit=MAX_SHARD)
+    check_digest(Path(path), content)
     with damage_named(Path(path)), pq.ParquetFile(pa.BufferReader(content)) as file:
         metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, path)
         column = file.metadata.schema.names.index("ts")

@@ -1,7 +1,7 @@
 """Published weights: candidates, immutable versions, the pointer to the live version, decisions.
 
-Imports file functions, declarations, and `experience.range_set` for lineages. Weights are arrays by
-name here; this package does not know the networks that they belong to.
+Imports objects, declarations, and `experience.range_set` for lineages. Weights are arrays by name
+here; this package does not know the networks that they belong to.
 """
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "lease",
     "lineage",
     "manifest",
-    "memory_store",
     "off_chain",
     "served",
     "store",

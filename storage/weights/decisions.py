@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from storage.declarations.declaration import check_policy_id
-from storage.system.files import make_directory, read_regular, replace_file
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
@@ -57,9 +58,12 @@ class Earlier(NamedTuple):
 
 
 def record(
-    root: Path | str, decision: Mapping[str, Any], *, clock: Callable[[], float] = time.time
-) -> Path:
-    """Write a decision to a new file, and return its path.
+    root: Path | str | Objects,
+    decision: Mapping[str, Any],
+    *,
+    clock: Callable[[], float] = time.time,
+) -> str:
+    """Write a decision to a new file, and return its place.
 
     `decision` has at least `policy_id` and `candidate`; one that judged nothing needs no more of
     what a judgement has: its `verdict` is None, with `episodes` 0 and no `rows`. `clock` gives
@@ -70,24 +74,34 @@ def record(
     document = {"format": FORMAT_VERSION, "decided": decided, **unjudged, **decision}
     stored = json.loads(canonical(document, "decision"))  # names that are numbers become texts
     document[_DIGEST] = sha256(canonical(stored, "decision"))
-    folder = Path(root) / FOLDER / check_policy_id(str(decision["policy_id"]))
-    make_directory(folder)
-    path = folder / f"{decided:016d}-{str(decision['candidate'])[:12]}.json"
-    replace_file(path, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
-    return path
+    folder = f"{FOLDER}/{check_policy_id(str(decision['policy_id']))}"
+    name = f"{folder}/{decided:016d}-{str(decision['candidate'])[:12]}.json"
+    objects = objects_at(root)
+    objects.replace(name, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
+    return f"{objects}/{name}"
 
 
-def load_decisions(root: Path | str, policy_id: str) -> Decisions:
+def load_decisions(root: Path | str | Objects, policy_id: str) -> Decisions:
     """Read all decisions about a policy's candidates under a root. Raises NewerFormat."""
     known: list[Document] = []
     damaged: dict[str, str] = {}
-    for path in sorted((Path(root) / FOLDER / check_policy_id(policy_id)).glob("[0-9]*.json")):
+    objects = objects_at(root)
+    for name in objects.names(f"{FOLDER}/{check_policy_id(policy_id)}/"):
+        if not name.endswith(".json") or not name.rpartition("/")[2][0].isdecimal():
+            continue
         try:
-            document = json.loads(read_regular(path))
-            require_format(document, FORMAT_VERSION, path)
+            document = json.loads(objects.read(name))
+            require_format(document, FORMAT_VERSION, f"{objects}/{name}")
             document = _whole(document)
-        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-            damaged[str(path)] = f"{type(error).__name__}: {error}"
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            damaged[f"{objects}/{name}"] = f"{type(error).__name__}: {error}"
         else:
             known.append(document)
     return Decisions(tuple(known), damaged)

@@ -1,46 +1,27 @@
-"""The files of a weight store: readers never wait for a writer, and see only whole files."""
+"""The objects of one policy's weights, as documents and bytes of a bounded size."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import re
-import secrets
-import shutil
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
-from storage.system.files import (
-    FileLock,
-    NotRegular,
-    make_directory,
-    read_regular,
-    sync_directory,
-    write_synced,
+from storage.declarations.declaration import check_policy_id
+from storage.errors import (
+    ObjectExists,
+    ObjectNotFound,
+    ObjectUnusable,
+    WeightsDamaged,
+    WeightsNotFound,
+    WeightStoreError,
 )
-from storage.weights.manifest import Json, open_document
+from storage.objects.interface import Objects
+from storage.objects.opening import objects_at
+from storage.weights.manifest import Json, open_document, seal_document
 
-__all__ = [
-    "ABANDONED_SECONDS",
-    "MAX_DOCUMENT",
-    "MAX_WEIGHTS",
-    "locked",
-    "number_of",
-    "publish_directory",
-    "read_document",
-    "read_file",
-    "remove_abandoned",
-    "remove_directory",
-    "visible",
-]
+__all__ = ["MAX_DOCUMENT", "MAX_WEIGHTS", "PolicyFiles", "number_of"]
 
-ABANDONED_SECONDS = 3600.0
-LOCK_SECONDS = 10.0
-"""Seconds for which a publication or a claim waits for another one to finish."""
 _NUMBER = re.compile("[1-9][0-9]{0,17}")
 MAX_DOCUMENT = 256 * 2**20
 """The largest size in bytes of a manifest or a lineage."""
@@ -52,96 +33,86 @@ MAX_WEIGHTS = 16 * 2**30
 """The largest size in bytes of a file of weights."""
 
 
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of the store in `directory`.
+class PolicyFiles:
+    """The objects of one policy: those of `weights/{policy_id}`, by their names in it, and numbers.
 
-    Raises WeightStoreError, caused by a BlockingIOError, if another process holds the lock for
-    `LOCK_SECONDS`. The text names that process, which may have been suspended while it published.
+    Methods raise WeightsNotFound, WeightsDamaged for what is no object or too long, and OSError.
     """
-    lock, deadline = FileLock(directory / "lock"), time.monotonic() + LOCK_SECONDS
-    while not lock.acquire(blocking=False):
-        if time.monotonic() >= deadline:
-            text = f"process {lock.holder()} holds {lock.path}: it is publishing, or was suspended"
-            raise WeightStoreError(f"{directory.name}: {text}") from BlockingIOError(
-                errno.EAGAIN, text
-            )
-        threading.Event().wait(0.02)
-    try:
-        yield
-    finally:
-        lock.release()
 
+    def __init__(self, root: Path | str | Objects, policy_id: str) -> None:
+        self.policy_id = check_policy_id(policy_id)
+        self.objects = objects_at(root)
+        self.folder = f"weights/{policy_id}"
 
-def read_file(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes.
+    def __str__(self) -> str:
+        return f"{self.objects}/{self.folder}"
 
-    Raises WeightsNotFound if there is none, WeightsDamaged for anything else at that path, and
-    OSError. A FIFO, a socket or a device never makes the caller wait.
-    """
-    try:
-        return read_regular(path, limit)
-    except FileNotFoundError as error:
-        raise WeightsNotFound(f"expected {path}, which does not exist") from error
-    except NotRegular as error:
-        raise WeightsDamaged(str(error)) from error
+    def name(self, name: str) -> str:
+        """The name of an object in the whole store; `numbers/` is next to `weights/`."""
+        return name if name.startswith("numbers/") else f"{self.folder}/{name}"
 
+    def where(self, name: str) -> str:
+        """An object, for messages."""
+        return f"{self.objects}/{self.name(name)}"
 
-def read_document(kind: str, path: Path) -> dict[str, Json]:
-    """Read the body of a document. Raises WeightsNotFound, WeightsDamaged, OSError."""
-    limit = MAX_POINTER if kind in _POINTERS else MAX_DOCUMENT
-    return open_document(kind, read_file(path, limit), path)
+    def exist(self) -> bool:
+        """Whether the policy has a folder: something was ever stored."""
+        return self.objects.status(self.folder) is not None
+
+    def names(self, folder: str) -> list[str]:
+        """The entries of a folder, sorted: objects and groups."""
+        prefix = f"{self.name(folder)}/"
+        found = self.objects.names(prefix)
+        return sorted(name.removeprefix(prefix).removesuffix("/") for name in found)
+
+    def read(self, name: str, limit: int = MAX_WEIGHTS) -> bytes:
+        """The bytes of an object of at most `limit` bytes."""
+        try:
+            return self.objects.read(self.name(name), limit=limit)
+        except ObjectNotFound as error:
+            raise WeightsNotFound(str(error)) from error
+        except ObjectUnusable as error:
+            raise WeightsDamaged(str(error)) from error
+
+    def document(self, kind: str, name: str) -> dict[str, Json]:
+        """The body of a document."""
+        return open_document(kind, self.document_bytes(kind, name), self.where(name))
+
+    def document_bytes(self, kind: str, name: str) -> bytes:
+        """The bytes of a document of one kind."""
+        return self.read(name, MAX_POINTER if kind in _POINTERS else MAX_DOCUMENT)
+
+    def write(self, kind: str, name: str, body: Json, *, durable: bool = True) -> None:
+        """Replace a document."""
+        self.objects.replace(self.name(name), seal_document(kind, body), durable=durable)
+
+    def add(self, name: str, content: bytes | Mapping[str, bytes]) -> None:
+        """Create an object, or an immutable folder of files.
+
+        Raises ObjectExists if the name is taken, and WeightStoreError if it cannot be written.
+        """
+        try:
+            self.objects.put_if_absent(self.name(name), content)
+        except ObjectExists:
+            raise
+        except OSError as error:
+            raise WeightStoreError(f"{self.where(name)} cannot be written: {error}") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the store.
+
+        Raises WeightStoreError, caused by a BlockingIOError, if another process does not release
+        it. The text names that process, which may have been suspended while it published.
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self.objects.exclusive(self.name("lock")))
+            except BlockingIOError as error:
+                raise WeightStoreError(f"{self.policy_id}: {error.strerror}") from error
+            yield
 
 
 def number_of(name: str) -> int | None:
     """The positive number that a name spells without leading zeros; None for other names."""
     return int(name) if _NUMBER.fullmatch(name) else None
-
-
-def visible(folder: Path) -> list[Path]:
-    """The entries of a folder whose names do not begin with a dot; none if there is no folder."""
-    try:
-        return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except FileNotFoundError:
-        return []
-
-
-def publish_directory(target: Path, files: Mapping[str, bytes]) -> None:
-    """Create `target` with `files` (name -> content) in one step, durably.
-
-    Raises FileExistsError if `target` exists, and WeightStoreError if it cannot be written.
-    """
-    try:
-        make_directory(target.parent)
-    except OSError as error:  # including FileExistsError, which has another meaning to the caller
-        raise WeightStoreError(f"{target.parent} cannot be made: {error}") from error
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    temporary.mkdir()
-    try:
-        for name, data in files.items():
-            write_synced(temporary / name, data)
-        sync_directory(temporary)
-        os.rename(temporary, target)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise FileExistsError(target) from error
-        raise WeightStoreError(f"{target} cannot be written: {error}") from error
-    sync_directory(target.parent)
-
-
-def remove_directory(path: Path) -> None:
-    """Remove a directory in one step; a process killed meanwhile leaves a dot-directory behind."""
-    with contextlib.suppress(FileNotFoundError):
-        hidden = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-        os.rename(path, hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def remove_abandoned(folder: Path) -> None:
-    """Remove temporary directories older than `ABANDONED_SECONDS`: their writers are dead."""
-    limit = time.time() - ABANDONED_SECONDS
-    for path in folder.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < limit:
-                shutil.rmtree(path)

@@ -11,12 +11,10 @@ clients and shards newer than the backup, and no two followers get the same leas
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
-from storage.system.files import make_directory, replace_file
-from storage.weights.files import read_document
-from storage.weights.manifest import HighestVersions, Json, seal_document
+from storage.weights.files import PolicyFiles
+from storage.weights.manifest import HighestVersions, Json
 
 __all__ = ["HighestFence", "HighestNumbers"]
 
@@ -28,29 +26,29 @@ class _NumberFile:
 
     kind = ""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, files: PolicyFiles, ending: str) -> None:
+        self._files = files
+        self._name = f"numbers/{files.policy_id}.{ending}"
+        self.where = files.where(self._name)
         self._warned = ""
 
     def _read(self) -> dict[str, Json] | None:
         """The body of the document; None if there is none or it cannot be read."""
         try:
-            return read_document(self.kind, self.path)
+            return self._files.document(self.kind, self._name)
         except WeightsNotFound:
             pass
         except (WeightStoreError, OSError) as error:
-            self._warn(f"{self.path} cannot be read, so a restore may go unnoticed: {error}")
+            self._warn(f"{self.where} cannot be read, so a restore may go unnoticed: {error}")
         return None
 
     def _write(self, body: dict[str, Json]) -> None:
         try:
-            if not self.path.parent.is_dir():
-                make_directory(self.path.parent)
-            replace_file(self.path, seal_document(self.kind, body))
+            self._files.write(self.kind, self._name, body)
         except PermissionError as error:  # an account that may only write weights/ still publishes
-            self._warn(f"{self.path} cannot be written, so a restore may go unnoticed: {error}")
+            self._warn(f"{self.where} cannot be written, so a restore may go unnoticed: {error}")
         except OSError as error:
-            raise WeightStoreError(f"{self.path}: cannot write: {error}") from error
+            raise WeightStoreError(f"{self.where}: cannot write: {error}") from error
 
     def _warn(self, text: str) -> None:
         if text != self._warned:
@@ -63,17 +61,17 @@ class HighestNumbers(_NumberFile):
 
     kind = "numbers"
 
-    def __init__(self, root: Path, policy_id: str) -> None:
-        super().__init__(root / "numbers" / f"{policy_id}.json")
+    def __init__(self, files: PolicyFiles) -> None:
+        super().__init__(files, "json")
 
     def read(self) -> HighestVersions:
         """The stored numbers; zeros if there are none or they cannot be read."""
         body = self._read()
         if body is not None:
             try:
-                return HighestVersions.from_json(body, self.path)
+                return HighestVersions.from_json(body, self.where)
             except WeightsDamaged as error:
-                self._warn(f"{self.path} cannot be read, so a restore may go unnoticed: {error}")
+                self._warn(f"{self.where} cannot be read, so a restore may go unnoticed: {error}")
         return HighestVersions(version=0, generation=0)
 
     def note(self, version: int, generation: int) -> bool:
@@ -91,12 +89,12 @@ class HighestNumbers(_NumberFile):
 
 
 class HighestFence(_NumberFile):
-    """The highest lease number (`storage.weights.lease`) of the policy whose folder is given."""
+    """The highest lease number (`storage.weights.lease`) of one policy."""
 
     kind = "fence"
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory.parents[1] / "numbers" / f"{directory.name}.lease")
+    def __init__(self, files: PolicyFiles) -> None:
+        super().__init__(files, "lease")
 
     def read(self) -> int:
         """The stored number; 0 if there is none or it cannot be read."""

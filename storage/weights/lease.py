@@ -12,9 +12,9 @@ The highest number is also stored outside `weights/` (`storage.weights.highest_n
 still rises after `leases/` was lost or restored from a backup. A holder writes a lost record again,
 and stops when it finds another lease with its number.
 
-A number is claimed by linking a file to its name, which fails if the name is taken. This works
-between hosts, where a file lock may not. Each file has one writer. On one host, the lock of the
-store also makes claims and publications exclude each other.
+A number is claimed by putting a record where there is none, which one of several writers can do,
+also on several hosts. Each record has one writer. On one host, the lock of the store also makes
+claims and publications exclude each other.
 
 Only followers need the lease: people publish, promote and roll back without it.
 """
@@ -34,14 +34,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from storage.errors import LeaseHeld, WeightsDamaged, WeightsNotFound, WeightStoreError
-from storage.system.files import (
-    make_directory,
-    replace_file,
-    sync_directory,
-    write_synced,
+from storage.errors import (
+    LeaseHeld,
+    ObjectExists,
+    WeightsDamaged,
+    WeightsNotFound,
+    WeightStoreError,
 )
-from storage.weights.files import locked, number_of, read_document
+from storage.weights.files import PolicyFiles, number_of
 from storage.weights.highest_numbers import HighestFence
 from storage.weights.manifest import seal_document
 
@@ -105,12 +105,13 @@ class LeaseRecord:
         return self.machine == _machine() and _started(self.pid) != self.started
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, files: PolicyFiles, fence: int) -> Self:
         """Read a record. Raises WeightsDamaged, WeightsNotFound, OSError."""
-        body = read_document("lease", path)
+        body = files.document("lease", _name(fence))
         wrong = [name for name, kind in _TYPES.items() if not isinstance(body.get(name), kind)]
         if wrong or set(body) != set(_TYPES):
-            raise WeightsDamaged(f"{path}: expected a lease, got {body!r:.200}")
+            where = files.where(_name(fence))
+            raise WeightsDamaged(f"{where}: expected a lease, got {body!r:.200}")
         return cls(**body)
 
     def is_of(self, other: LeaseRecord) -> bool:
@@ -128,8 +129,8 @@ class Lease:
     `check` raises LeaseHeld once the lease is lost; `report` sets the status in its record.
     """
 
-    def __init__(self, directory: Path, record: LeaseRecord, seconds: float) -> None:
-        self._directory = directory
+    def __init__(self, files: PolicyFiles, record: LeaseRecord, seconds: float) -> None:
+        self._files = files
         self._record = record
         self._seconds = seconds
         self._report: Mapping[str, Any] = {}
@@ -142,23 +143,22 @@ class Lease:
     @classmethod
     def take(
         cls,
-        directory: Path,
+        files: PolicyFiles,
         *,
         wait: float = 0.0,
         seconds: float | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Lease:
-        """Take the lease of the policy whose weights are in `directory`, for `seconds` at a time.
+        """Take the lease of a policy for `seconds` at a time.
 
         Waits for at most `wait` seconds, or until `stop()` returns True, for the holder to end.
         Raises LeaseHeld, which names the holder, and OSError if the record cannot be written.
         """
-        make_directory(directory / LEASES)
         seconds = LEASE_SECONDS if seconds is None else seconds
         deadline, warned = time.monotonic() + wait, False
         while True:
             try:
-                return cls(directory, _claim(directory, seconds), seconds)
+                return cls(files, _claim(files, seconds), seconds)
             except LeaseHeld as held:
                 if time.monotonic() >= deadline or stop():
                     raise
@@ -184,10 +184,10 @@ class Lease:
     def renew(self) -> None:
         """Write the record again, unless another follower has taken over. Raises OSError."""
         try:
-            require_fence(self._directory, self.fence)
+            require_fence(self._files, self.fence)
             expires = time.time() + self._seconds
             self._record = replace(self._record, expires=expires, status=self._report)
-            _renew(self._directory, self._record)
+            _renew(self._files, self._record)
         except LeaseHeld as lost:
             self._lost = lost
 
@@ -215,49 +215,49 @@ class Lease:
                 self._failing = True
 
 
-def current_lease(directory: Path) -> LeaseRecord | None:
+def current_lease(files: PolicyFiles) -> LeaseRecord | None:
     """The record with the highest number, held or not; None before the first one.
 
     Raises WeightsDamaged.
     """
     for _ in range(3):  # a new holder may remove the record meanwhile
-        numbers = _numbers(directory)
+        numbers = _numbers(files)
         if not numbers:
             return None
         with contextlib.suppress(WeightsNotFound):
-            return LeaseRecord.read(_path(directory, max(numbers)))
+            return LeaseRecord.read(files, max(numbers))
     return None
 
 
-def require_fence(directory: Path, fence: int) -> None:
+def require_fence(files: PolicyFiles, fence: int) -> None:
     """Raise LeaseHeld if a lease has, or had, a higher number than `fence`."""
-    newest = max([*_numbers(directory), HighestFence(directory).read()])
+    newest = max([*_numbers(files), HighestFence(files).read()])
     if newest <= fence:
         return
     with contextlib.suppress(OSError, WeightsDamaged, WeightsNotFound):
-        other = LeaseRecord.read(_path(directory, newest))
+        other = LeaseRecord.read(files, newest)
         raise LeaseHeld(
-            f"{directory.name}: lease {fence} is over: {other.holder} has taken over the training"
+            f"{files.policy_id}: lease {fence} is over: {other.holder} has taken over the training"
         )
-    raise LeaseHeld(f"{directory.name}: lease {fence} is over: lease {newest} was taken")
+    raise LeaseHeld(f"{files.policy_id}: lease {fence} is over: lease {newest} was taken")
 
 
-def _claim(directory: Path, seconds: float) -> LeaseRecord:
+def _claim(files: PolicyFiles, seconds: float) -> LeaseRecord:
     """Take the next number and return its record. Raises LeaseHeld."""
     try:
-        with locked(directory):
-            return _claim_locked(directory, seconds)
+        with files.locked():
+            return _claim_locked(files, seconds)
     except WeightStoreError as error:
         if not isinstance(error.__cause__, BlockingIOError):
             raise
         raise LeaseHeld(str(error)) from error
 
 
-def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
-    numbers = _numbers(directory)
+def _claim_locked(files: PolicyFiles, seconds: float) -> LeaseRecord:
+    numbers = _numbers(files)
     now = time.time()
-    require_free(directory, now)
-    memory = HighestFence(directory)
+    require_free(files, now)
+    memory = HighestFence(files)
     record = LeaseRecord(
         fence=max([*numbers, memory.read()]) + 1,
         host=socket.gethostname(),
@@ -268,74 +268,63 @@ def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
         expires=now + seconds,
     )
     memory.note(record.fence)  # before others can see the record
-    _link(directory, record)
+    _put(files, record)
     for number in numbers:
-        with contextlib.suppress(OSError):  # as a folder of that name; a lower number does no harm
-            _path(directory, number).unlink()
+        with contextlib.suppress(OSError):  # a lower number does no harm
+            files.objects.delete(files.name(_name(number)))
     return record
 
 
-def _renew(directory: Path, record: LeaseRecord) -> None:
+def _renew(files: PolicyFiles, record: LeaseRecord) -> None:
     """Replace or restore the record of a lease. Raises LeaseHeld if it is another lease's."""
-    path = _path(directory, record.fence)
     try:
-        other = LeaseRecord.read(path)
+        other = LeaseRecord.read(files, record.fence)
     except WeightsNotFound:  # `leases/` was lost or restored from a backup
-        make_directory(path.parent)
-        return _link(directory, record)
+        return _put(files, record)
     except WeightsDamaged:  # the record has this lease's number
         other = record
     if not other.is_of(record):
         raise LeaseHeld(
-            f"{directory.name}: lease {record.fence} is over: {other.holder} has the same number, "
+            f"{files.policy_id}: lease {record.fence} is over: {other.holder} has the same number, "
             "after a restore from a backup"
         )
-    return replace_file(path, record.to_bytes())
+    return files.objects.replace(files.name(_name(record.fence)), record.to_bytes())
 
 
-def _link(directory: Path, record: LeaseRecord) -> None:
+def _put(files: PolicyFiles, record: LeaseRecord) -> None:
     """Claim a number. Raises LeaseHeld if it is taken."""
-    path = _path(directory, record.fence)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        write_synced(temporary, record.to_bytes())
-        os.link(temporary, path)
-    except FileExistsError as error:  # another host was first
-        raise LeaseHeld(f"{directory.name}: lease {record.fence} was taken meanwhile") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+        files.objects.put_if_absent(files.name(_name(record.fence)), record.to_bytes())
+    except ObjectExists as error:  # another host was first
+        raise LeaseHeld(f"{files.policy_id}: lease {record.fence} was taken meanwhile") from error
 
 
-def require_free(directory: Path, now: float) -> None:
+def require_free(files: PolicyFiles, now: float) -> None:
     """Raise LeaseHeld, which names the holder, if the lease is held at `now` (s since the epoch).
 
     A damaged record counts as free: its holder can no longer publish once the next number is taken.
     """
     try:
-        known = current_lease(directory)
+        known = current_lease(files)
     except WeightsDamaged as error:
         log.warning("a lease that cannot be read is taken over: %s", error)
         return
     if known is not None and known.held(now):
         left = known.expires - now
         raise LeaseHeld(
-            f"{directory.name}: {known.holder} trains this policy; its lease ends in {left:.0f} s "
+            f"{files.policy_id}: {known.holder} trains this policy; its lease ends in {left:.0f} s "
             "unless it is renewed"
         )
 
 
-def _numbers(directory: Path) -> list[int]:
-    try:
-        names = os.listdir(directory / LEASES)
-    except FileNotFoundError:
-        return []
-    found = (number_of(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+def _numbers(files: PolicyFiles) -> list[int]:
+    names = (name for name in files.names(LEASES) if name.endswith(".json"))
+    found = (number_of(name.removesuffix(".json")) for name in names)
     return [number for number in found if number]
 
 
-def _path(directory: Path, fence: int) -> Path:
-    return directory / LEASES / f"{fence}.json"
+def _name(fence: int) -> str:
+    return f"{LEASES}/{fence}.json"
 
 
 def _machine() -> str:

@@ -10,13 +10,11 @@ they were excluded, or because an update ended within the part. Rows count from 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 from storage.errors import WeightsDamaged
 from storage.experience.range_set import RangeSet
-from storage.weights.files import MAX_DOCUMENT, read_file
-from storage.weights.manifest import Json, open_document, seal_document, sha256
+from storage.weights.manifest import Json, open_document, seal_document
 
 __all__ = ["Lineage", "Untrained", "lineage_document", "open_lineage", "open_untrained"]
 
@@ -32,33 +30,20 @@ def lineage_document(lineage: Lineage, untrained: Untrained) -> bytes:
     return seal_document("lineage", body)
 
 
-def open_lineage(where: tuple[Path, str]) -> dict[str, RangeSet]:
-    """Read stream -> ordinals from a file with this digest.
-
-    `where`: (path, SHA-256). Raises WeightsDamaged, WeightsNotFound.
-    """
-    streams = _open(*where)["streams"]
+def open_lineage(data: bytes, where: str) -> dict[str, RangeSet]:
+    """stream -> the ordinals in a lineage's bytes. Raises WeightsDamaged, naming `where`."""
+    streams = open_document("lineage", data, where)["streams"]
     return {stream: RangeSet.from_json(ranges) for stream, ranges in streams.items()}
 
 
-def open_untrained(where: tuple[Path, str]) -> dict[str, list[list[int]]]:
-    """Read stream -> runs of rows from a file with this digest.
-
-    `where`: (path, SHA-256). Raises WeightsDamaged, WeightsNotFound.
-    """
-    body = _open(*where)
+def open_untrained(data: bytes, where: str) -> dict[str, list[list[int]]]:
+    """stream -> runs of rows in a lineage's bytes. Raises WeightsDamaged, naming `where`."""
+    body = open_document("lineage", data, where)
     try:
         untrained: dict[str, list[list[int]]] = body.get("untrained", {})
         return {stream: _runs(stream, runs) for stream, runs in untrained.items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise WeightsDamaged(f"{where[0]}: {error}") from error
-
-
-def _open(path: Path, digest: str) -> dict[str, Json]:
-    data = read_file(path, MAX_DOCUMENT)
-    if sha256(data) != digest:
-        raise WeightsDamaged(f"{path}: the file does not match the digest in its manifest")
-    return open_document("lineage", data, path)
+        raise WeightsDamaged(f"{where}: {error}") from error
 
 
 def _ranges_of(lineage: Lineage) -> dict[str, list[list[int]]]:

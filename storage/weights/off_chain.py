@@ -7,24 +7,17 @@ number, content and lineage; `versions/{n}/off_chain.json` records that no later
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from storage.errors import StorageError, WeightsNotFound
-from storage.system.files import replace_file
-from storage.weights.files import number_of, read_document
-from storage.weights.manifest import Json, seal_document
+from storage.weights.files import PolicyFiles, number_of
+from storage.weights.manifest import Json
 from storage.weights.store import WeightFolder
 
 __all__ = ["described", "mark_off_chain", "marked", "off_chain"]
 
-_MARK = "off_chain.json"
 
-
-def mark_off_chain(directory: Path, version: int, why: str) -> None:
-    """Mark a version of the store in `directory`. Raises OSError."""
-    replace_file(
-        directory / "versions" / str(version) / _MARK, seal_document("off_chain", {"why": why})
-    )
+def mark_off_chain(files: PolicyFiles, version: int, why: str) -> None:
+    """Mark a version. Raises OSError."""
+    files.write("off_chain", _mark(version), {"why": why})
 
 
 def described(store: WeightFolder) -> tuple[list[dict[str, Json]], dict[int, str]]:
@@ -37,23 +30,26 @@ def described(store: WeightFolder) -> tuple[list[dict[str, Json]], dict[int, str
     damaged: dict[int, str] = {}
     for version in store.versions():
         try:
-            why = off_chain(store.directory, version)
+            why = off_chain(store.files, version)
             found.append({**store.manifest(version).to_json(), "off_chain": why})
         except (StorageError, OSError) as error:
             damaged[version] = str(error)
     return found, damaged
 
 
-def marked(directory: Path) -> list[int]:
-    """The versions of the store in `directory` that are off the chain, ascending."""
-    found = (number_of(path.parent.name) for path in directory.glob(f"versions/*/{_MARK}"))
-    return sorted(number for number in found if number)
+def marked(files: PolicyFiles) -> list[int]:
+    """The versions that are off the chain, ascending."""
+    numbers = sorted(number for name in files.names("versions") if (number := number_of(name)))
+    return [one for one in numbers if files.objects.status(files.name(_mark(one))) is not None]
 
 
-def off_chain(directory: Path, version: int) -> str | None:
+def off_chain(files: PolicyFiles, version: int) -> str | None:
     """Why a version is off the chain; None when it is not. Raises WeightsDamaged."""
-    path = directory / "versions" / str(version) / _MARK
     try:
-        return str(read_document("off_chain", path)["why"])
+        return str(files.document("off_chain", _mark(version))["why"])
     except WeightsNotFound:
         return None
+
+
+def _mark(version: int) -> str:
+    return f"versions/{version}/off_chain.json"

@@ -15,22 +15,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Hashable
 from dataclasses import replace
-from pathlib import Path
+from typing import NamedTuple
 
-from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
-from storage.system.files import replace_file
-from storage.weights.files import read_document
+from storage.errors import (
+    GenerationConflict,
+    ObjectChanged,
+    WeightsDamaged,
+    WeightsNotFound,
+    WeightStoreError,
+)
+from storage.objects.interface import Status
+from storage.weights.files import PolicyFiles
+from storage.weights.folders import VersionFolders
 from storage.weights.highest_numbers import HighestNumbers
-from storage.weights.manifest import Live, Pin, seal_document
+from storage.weights.manifest import Live, Pin, open_document, seal_document
 from storage.weights.served import ServedRecords
-from storage.weights.versions import VersionFolders
 
 __all__ = ["LivePointer"]
 
 log = logging.getLogger("headrace.weights")
+
+_FILE, _COPY = "live.json", "live.copy.json"
+
+
+class PointerRead(NamedTuple):
+    """The live version, what is wrong with live.json (None: nothing), and its bytes."""
+
+    live: Live | None
+    wrong: str | None = None
+    data: bytes | None = None
 
 
 class LivePointer:
@@ -38,30 +53,30 @@ class LivePointer:
 
     def __init__(
         self,
-        directory: Path,
+        files: PolicyFiles,
         versions: VersionFolders,
         numbers: HighestNumbers,
         served: ServedRecords,
     ) -> None:
-        self._file, self._copy = directory / "live.json", directory / "live.copy.json"
+        self._files = files
         self._versions, self._numbers, self._served = versions, numbers, served
         self._last_warning = ""
 
     def read(self) -> Live | None:
         """The live version, None before the first one. Logs a line if it had to be recovered."""
-        return self.look()[0]
+        return self.look().live
 
-    def look(self) -> tuple[Live | None, str | None]:
-        """Return (the live version, what is wrong with live.json); None for nothing."""
+    def look(self) -> PointerRead:
+        """Read the live version; recover it if live.json is damaged or lost."""
         wrong = None
         for _ in range(2):  # a first publication may happen between both reads
             try:
-                return _read(self._file), None
+                return self._read(_FILE)
             except WeightsDamaged as error:
                 wrong = str(error)
             except WeightsNotFound as error:
-                if not os.path.lexists(self._copy):
-                    return None, None
+                if self._status(_COPY) is None:
+                    return PointerRead(None)
                 wrong = str(error)
         live = self._recovered()
         text = f"{wrong}; continuing with version {live.version}, generation {live.generation}"
@@ -70,20 +85,20 @@ class LivePointer:
         if text != self._last_warning:
             log.warning("%s", text)
         self._last_warning = text
-        return live, wrong
+        return PointerRead(live, wrong)
 
     def stamp(self) -> Hashable:
         """A value that changes with live.json; costs one `stat`."""
-        for path in (self._file, self._copy):
+        for name in (_FILE, _COPY):
             with contextlib.suppress(OSError):
-                status = os.stat(path)  # a copied file may keep its modification time or its inode
-                return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+                if (status := self._status(name)) is not None:
+                    return status.stamp
         return None
 
     def copy_damage(self) -> str | None:
         """Why the copy cannot be read; None if it can, or there is none."""
         try:
-            _read(self._copy)
+            self._read(_COPY)
         except WeightsNotFound:
             return None
         except WeightsDamaged as error:
@@ -93,37 +108,48 @@ class LivePointer:
     def in_order(self) -> bool:
         """Whether both files can be read and have the same content."""
         with contextlib.suppress(WeightsDamaged, WeightsNotFound):
-            return _read(self._file) == _read(self._copy)
-        return not os.path.lexists(self._file) and not os.path.lexists(self._copy)
+            return self._read(_FILE).live == self._read(_COPY).live
+        return self._status(_FILE) is None and self._status(_COPY) is None
 
     def mend(self) -> None:
         """Write both files again, unless they are in order."""
-        live = self.read()
-        if live is not None and not self.in_order():
-            self._numbers.note(0, live.generation)  # a recovered generation may be a new one
-            self.write(live)
+        found = self.look()
+        if found.live is not None and not self.in_order():
+            self._numbers.note(0, found.live.generation)  # a recovered one may be new
+            self.write(found.live, found)
 
-    def write(self, live: Live) -> None:
-        """Replace the live version, durably. Raises WeightStoreError."""
+    def write(self, live: Live, before: PointerRead) -> None:
+        """Replace the live version, durably, unless another writer did so since `before` was read.
+
+        Raises GenerationConflict, WeightStoreError.
+        """
         data = seal_document("live", live.to_json())
+        name = self._files.name(_FILE)
         try:
-            replace_file(self._file, data)
+            if before.wrong is None:
+                self._files.objects.replace_if_unchanged(name, data, before.data)
+            else:  # what is damaged has no content to compare
+                self._files.objects.replace(name, data)
+        except ObjectChanged as error:
+            raise GenerationConflict(
+                f"{self._files.policy_id}: another version became live meanwhile"
+            ) from error
         except OSError as error:
-            raise WeightStoreError(f"{self._file.parent}: cannot write: {error}") from error
+            raise WeightStoreError(f"{self._files}: cannot write: {error}") from error
         try:
-            replace_file(self._copy, data)
+            self._files.objects.replace(self._files.name(_COPY), data)
         except OSError as error:  # the version is live nevertheless
-            log.warning("%s is not up to date: %s", self._copy, error)
+            log.warning("%s is not up to date: %s", self._files.where(_COPY), error)
 
     def _recovered(self) -> Live:
         """The live version if live.json does not say it."""
         given = self._numbers.read().generation
         known = []
         with contextlib.suppress(WeightsDamaged, WeightsNotFound):
-            copy = _read(self._copy)
-            if copy.generation >= given:
+            copy = self._read(_COPY).live
+            if copy is not None and copy.generation >= given:
                 return copy
-            known.append(copy)
+            known += [copy] if copy is not None else []
         known += [
             Live(generation=one.wanted_generation, version=one.wanted_version)
             for one in self._served.read()
@@ -137,14 +163,14 @@ class LivePointer:
         if latest.generation < given:
             latest = replace(latest, generation=given + 1)
         why = "live.json was damaged, so it is unknown whether a rollback had pinned the policy"
-        try:
-            when = os.stat(self._file).st_mtime_ns // 1000
-        except OSError:
-            when = 0
-        pin = Pin(by="headrace", when=when, why=why)
+        status = self._status(_FILE)
+        pin = Pin(by="headrace", when=0 if status is None else status.written, why=why)
         return Live(generation=latest.generation, version=latest.version, pinned=pin)
 
+    def _status(self, name: str) -> Status | None:
+        return self._files.objects.status(self._files.name(name))
 
-def _read(path: Path) -> Live:
-    """Read a pointer. Raises WeightsNotFound, WeightsDamaged, OSError."""
-    return Live.from_json(read_document("live", path), path)
+    def _read(self, name: str) -> PointerRead:
+        """Read a pointer. Raises WeightsNotFound, WeightsDamaged, OSError."""
+        where, data = self._files.where(name), self._files.document_bytes("live", name)
+        return PointerRead(Live.from_json(open_document("live", data, where), where), data=data)

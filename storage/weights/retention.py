@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from storage.errors import WeightsDamaged, WeightsNotFound
-from storage.system.files import sync_directory
-from storage.weights.files import read_file
+from storage.weights.files import PolicyFiles
 from storage.weights.manifest import Manifest, Pruned, canonical, sha256
 
 __all__ = ["HOURLY_SECONDS", "PrunedVersions", "hourly"]
@@ -26,7 +23,7 @@ log = logging.getLogger("headrace.weights")
 HOUR = 3600.0
 HOURLY_SECONDS = 30 * 86_400.0
 """The age in seconds up to which one version per hour is kept."""
-_MOST = 2**32
+_NAMES, _MOST = "pruned.jsonl", 2**32
 
 
 def hourly(created: Mapping[int, int], now: float) -> set[int]:
@@ -45,13 +42,13 @@ def hourly(created: Mapping[int, int], now: float) -> set[int]:
 class PrunedVersions:
     """The file of one policy's pruned versions. Callers of `note` hold the policy's store lock."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "pruned.jsonl"
+    def __init__(self, files: PolicyFiles) -> None:
+        self._files = files
 
     def read(self) -> dict[int, Pruned]:
         """The pruned versions by number. A damaged line is skipped, with a warning."""
         try:
-            lines = read_file(self._path, _MOST).splitlines()
+            lines = self._files.read(_NAMES, _MOST).splitlines()
         except WeightsNotFound:
             return {}
         except WeightsDamaged as error:
@@ -67,7 +64,8 @@ class PrunedVersions:
                     raise WeightsDamaged("the line does not match its digest")
                 one = Pruned.from_json(json.loads(data))
             except (WeightsDamaged, ValueError) as error:
-                log.warning("%s, line %d is left out: %s", self._path, number, error)
+                where = self._files.where(_NAMES)
+                log.warning("%s, line %d is left out: %s", where, number, error)
                 continue
             found[one.version] = one
         return found
@@ -88,12 +86,8 @@ class PrunedVersions:
             lines.append(sha256(data)[:16].encode() + b" " + data + b"\n")
         if not lines:
             return
-        if os.path.lexists(self._path) and not self._path.is_file():  # opening a FIFO would block
-            os.replace(self._path, f"{self._path}.damaged")
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        with open(fd, "wb") as file:
-            # after a line that a power cut truncated, start a new one
-            file.write(b"\n" + b"".join(lines) if os.fstat(fd).st_size else b"".join(lines))
-            file.flush()
-            os.fsync(fd)
-        sync_directory(self._path.parent)
+        name = self._files.name(_NAMES)
+        status = self._files.objects.status(name)
+        # after a line that a power cut truncated, start a new one
+        start = b"\n" if status is not None and status.size else b""
+        self._files.objects.append(name, start + b"".join(lines))

@@ -9,15 +9,12 @@ is written again within seconds.
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 from collections.abc import Iterable
-from pathlib import Path
 
 from storage.errors import WeightStoreError
 from storage.experience.range_set import RangeSet
-from storage.weights.files import read_document, visible
-from storage.weights.manifest import Served, seal_document
+from storage.weights.files import PolicyFiles
+from storage.weights.manifest import Served
 
 __all__ = ["FORGET_SECONDS", "REGISTERED_SECONDS", "ServedRecords", "ever_served"]
 
@@ -31,40 +28,30 @@ FORGET_SECONDS = 30 * 86_400.0
 class ServedRecords:
     """The records of one policy's store."""
 
-    def __init__(self, directory: Path) -> None:
-        self._folder = directory / "served"
+    def __init__(self, files: PolicyFiles) -> None:
+        self._files = files
 
     def write(self, record: Served) -> None:
-        """Replace a collector's record. Raises OSError, also if the store has no folder yet.
-
-        The first publication creates the folder, possibly under another account.
-        """
-        self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"{record.collector_id}.json"
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-        try:
-            temporary.write_bytes(seal_document("served", record.to_json()))
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        """Replace a collector's record. Raises OSError."""
+        self._files.write("served", _name(record.collector_id), record.to_json(), durable=False)
 
     def read(self) -> list[Served]:
         """Every record, expired or not, in the order of the collectors' ids."""
         found = []
         try:
-            paths = sorted(visible(self._folder))
+            names = self._files.names("served")
         except OSError as error:  # an unreadable folder must not prevent a publication
             log.warning("the records of served versions cannot be read: %s", error)
             return []
-        for path in paths:
+        for name in names:
             try:
-                record = Served.from_json(read_document("served", path), path)
+                body = self._files.document("served", f"served/{name}")
+                record = Served.from_json(body, self._files.where(f"served/{name}"))
                 ever_served([record])
             except (WeightStoreError, ValueError, OSError) as error:
                 log.warning("a record of a served version is left out: %s", error)
                 continue
-            if f"{record.collector_id}.json" == path.name:
+            if f"{record.collector_id}.json" == name:
                 found.append(record)
         return found
 
@@ -76,7 +63,11 @@ class ServedRecords:
         """Remove the records of collectors that have been absent for 30 days."""
         for record in self.read():
             if record.until < (now - FORGET_SECONDS) * 1_000_000:
-                (self._folder / f"{record.collector_id}.json").unlink(missing_ok=True)
+                self._files.objects.delete(self._files.name(_name(record.collector_id)))
+
+
+def _name(collector_id: str) -> str:
+    return f"served/{collector_id}.json"
 
 
 def ever_served(records: Iterable[Served]) -> tuple[RangeSet, RangeSet]:

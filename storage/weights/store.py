@@ -10,9 +10,8 @@
         pruned.jsonl                   names of versions without content (`...retention`)
     numbers/{policy_id}.json           the highest numbers given (`...highest_numbers`)
 
-A directory is filled under a temporary name, synced, and renamed, which fails if the final name is
-taken. So readers never see an incomplete one, and two promotions never share a number. A killed
-process leaves only a directory whose name begins with a dot, which is never read.
+All of it is objects (`storage.objects`) of a folder or another store. A version appears whole, and
+only where there is none, so two promotions never share a number.
 
 Weights that the store's `check` refuses never become a candidate, get a number or go live. This
 package cannot act with weights, so the caller that opens a store for writing passes the check:
@@ -23,37 +22,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from storage.declarations.declaration import check_policy_id
 from storage.errors import (
     GenerationConflict,
     LeaseHeld,
+    ObjectExists,
     PolicyPinned,
     WeightsDamaged,
     WeightsNotFound,
     WeightStoreError,
 )
 from storage.experience.range_set import RangeSet
-from storage.system.files import (
-    make_directory,
-    replace_file,
-    sync_directory,
-    write_synced,
-)
-from storage.weights.candidate_files import candidate_files
-from storage.weights.candidates import Candidates
+from storage.objects.interface import Objects
+from storage.objects.memory import MemoryObjects
 from storage.weights.decisions import record
-from storage.weights.files import MAX_WEIGHTS, locked, read_document, read_file
+from storage.weights.files import PolicyFiles
+from storage.weights.folders import Candidates, VersionFolders
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.lease import current_lease, require_fence
-from storage.weights.lineage import Lineage, Untrained, open_lineage, open_untrained
+from storage.weights.lineage import Lineage, Untrained, lineage_document
 from storage.weights.manifest import (
     LINEAGE_FILE,
     WEIGHTS_FILE,
@@ -65,17 +58,20 @@ from storage.weights.manifest import (
     Pruned,
     Weights,
     decode_weights,
+    encode_weights,
+    plain_document,
     seal_document,
     sha256,
 )
 from storage.weights.pointer import LivePointer
 from storage.weights.retention import hourly
 from storage.weights.served import ServedRecords, ever_served
-from storage.weights.versions import VersionFolders
 
 __all__ = ["Candidate", "Check", "Live", "Manifest", "WeightFolder", "candidate_of"]
 
 log = logging.getLogger("headrace.weights")
+
+_STORE = "store.json"
 
 Check: TypeAlias = Callable[[Candidate, Weights], None]
 """Raises WeightsRefused if a policy with the candidate's spec and filter state cannot act with the
@@ -83,53 +79,59 @@ weights."""
 
 
 class WeightFolder:
-    """The weights of one policy under a root directory. Any number of processes may use it.
+    """The weights of one policy under a root: a directory, or other `Objects`.
 
-    `check` validates weights wherever they enter; without it the store is read-only. `clock`
-    returns seconds since the epoch.
+    Any number of processes may use it. `check` validates weights wherever they enter; without it
+    the store is read-only. `clock` returns seconds since the epoch.
     """
 
     def __init__(
         self,
-        root: Path | str,
+        root: Path | str | Objects,
         policy_id: str,
         *,
         check: Check | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.policy_id = check_policy_id(policy_id)
-        self.directory = Path(root) / "weights" / policy_id
-        self._candidates = Candidates(self.directory, policy_id)
-        self._versions = VersionFolders(self.directory, policy_id)
+        self.policy_id = policy_id
+        self.files = PolicyFiles(root, policy_id)
+        self._candidates = Candidates(self.files)
+        self._versions = VersionFolders(self.files)
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
         self._logged_damage: set[str] = set()  # damage that was logged
         self._clock = clock
-        self._numbers = HighestNumbers(Path(root), policy_id)
-        self.served = ServedRecords(self.directory)
-        self._pointer = LivePointer(self.directory, self._versions, self._numbers, self.served)
+        self._numbers = HighestNumbers(self.files)
+        self.served = ServedRecords(self.files)
+        self._pointer = LivePointer(self.files, self._versions, self._numbers, self.served)
 
     def __repr__(self) -> str:
-        return f"WeightStore({str(self.directory.parents[1])!r}, {self.policy_id!r})"
+        return f"WeightStore({str(self.files.objects)!r}, {self.policy_id!r})"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the store ends with its process."""
+        return isinstance(self.files.objects, MemoryObjects)
+
+    @property
+    def directory(self) -> Path:
+        """The policy's folder under a root that is a directory."""
+        return Path(str(self.files))
 
     @property
     def store_id(self) -> str:
         """12 hex digits, created on first use. Generations are comparable within one store only."""
-        path = self.directory / "store.json"
-        if not path.exists():
-            make_directory(self.directory)
-            temporary = self.directory / f".store.{secrets.token_hex(6)}.tmp"
-            write_synced(temporary, seal_document("store", {"store_id": secrets.token_hex(6)}))
-            with contextlib.suppress(FileExistsError):  # another process was first
-                os.link(temporary, path)
-            temporary.unlink()
-            sync_directory(self.directory)
+        name = self.files.name(_STORE)
+        if self.files.objects.status(name) is None:
+            document = seal_document("store", {"store_id": secrets.token_hex(6)})
+            with contextlib.suppress(ObjectExists):  # another process was first
+                self.files.objects.put_if_absent(name, document)
         try:
-            return str(read_document("store", path)["store_id"])
+            return str(self.files.document("store", _STORE)["store_id"])
         except WeightsDamaged as error:
-            return self._known_id(path, str(error))
+            return self._known_id(str(error))
 
-    def _known_id(self, path: Path, damage: str) -> str:
+    def _known_id(self, damage: str) -> str:
         """The id in the newest intact version, which replaces a damaged store.json."""
         known = self._versions.whole()
         if not known:
@@ -139,7 +141,7 @@ class WeightFolder:
         store_id = known[max(known)].store_id
         log.warning("%s; continuing with the id of version %d, %s", damage, max(known), store_id)
         with contextlib.suppress(OSError):
-            replace_file(path, seal_document("store", {"store_id": store_id}))
+            self.files.write("store", _STORE, {"store_id": store_id})
         return store_id
 
     # candidates
@@ -170,28 +172,40 @@ class WeightFolder:
         that JSON cannot hold. Raises GenerationConflict, and stores nothing, if `number` is neither
         the next version nor this candidate's.
         """
-        candidate, files = candidate_files(
-            self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint, untrained
+        files = {
+            WEIGHTS_FILE: encode_weights(weights),
+            LINEAGE_FILE: lineage_document(lineage, untrained or {}),
+        }
+        candidate = Candidate(
+            policy_id=self.policy_id,
+            spec=plain_document(spec, "spec"),
+            filter_state=(
+                None if filter_state is None else plain_document(filter_state, "filter_state")
+            ),
+            metrics=plain_document(metrics, "metrics"),
+            checkpoint=checkpoint,
+            digests={name: sha256(data) for name, data in files.items()},
         )
         self._require_usable(candidate, files[WEIGHTS_FILE])
         if number is not None and not self._may_be(number, candidate.digest):
             raise self._not_next(number)
-        self._candidates.add(candidate, files)
+        with contextlib.suppress(ObjectExists):  # it is stored already
+            self._candidates.add(candidate.digest, candidate, files)
         return candidate.digest
 
     def candidates(self) -> list[str]:
         """The digests of all candidates, sorted."""
-        return self._candidates.digests()
+        return self._candidates.keys()
 
     def added(self, digest: str) -> int:
-        """When a candidate was stored, in microseconds since the epoch. Raises OSError."""
+        """When a candidate was stored, in microseconds since the epoch. Raises WeightsNotFound."""
         return self._candidates.added(digest)
 
     def latest(self) -> str | None:
         """The digest of the candidate that was stored last, damaged or not; None without any."""
         added: dict[str, int] = {}
         for digest in self.candidates():
-            with contextlib.suppress(FileNotFoundError):  # a trainer has pruned it meanwhile
+            with contextlib.suppress(WeightsNotFound):  # a trainer has pruned it meanwhile
                 added[digest] = self.added(digest)
         return max(added, key=lambda digest: added[digest], default=None)
 
@@ -204,20 +218,21 @@ class WeightFolder:
 
     def load_candidate(self, digest: str) -> tuple[Candidate, dict[str, Any]]:
         """A candidate and its arrays; their digest is verified before they are parsed."""
-        return self._candidates.load(digest)
+        candidate = self.candidate(digest)
+        return candidate, self._candidates.arrays(candidate.digest, candidate)
 
     # versions
 
     def promote(self, digest: str) -> int:
         """Give a candidate the next version number and return it. The version is not live yet."""
         version = self._promote(self.candidate(digest))
-        with locked(self.directory):
+        with self.files.locked():
             self._numbers.note(version, 0)
         return version
 
     def _promote(self, candidate: Candidate, number: int | None = None) -> int:
-        source = self._candidates.folder(candidate.digest)
-        return self._number(source, candidate, copy_of=None, expected=number)
+        files = self._candidates.contents(candidate.digest, candidate)
+        return self._number(candidate, files, expected=number)
 
     def _not_next(self, number: int | None) -> GenerationConflict:
         return GenerationConflict(
@@ -239,7 +254,7 @@ class WeightFolder:
 
     def pruned(self) -> dict[int, Pruned]:
         """The records of versions whose content was removed, by number."""
-        return self._versions.pruned()
+        return self._versions.pruned.read()
 
     def versions(self) -> list[int]:
         """All version numbers whose content is here, ascending."""
@@ -264,25 +279,26 @@ class WeightFolder:
 
     def read(self, version: int) -> tuple[Manifest, bytes]:
         """A version's manifest and safetensors bytes, whose digest was checked."""
-        return self._versions.read(version)
+        manifest = self.manifest(version)
+        return manifest, self._versions.content(str(version), manifest, WEIGHTS_FILE)
 
     def load(self, version: int) -> tuple[Manifest, dict[str, Any]]:
         """A version's manifest and arrays; their digest is verified before they are parsed."""
-        return self._versions.load(version)
+        manifest = self.manifest(version)
+        return manifest, self._versions.arrays(str(version), manifest)
 
     def lineage(self, version: int) -> dict[str, RangeSet]:
         """stream -> the ordinals that a version was trained on."""
-        return open_lineage(self._versions.lineage_file(version))
+        return self._versions.lineage(str(version), self.manifest(version))
 
     def untrained(self, version: int) -> dict[str, list[list[int]]]:
         """stream -> [ordinal, first row, count]: rows of the lineage's ordinals not trained on."""
-        return open_untrained(self._versions.lineage_file(version))
+        return self._versions.untrained(str(version), self.manifest(version))
 
     def candidate_lineage(self, digest: str) -> dict[str, RangeSet]:
         """stream -> the ordinals that a candidate was trained on."""
         candidate = self.candidate(digest)
-        path = self._candidates.folder(candidate.digest) / LINEAGE_FILE
-        return open_lineage((path, candidate.digests[LINEAGE_FILE]))
+        return self._candidates.lineage(candidate.digest, candidate)
 
     # the live version
 
@@ -297,14 +313,14 @@ class WeightFolder:
     def mended_live(self) -> Live | None:
         """Rewrite a damaged pointer or copy, then return `live`. Raises WeightStoreError."""
         if not self._pointer.in_order():
-            with locked(self.directory):
+            with self.files.locked():
                 self._pointer.mend()
         return self._pointer.read()
 
     def pointer_damage(self) -> dict[str, str]:
         """File name -> what is wrong with it, for live.json and its copy."""
         damage = {
-            "live.json": self._pointer.look()[1],
+            "live.json": self._pointer.look().wrong,
             "live.copy.json": self._pointer.copy_damage(),
         }
         return {name: text for name, text in damage.items() if text is not None}
@@ -315,8 +331,7 @@ class WeightFolder:
         A collector calls this if they are higher than the store's, as after a restore from a
         backup. Returns whether they were recorded only now. Raises WeightStoreError.
         """
-        make_directory(self.directory)
-        with locked(self.directory):
+        with self.files.locked():
             return self._numbers.note(version, generation)
 
     @property
@@ -333,7 +348,7 @@ class WeightFolder:
             return None
         return (
             f"{self.policy_id}: version {highest.version} and generation {highest.generation} were "
-            f"given, and {self.directory} has no more than version {here} and generation "
+            f"given, and {self.files} has no more than version {here} and generation "
             f"{generation}: it was restored from a backup, or a publication was cut off. The next "
             f"version is {self.next_version}"
         )
@@ -375,24 +390,20 @@ class WeightFolder:
         canary_version, share = canary if canary is not None else (None, 0.0)
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"canary: expected a share of 0 to 1, got {share}")
-        if not self.directory.is_dir():
-            raise WeightsNotFound(f"expected {self.directory}, which does not exist")
-        with locked(self.directory):
+        if not self.files.exist():
+            raise WeightsNotFound(f"expected {self.files}, which does not exist")
+        with self.files.locked():
             if fence is not None:
-                require_fence(self.directory, fence)
+                require_fence(self.files, fence)
             for number in (version, canary_version):
                 if number is not None:  # under the lock, as `prune` could remove it in between
                     manifest, data = self.read(number)
                     self._require_usable(candidate_of(manifest), data)
-            before = self.live()
+            found = self._pointer.look()
+            before = found.live
             if pin is None and not forced and before is not None and before.pinned is not None:
                 self._require_no_hold(before)
-            generation = before.generation if before else 0
-            if expected_generation not in (None, generation):
-                raise GenerationConflict(
-                    f"{self.policy_id}: expected generation {expected_generation} to be live, "
-                    f"got {generation}"
-                )
+            generation = self._require_generation(before, expected_generation)
             if (message := self.restored) is not None:
                 log.warning("%s", message)
             live = Live(
@@ -404,7 +415,7 @@ class WeightFolder:
             )
             highest = max(version, canary_version or 0)
             self._numbers.note(highest, live.generation)  # before others can see the new numbers
-            self._pointer.write(live)
+            self._pointer.write(live, found)
         return live
 
     def publish(
@@ -425,14 +436,9 @@ class WeightFolder:
             and self._candidate_in(live.version) == candidate.digest
         ):
             return live
-        found = live.generation if live else 0
-        if expected_generation not in (None, found):
-            raise GenerationConflict(
-                f"{self.policy_id}: expected generation {expected_generation} to be live, got "
-                f"{found}"
-            )
+        found = self._require_generation(live, expected_generation)
         if fence is not None:  # before a number is given; checked again under the lock
-            require_fence(self.directory, fence)
+            require_fence(self.files, fence)
         version = self._unpublished(candidate.digest, live) or self._promote(candidate)
         return self._point(version, expected_generation=found, fence=fence)
 
@@ -508,11 +514,7 @@ class WeightFolder:
             raise WeightsNotFound(
                 f"{self.policy_id}: expected a live version to roll back, got none"
             )
-        if expected_generation not in (None, live.generation):
-            raise GenerationConflict(
-                f"{self.policy_id}: expected generation {expected_generation} to be live, got "
-                f"{live.generation}"
-            )
+        self._require_generation(live, expected_generation)
         if to == live.version and self.restored is None:
             raise ValueError(
                 f"{self.policy_id}: expected another version than the live one to go back to, got "
@@ -534,12 +536,7 @@ class WeightFolder:
         while True:
             done = f"rolled back from version {live.version} to the content of {target}"
             pin = Pin(by=by, when=now, why=why or done)
-            version = self._number(
-                self._versions.folder(target),
-                candidate_of(manifest),
-                copy_of=target,
-                digest=manifest.candidate,
-            )
+            version = self._number(manifest, self._versions.contents(str(target), manifest))
             try:
                 now_live = self._point(version, expected_generation=live.generation, pin=pin)
             except GenerationConflict:  # a trainer published first: roll that back as well
@@ -565,9 +562,8 @@ class WeightFolder:
         }
         try:
             candidate = self._candidate_in(version) or ""
-            record(
-                self.directory.parents[1], {**decision, "candidate": candidate}, clock=self._clock
-            )
+            document = {**decision, "candidate": candidate}
+            record(self.files.objects, document, clock=self._clock)
         except OSError as error:
             log.error("policy %s: %s; this is not recorded: %s", self.policy_id, done, error)
 
@@ -623,7 +619,7 @@ class WeightFolder:
         )
 
     def _require_no_follower(self, live: Live) -> None:
-        lease = current_lease(self.directory)
+        lease = current_lease(self.files)
         if live.pinned is None and lease is not None and lease.held(self._clock()):
             raise LeaseHeld(
                 f"{self.policy_id}: followed by {lease.holder}, which publishes after each update; "
@@ -638,11 +634,12 @@ class WeightFolder:
         """
         pin = Pin(by=by, when=int(self._clock() * 1e6), why=why or "paused")
         if self.mended_live() is not None:
-            with locked(self.directory):
-                if (live := self.live()) is not None:
+            with self.files.locked():
+                found = self._pointer.look()
+                if (live := found.live) is not None:
                     if live.pinned is not None:
                         return live.pinned, False
-                    self._pointer.write(replace(live, pinned=pin))
+                    self._pointer.write(replace(live, pinned=pin), found)
                     return pin, True
         raise WeightsNotFound(f"{self.policy_id}: expected a live version to pause, got none")
 
@@ -656,14 +653,15 @@ class WeightFolder:
             raise WeightsNotFound(
                 f"{self.policy_id}: expected a pinned version, but no version is live"
             )
-        with locked(self.directory):
-            live = self.live()
+        with self.files.locked():
+            found = self._pointer.look()
+            live = found.live
             if live is None or live.pinned is None:
                 return None
-            self._pointer.write(replace(live, pinned=None))
+            self._pointer.write(replace(live, pinned=None), found)
             return live.pinned
 
-    def prune(self, keep: int, *, checkpoint: str | None = None) -> list[int]:
+    def prune(self, keep: int, *, checkpoint: str | None = None, forget: bool = False) -> list[int]:
         """Remove the content of old versions and return their numbers; their digests are kept.
 
         These versions keep their content:
@@ -675,23 +673,25 @@ class WeightFolder:
         The candidate of a removed version is removed unless another version came from it.
         Unnumbered candidates stay; of those that name `checkpoint` (a trainer's that lost a race or
         were held back by a pin) only the newest `keep`. Readers see a version whole or not at all.
+        With `forget`, for a store that ends with its process, none is kept per hour and no digest.
         Raises ValueError if `keep` is below 1.
         """
         if keep < 1:
             raise ValueError(f"keep: expected 1 or more, got {keep}")
-        if not self.directory.is_dir():
+        if not self.files.exist():
             return []
-        with locked(self.directory):
+        with self.files.locked():
             versions = self.versions()
             known = self._versions.whole()
             created = {version: manifest.created for version, manifest in known.items()}
-            kept = set(versions[-keep:]) | self._needed() | hourly(created, self._clock())
+            kept = set(versions[-keep:]) | self._needed()
+            kept |= set() if forget else hourly(created, self._clock())
             gone = [manifest for version, manifest in known.items() if version not in kept]
             promoted = {known[version].candidate for version in kept & known.keys()}
             candidates = {one.candidate for one in gone} - promoted
             if checkpoint is not None:
                 candidates |= self._candidates.superseded(checkpoint, keep, promoted)
-            self._versions.remove(gone)
+            self._versions.prune(gone, forget=forget)
             for digest in candidates:
                 self._candidates.remove(digest)
             self.served.forget(self._clock())
@@ -703,7 +703,7 @@ class WeightFolder:
         """Raise WeightsRefused unless a policy can act with the weights in these bytes."""
         if self._check is None:
             raise WeightStoreError(
-                f"{self.directory} is open for reading: expected a store that checks weights, as "
+                f"{self.files} is open for reading: expected a store that checks weights, as "
                 "headrace.WeightStore does"
             )
         if candidate.digest == self._passed:
@@ -723,6 +723,15 @@ class WeightFolder:
                 f"{self.policy_id}: version {live.version} is {'pinned' if is_pin else 'held'} by "
                 f"{pin.by} ({pin.why}); {ends} with this root and policy id ends that"
             )
+
+    def _require_generation(self, live: Live | None, expected: int | None) -> int:
+        """The live generation, 0 for none. Raises GenerationConflict unless it is the expected."""
+        found = live.generation if live else 0
+        if expected not in (None, found):
+            raise GenerationConflict(
+                f"{self.policy_id}: expected generation {expected} to be live, got {found}"
+            )
+        return found
 
     def _needed(self) -> set[int]:
         """The live version and the canary, and the versions that a rollback of them reads."""
@@ -771,17 +780,17 @@ class WeightFolder:
 
     def _number(
         self,
-        source: Path,
-        candidate: Candidate,
+        described: Candidate | Manifest,
+        files: Mapping[str, bytes],
         *,
-        copy_of: int | None,
-        digest: str | None = None,
         expected: int | None = None,
     ) -> int:
-        files = {name: read_file(source / name, MAX_WEIGHTS) for name in candidate.digests}
-        for name, data in files.items():
-            if sha256(data) != candidate.digests[name]:
-                raise WeightsDamaged(f"{source / name}: the file does not match its digest")
+        """Give the content of a candidate, or of a version, the next number, and return it."""
+        if isinstance(described, Manifest):
+            candidate, digest = candidate_of(described), described.candidate
+            copy_of: int | None = described.version
+        else:
+            candidate, digest, copy_of = described, described.digest, None
         self._require_usable(candidate, files[WEIGHTS_FILE])
         while True:
             live = self.live()
@@ -794,11 +803,11 @@ class WeightFolder:
                 version=version,
                 parent=live.version if live else None,
                 copy_of=copy_of,
-                candidate=digest or candidate.digest,
+                candidate=digest,
                 created=int(self._clock() * 1_000_000),
             )
-            with contextlib.suppress(FileExistsError):  # taken meanwhile: use the next number
-                self._versions.add(manifest, files)
+            with contextlib.suppress(ObjectExists):  # taken meanwhile: use the next number
+                self._versions.add(str(version), manifest, files)
                 return version
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import storage.journal.database
 import storage.journal.sqlite_journal
+import storage.objects.folder
 import storage.shards.shard
 import storage.system.files
 from storage.journal.sqlite_journal import SqliteJournal
@@ -43,9 +44,8 @@ def synchronous_normal(patch: Patch) -> None:
 @mutant(power_loss="lost")
 def no_directory_sync(patch: Patch) -> None:
     """Files are synced, but not the folders with their names."""
-    for module in (storage.system.files, storage.journal.database):
-        patch.replace(module, "sync_directory", lambda directory: None)
-    patch.replace(ShardWriter, "_sync_folder", lambda self, folder: None)
+    for module in (storage.system.files, storage.journal.database, storage.objects.folder):
+        patch.replace(module, "sync_directory", lambda directory, fsync=None: None)
 
 
 @mutant(power_loss="lost")

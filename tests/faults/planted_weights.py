@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import storage.weights.files
+import storage.objects.folder
 from ingest.collector.weight_follower import WeightFollower
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.manifest import Served
@@ -16,7 +16,7 @@ from tests.faults.mutants import Patch, mutant
 @mutant(publishing="undurable")
 def published_without_syncing_the_folder(patch: Patch) -> None:
     """A version's files are synced, but not the folders with their names."""
-    patch.replace(storage.weights.files, "sync_directory", lambda directory: None)
+    patch.replace(storage.objects.folder, "sync_directory", lambda directory, fsync=None: None)
 
 
 @mutant(publishing="undone")

@@ -20,7 +20,6 @@ from storage.reading.shard_reader import ShardReader
 from storage.weights.decisions import record
 from storage.weights.manifest import Served
 from storage.weights.off_chain import mark_off_chain
-from storage.weights.served import ServedRecords
 from tests.headrace.command import Collect, headrace
 from tests.policy.jobs import live_log
 
@@ -41,7 +40,7 @@ def make_root(root: Path) -> Path:
     say_dropped(root, COLLECTOR, {"i1": Lost(1, 12), "i2": Lost(0, 3)})
     say_held(root, "default", 4)
     until = int((time.time() - 100) * 1e6)  # expired: nothing waits for it
-    ServedRecords(store.directory).write(
+    store.served.write(
         Served(
             collector_id=COLLECTOR,
             generation=2,
@@ -54,7 +53,7 @@ def make_root(root: Path) -> Path:
             refused={"3": "refused"},
         )
     )
-    mark_off_chain(store.directory, store.versions()[0], "its checkpoint is lost")
+    mark_off_chain(store.files, store.versions()[0], "its checkpoint is lost")
     with ShardReader(root, batch_size=7) as reader:
         reader.next()
         reader.save("mine")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.weights.files import PolicyFiles
 from storage.weights.lease import Lease, current_lease
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace
@@ -25,7 +26,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveLoop
     (home / "queue.py").write_text("raise RuntimeError('of the service')\n")
     folder = home / "run" / "weights" / "default"
     folder.mkdir(parents=True)
-    lease = Lease.take(folder)
+    lease = Lease.take(PolicyFiles(folder.parents[1], folder.name))
     words = ("--steps-per-version", "64")
     with LiveLoop(home / "run", *words, players=0, cwd=home) as loop:
         yield loop, lease
@@ -107,7 +108,7 @@ def test_killed_trainers_are_followed_and_a_second_one_is_named(tmp_path: Path) 
             os.kill(loop.child("train"), signal.SIGKILL)
         wanted = loop.version + 2
         loop.wait(lambda: loop.version >= wanted)
-        lease = current_lease(root / "weights" / "default")
+        lease = current_lease(PolicyFiles(root, "default"))
         assert lease
         assert lease.fence == 3
         assert loop.stop() == 0

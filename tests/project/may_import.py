@@ -45,8 +45,9 @@ MAY_IMPORT = {
     # urllib3 parses the requested address
     "ingest.collector": (
         "ingest.access ingest.episodes ingest.histogram ingest.protocol policy.inference"
-        " storage.declarations storage.errors storage.experience storage.journal storage.shards"
-        " storage.spaces storage.system storage.weights storage.wording msgspec numpy urllib3"
+        " storage.declarations storage.errors storage.experience storage.journal storage.objects"
+        " storage.shards storage.spaces storage.system storage.weights storage.wording msgspec"
+        " numpy urllib3"
     ),
     "ingest.delivery": (
         "ingest.protocol storage.declarations storage.experience storage.spaces storage.system"
@@ -112,29 +113,32 @@ MAY_IMPORT = {
     ),
     # `__main__` starts the writer and the second reader
     "storage": "storage.shards storage.system storage.verify",
-    "storage.declarations": "storage.experience storage.spaces storage.system",
+    "storage.declarations": (
+        "storage.errors storage.experience storage.objects storage.spaces storage.system"
+    ),
     # inside functions, if installed: Arrow compresses columns, all three accept batches
     "storage.experience": "storage.errors storage.wording msgspec numpy pandas pyarrow torch",
     "storage.journal": "storage.errors storage.experience storage.system storage.wording msgspec",
     "storage.reading": (
-        "storage.declarations storage.experience storage.shards storage.spaces storage.system"
-        " storage.wording numpy pyarrow torch watchdog"
+        "storage.conformance storage.declarations storage.errors storage.experience"
+        " storage.objects storage.shards storage.spaces storage.system storage.wording numpy"
+        " pyarrow torch watchdog"
     ),
     "storage.shards": (
-        "storage.declarations storage.errors storage.experience storage.spaces storage.system"
-        " msgspec numpy pandas pyarrow"
+        "storage.declarations storage.errors storage.experience storage.objects storage.spaces"
+        " storage.system msgspec numpy pandas pyarrow"
     ),
     "storage.objects": "storage.conformance storage.errors storage.system",
     "storage.spaces": "gymnasium numpy",
     "storage.system": "storage.errors",
     "storage.verify": (
-        "storage.declarations storage.errors storage.experience storage.journal storage.shards"
-        " storage.system storage.weights storage.wording fastparquet msgspec numpy pandas"
-        " pyarrow"
+        "storage.declarations storage.errors storage.experience storage.journal storage.objects"
+        " storage.shards storage.system storage.weights storage.wording fastparquet msgspec"
+        " numpy pandas pyarrow"
     ),
     "storage.weights": (
-        "storage.declarations storage.errors storage.experience storage.system storage.wording"
-        " numpy safetensors"
+        "storage.declarations storage.errors storage.experience storage.objects storage.system"
+        " storage.wording numpy safetensors"
     ),
 }
 

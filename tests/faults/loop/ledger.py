@@ -211,7 +211,7 @@ class Watch:
             del self.versions[number]
 
     def _note(self, store: WeightFolder, number: int) -> None:
-        if number not in self.off_chain and off_chain(store.directory, number) is not None:
+        if number not in self.off_chain and off_chain(store.files, number) is not None:
             self.off_chain.add(number)
         path = store.directory / "versions" / str(number) / "manifest.json"
         content = path.read_text()

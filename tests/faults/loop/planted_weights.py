@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import storage.objects.folder
 import storage.system.files
-import storage.weights.files
 import storage.weights.lease
 import storage.weights.store
-import storage.weights.versions
 from policy.jobs.follower_state import FollowerState
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.manifest import HighestVersions, Live
@@ -21,8 +20,8 @@ from tests.faults.mutants import Patch, mutant
 @mutant(weights_power_loss=("vanished", "reused", "off_chain", "damaged_version", "went_back"))
 def version_folders_not_synced(patch: Patch) -> None:
     """The folders of versions, candidates and pointers are not synced after a rename."""
-    for module in (storage.system.files, storage.weights.files):
-        patch.replace(module, "sync_directory", lambda directory: None)
+    for module in (storage.system.files, storage.objects.folder):
+        patch.replace(module, "sync_directory", lambda directory, fsync=None: None)
 
 
 @mutant(weights_power_loss=("damaged_version", "vanished"))
@@ -33,7 +32,7 @@ def weights_not_synced(patch: Patch) -> None:
         with open(path, "xb") as file:
             file.write(data)
 
-    for module in (storage.system.files, storage.weights.files):
+    for module in (storage.system.files, storage.objects.folder):
         patch.replace(module, "write_synced", unsynced)
 
 
@@ -46,7 +45,7 @@ def versions_filled_in_place(patch: Patch) -> None:
         for name, data in files.items():
             storage.system.files.write_synced(target / name, data)
 
-    patch.replace(storage.weights.versions, "publish_directory", in_place)
+    patch.replace(storage.objects.folder, "_put_group", in_place)
 
 
 @mutant(whole_restore="reused")
@@ -58,14 +57,14 @@ def numbers_forgotten(patch: Patch) -> None:
 @mutant(two_trainers="two")
 def lease_for_everybody(patch: Patch) -> None:
     """A lease is granted even if another process holds it."""
-    patch.replace(storage.weights.lease, "require_free", lambda directory, now: None)
+    patch.replace(storage.weights.lease, "require_free", lambda files, now: None)
 
 
 @mutant(two_trainers="two")
 def fence_ignored(patch: Patch) -> None:
     """Nothing checks whether a lease has expired."""
     for module in (storage.weights.lease, storage.weights.store):
-        patch.replace(module, "require_fence", lambda directory, fence: None)
+        patch.replace(module, "require_fence", lambda files, fence: None)
 
 
 @mutant(two_trainers="undone")

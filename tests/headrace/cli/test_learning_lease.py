@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from storage.weights.files import PolicyFiles
 from storage.weights.lease import Lease
 from tests.headrace.command import Result
 
@@ -29,7 +30,7 @@ def test_another_trainer_is_named_before_torch_is_loaded(tmp_path: Path) -> None
     """`up` repeats a refused start for as long as another trainer has the lease."""
     folder = tmp_path / "weights" / "default"
     folder.mkdir(parents=True)
-    lease = Lease.take(folder)
+    lease = Lease.take(PolicyFiles(folder.parents[1], folder.name))
     refused = follow(tmp_path)
     lease.release()
     assert refused.returncode == 3

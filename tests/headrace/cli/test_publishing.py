@@ -21,7 +21,7 @@ def test_versions_shows_what_is_off_the_chain_and_what_is_damaged(
     store = store_in(tmp_path)
     for value in (1.0, 2.0, 3.0):
         store.publish(add(store, value))
-    mark_off_chain(store.directory, 1, "its checkpoint is lost")
+    mark_off_chain(store.files, 1, "its checkpoint is lost")
     manifest = store.directory / "versions" / "2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])
     waiting = add(store, 4.0)

@@ -24,6 +24,7 @@ from storage.declarations.policy_files import load_declarations
 from storage.errors import StorageError
 from storage.reading.shard_reader import read_position
 from storage.weights.decisions import load_decisions
+from storage.weights.files import PolicyFiles
 from storage.weights.highest_numbers import HighestFence, HighestNumbers
 from storage.weights.lease import LeaseRecord
 from storage.weights.off_chain import off_chain
@@ -218,8 +219,8 @@ DECODERS: dict[str, Decode] = {
     "keys/redaction.key": lambda path: kept_key(path.parents[1]),
     "manifests/????????????????.json": load_frozen,
     "manifests/*.train-*.json": read_record,
-    "numbers/*.json": lambda path: HighestNumbers(path.parents[1], "default").read(),
-    "numbers/*.lease": lambda path: HighestFence(path.parents[1] / "weights" / "default").read(),
+    "numbers/*.json": lambda path: HighestNumbers(PolicyFiles(path.parents[1], "default")).read(),
+    "numbers/*.lease": lambda path: HighestFence(PolicyFiles(path.parents[1], "default")).read(),
     "readers/mine.json": lambda path: read_position(path.parents[1], "mine"),
     "weights/default/candidates/*/candidate.json": lambda path: WeightStore(
         path.parents[4], "default"
@@ -228,14 +229,18 @@ DECODERS: dict[str, Decode] = {
     "weights/default/versions/4/weights.safetensors": _version,
     "weights/default/versions/4/lineage.json": _version,
     "weights/default/versions/*/off_chain.json": lambda path: off_chain(
-        path.parents[2], int(path.parent.name)
+        PolicyFiles(path.parents[4], "default"), int(path.parent.name)
     ),
-    "weights/default/pruned.jsonl": lambda path: PrunedVersions(path.parent).read(),
+    "weights/default/pruned.jsonl": lambda path: PrunedVersions(
+        PolicyFiles(path.parents[2], "default")
+    ).read(),
     "weights/default/checkpoints/follow.1.safetensors": _read_checkpoint,
-    "weights/default/leases/1.json": LeaseRecord.read,
+    "weights/default/leases/1.json": lambda path: LeaseRecord.read(
+        PolicyFiles(path.parents[3], "default"), 1
+    ),
     "weights/default/live.json": lambda path: WeightFolder(path.parents[2], "default").live(),
     "weights/default/served/*.json": lambda path: ever_served(
-        ServedRecords(path.parents[1]).read()
+        ServedRecords(PolicyFiles(path.parents[3], "default")).read()
     ),
     "weights/default/store.json": lambda path: WeightFolder(path.parents[2], "default").store_id,
 }

@@ -21,8 +21,8 @@ def weights_in(root: Path) -> Path:
     store = store_in(root)
     for value in (1.0, 2.0, 3.0):
         store.publish(add(store, value))
-    mark_off_chain(store.directory, 2, "its checkpoint is lost")
-    lease = Lease.take(store.directory)
+    mark_off_chain(store.files, 2, "its checkpoint is lost")
+    lease = Lease.take(store.files)
     lease.report(STATUS)
     lease.release()
     return store.directory

@@ -27,7 +27,6 @@ from storage.errors import JournalFull
 from storage.journal.sqlite_journal import MemoryJournal
 from storage.spaces.descriptors import parse_space
 from storage.weights import store as storage_store
-from storage.weights.memory_store import MemoryWeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.collector.test_collector import GatedJournal, registered, run, running
 
@@ -41,7 +40,7 @@ WEIGHTS = {  # of normal size, and beyond float32 on LARGE
 LARGE = [3e38, 3e38]
 
 
-def publish(store: storage_store.WeightFolder | MemoryWeightStore) -> None:
+def publish(store: storage_store.WeightFolder) -> None:
     store.publish(store.add_candidate(WEIGHTS, spec=SPEC.to_json(), metrics={}, lineage={}))
 
 

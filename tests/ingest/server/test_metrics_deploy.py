@@ -40,7 +40,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     for seed in (1, 2):
         publish(root, seed)
     store = WeightStore(root, "default")
-    lease = Lease.take(store.directory)
+    lease = Lease.take(store.files)
     lease.report({"rows_trained": 300, "excluded": {"stale": 7}})
     lease.release()
     store.start_canary(candidate(store, 3), 0.5)

@@ -18,7 +18,6 @@ from ingest.web.limits import ServerLimits
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
-from storage.weights.memory_store import MemoryWeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.client.test_local_inference import SPEC, publish
 from tests.ingest.client.test_local_inference_canary import candidate, play, wait_served
@@ -38,7 +37,7 @@ def test_many_versions_make_no_more_series() -> None:
         live, router = kept.live, Router(ServerLimits())
         metrics = Metrics(Sources(collector, live, router, Acting(collector, live)))
         store = live.store("default")
-        assert isinstance(store, MemoryWeightStore)
+        assert store.in_memory
         store._check = lambda candidate, weights: None  # the same weights each time
 
         def series() -> Counter[str]:

@@ -157,7 +157,7 @@ def no_fencing(job: Job) -> None:
     for module in (lease, store_module):
         if "require_fence" not in vars(module):
             raise RuntimeError("no require_fence: the planted build must follow the code")
-        module.require_fence = lambda directory, fence: None
+        module.require_fence = lambda files, fence: None
 
 
 PLANTED = {

@@ -21,6 +21,7 @@ from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.train_live import FollowResult, follow
 from storage.errors import PolicyPinned
+from storage.weights.files import PolicyFiles
 from storage.weights.off_chain import off_chain
 from tests.policy.jobs.live_log import (
     CONFIG,
@@ -65,7 +66,7 @@ def account(root: Path) -> dict[str, object]:
     if says - trained.keys():
         wrong["not_trained"] = sorted(says - trained.keys())[:5]
     versions = WeightStore(root, "default").versions()
-    if off := [v for v in versions if off_chain(root / "weights" / "default", v)]:
+    if off := [v for v in versions if off_chain(PolicyFiles(root, "default"), v)]:
         wrong["chain"] = off  # no checkpoint was damaged here
     first = sorted(rows_of(root, range(1000)))[: len(trained)]
     if sorted(trained) != first:  # the order of the shards, without a gap
@@ -155,8 +156,8 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert latest.with_name(f"{latest.name}.damaged-1").exists()
     assert "set aside" in caplog.text
     assert "version 4 is off the chain" in caplog.text
-    assert (off_chain(store.directory, 4) or "").startswith("its checkpoint is lost")
-    assert off_chain(store.directory, 3) is None
+    assert (off_chain(store.files, 4) or "").startswith("its checkpoint is lost")
+    assert off_chain(store.files, 3) is None
     assert (result.version, result.rows_trained) == (5, 300)
     assert claimed(root, 5) == claimed(root, 4) == rows_of(root, range(30))
     assert store.manifest(5).metrics["update"] == 3
@@ -196,7 +197,7 @@ def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
     rows = sorted(rows_of(root, range(12)))
     assert (result.version, sorted(claimed(root, 4))) == (4, rows[:300])
     assert sorted(claimed(root, 3)) == rows[:200]
-    assert off_chain(store.directory, 3) is None  # version 4 continued from it
+    assert off_chain(store.files, 3) is None  # version 4 continued from it
 
 
 def test_rows_that_are_left_out_are_in_no_lineage(root: Path) -> None:

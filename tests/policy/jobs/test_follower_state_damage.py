@@ -65,7 +65,7 @@ def test_the_version_before_is_taken_where_the_live_one_is_damaged_too(
     store = WeightStore(root, "default")
     assert (result.version, result.rows_trained) == (5, 300)
     assert claimed(root, 4) == rows_of(root, range(20))
-    assert (off_chain(store.directory, 3) or "").startswith("it is damaged")
+    assert (off_chain(store.files, 3) or "").startswith("it is damaged")
 
 
 def test_with_no_version_left_the_error_says_how_to_begin_anew(root: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from policy.inference.weight_store import WeightStore
 from policy.jobs.train_live import follow
 from storage.errors import LeaseHeld
+from storage.weights.files import PolicyFiles
 from storage.weights.lease import Lease
 from tests.policy.jobs.live_log import CONFIG, SPEC, Followers, declare, part, run, write
 
@@ -97,7 +98,7 @@ def test_a_lease_without_fencing_is_caught(root: Path, followers: Followers) -> 
 
 def test_a_second_follower_is_told_who_trains(root: Path) -> None:
     """The error names the process, also to a follower that would publish nothing."""
-    lease = Lease.take(root / "weights" / "default")
+    lease = Lease.take(PolicyFiles(root, "default"))
     try:
         with pytest.raises(LeaseHeld, match=f"process {os.getpid()} on "):
             follow(root, "default", CONFIG, spec=SPEC, stop=lambda: True, publish=False)

@@ -14,7 +14,7 @@ import pytest
 from storage.conformance import ConformanceError
 from storage.errors import ObjectNotFound
 from storage.objects.conformance import ObjectsConformance
-from storage.objects.interface import Content, Objects
+from storage.objects.interface import ObjectContent, Objects
 from storage.objects.memory import MemoryObjects
 from storage.objects.opening import objects_at
 
@@ -42,7 +42,7 @@ class Unordered(MemoryObjects):
 
 
 class Overwriting(MemoryObjects):
-    def put_if_absent(self, name: str, content: Content | Mapping[str, bytes]) -> None:
+    def put_if_absent(self, name: str, content: ObjectContent | Mapping[str, bytes]) -> None:
         if isinstance(content, bytes):
             return self.replace(name, content)
         return super().put_if_absent(name, content)
@@ -51,7 +51,7 @@ class Overwriting(MemoryObjects):
 class Piecewise(MemoryObjects):
     """Writes the objects of a group one by one."""
 
-    def put_if_absent(self, name: str, content: Content | Mapping[str, bytes]) -> None:
+    def put_if_absent(self, name: str, content: ObjectContent | Mapping[str, bytes]) -> None:
         if not isinstance(content, Mapping):
             return super().put_if_absent(name, content)
         for one, data in content.items():
@@ -94,7 +94,7 @@ class Unchanging(MemoryObjects):
 class Copying(MemoryObjects):
     """Leaves a local file where it was."""
 
-    def put_if_absent(self, name: str, content: Content | Mapping[str, bytes]) -> None:
+    def put_if_absent(self, name: str, content: ObjectContent | Mapping[str, bytes]) -> None:
         super().put_if_absent(name, content.read_bytes() if isinstance(content, Path) else content)
 
 

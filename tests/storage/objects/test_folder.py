@@ -80,3 +80,26 @@ def test_a_lock_that_is_held_for_long_is_an_error_that_names_its_holder(
         objects.replace_if_unchanged("a", b"1", None)
     lock.release()
     objects.replace_if_unchanged("a", b"1", None)
+
+
+def test_a_link_that_leads_nowhere_takes_its_name(tmp_path: Path) -> None:
+    """It is no object, and not nothing either."""
+    (tmp_path / "a").symlink_to("nowhere")
+    objects = FolderObjects(tmp_path)
+    status = objects.status("a")
+    assert status is not None
+    assert not status.is_object
+    with pytest.raises(ObjectUnusable, match="a link that leads nowhere"):
+        objects.read("a")
+    with pytest.raises(ObjectExists):
+        objects.put_if_absent("a", b"1")
+
+
+def test_a_root_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    """With `make=False`, and for what need not be durable."""
+    gone = tmp_path / "gone"
+    with pytest.raises(FileNotFoundError):
+        FolderObjects(gone / "shards", make=False).staging("stream/1")
+    with pytest.raises(FileNotFoundError):
+        FolderObjects(gone).replace("dropped/a.json", b"1", durable=False)
+    assert not gone.exists()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from storage.objects.folder import FolderObjects
 from storage.shards.schema import ShardMetadata
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import canonical_json
@@ -31,7 +32,11 @@ def _quick(path: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
     """Fails where Arrow is asked."""
     with monkeypatch.context() as patch:
         patch.setattr(inventory, "pq", None)
-        return inventory._summary(str(path))
+        return inventory._summary(FolderObjects(path.parent), path.name)
+
+
+def by_arrow(path: Path) -> Summary:
+    return inventory._by_arrow(FolderObjects(path.parent), path.name)
 
 
 @pytest.mark.parametrize("row_group_bytes", [2_000, 8_000_000])
@@ -41,7 +46,7 @@ def test_our_own_footers_need_no_arrow(
     """Metadata, size and the times of each row group are those that Arrow gives."""
     path = _written(tmp_path, row_group_bytes)
     found = _quick(path, monkeypatch)
-    assert found == inventory._by_arrow(str(path))
+    assert found == by_arrow(path)
     groups = pq.read_metadata(path).num_row_groups
     assert (groups > 1, len(found[2])) == (row_group_bytes == 2_000, 2 * groups)
 
@@ -60,7 +65,7 @@ def test_any_other_footer_is_read_by_arrow(
     """Our reader of footers and Arrow's give the same, whoever wrote the file."""
     path = rewrite(_written(tmp_path, 8_000_000), change, compression="zstd")
     (listed,) = list_streams(tmp_path, {}).streams
-    metadata, _, times = inventory._by_arrow(str(path))
+    metadata, _, times = by_arrow(path)
     assert (listed.rows, listed.spaces) == (metadata.rows, metadata.spaces)
     assert (listed.first_ts, listed.last_ts) == (min(times), max(times))
 

@@ -1,6 +1,7 @@
 """The records: listed in order, none skipped, counted by candidate and rows."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_decisions_are_listed_in_their_order(tmp_path):
 
 def test_what_cannot_be_read_is_named(tmp_path):
     """A record that cannot be read is named, and the other records are read."""
-    path = record(tmp_path, decision(), clock=lambda: 1.0)
+    path = Path(record(tmp_path, decision(), clock=lambda: 1.0))
     record(tmp_path, decision("c" * 64), clock=lambda: 2.0)
     for text in ("{", "[]", json.dumps({"format": 1}), json.dumps({"format": 0})):
         path.write_text(text)

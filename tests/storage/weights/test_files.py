@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
 from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
-from storage.weights.files import publish_directory, read_file
+from storage.weights.files import PolicyFiles
 from tests.storage.weights.any_weights import add, store_in
 
 
@@ -36,31 +35,23 @@ def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
         read()
 
 
-def test_sockets_devices_and_folders_are_no_files(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
-        with pytest.raises(WeightsDamaged, match="expected a regular file"):
-            read_file(tmp_path / "socket", 10)
-    for path in (Path("/dev/zero"), tmp_path):
-        with pytest.raises(WeightsDamaged, match="expected a regular file"):
-            read_file(path, 10)
-    with pytest.raises(WeightsNotFound):
-        read_file(tmp_path / "none", 10)
-
-
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 10)
-    assert read_file(path, 10) == b"x" * 10
+    files = PolicyFiles(tmp_path, "default")
+    files.objects.replace("weights/default/file", b"x" * 10)
+    assert files.read("file", 10) == b"x" * 10
     with pytest.raises(WeightsDamaged, match="expected at most 9 bytes, got 10"):
-        read_file(path, 9)
+        files.read("file", 9)
+    with pytest.raises(WeightsNotFound):
+        files.read("none", 10)
 
 
 def test_a_folder_that_cannot_be_made_is_not_taken_for_one_that_is_there(tmp_path: Path) -> None:
     """Otherwise a candidate that does not exist would be reported as stored."""
-    (tmp_path / "candidates").write_text("")
-    with pytest.raises(WeightStoreError, match="candidates cannot be made"):
-        publish_directory(tmp_path / "candidates" / "one", {"a": b"1"})
+    store = store_in(tmp_path)
+    store.directory.mkdir(parents=True)
+    (store.directory / "candidates").write_text("")
+    with pytest.raises(WeightStoreError, match="cannot be written"):
+        add(store, 1.0)
 
 
 def test_a_pointer_is_small_before_anybody_parses_it(tmp_path: Path) -> None:

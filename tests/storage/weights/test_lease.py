@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 from storage.errors import LeaseHeld, WeightsDamaged
-from storage.weights.lease import Lease, LeaseRecord, _link, current_lease, require_fence
+from storage.weights.files import PolicyFiles
+from storage.weights.lease import Lease, LeaseRecord, _put, current_lease, require_fence
 from storage.weights.store import WeightFolder
 
 
@@ -34,12 +35,16 @@ def directory(tmp_path: Path) -> Path:
     return found
 
 
+def files_in(directory: Path) -> PolicyFiles:
+    return PolicyFiles(directory.parents[1], directory.name)
+
+
 HOLDER = """
 import sys
-from pathlib import Path
+from storage.weights.files import PolicyFiles
 from storage.weights.lease import Lease
 
-lease = Lease.take(Path(sys.argv[1]), seconds=float(sys.argv[2]))
+lease = Lease.take(PolicyFiles(sys.argv[1], "default"), seconds=float(sys.argv[2]))
 print(lease.fence, flush=True)
 for line in sys.stdin:
     try:
@@ -55,7 +60,7 @@ for line in sys.stdin:
 def holder(directory: Path, seconds: float = 60.0) -> Iterator[subprocess.Popen[str]]:
     """A process that has taken the lease; it answers a line with whether it still has it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(directory), str(seconds)],
+        [sys.executable, "-c", HOLDER, str(directory.parents[1]), str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout
@@ -90,7 +95,7 @@ def test_a_second_follower_is_barred_and_told_by_whom(directory: Path) -> None:
         holder(directory) as first,
         pytest.raises(LeaseHeld, match=rf"process {first.pid} on \S+ \(lease 1, taken "),
     ):
-        Lease.take(directory)
+        Lease.take(files_in(directory))
     with Taken(directory) as second:  # a dead process of this machine holds nothing
         assert second.fence == 2
     with Taken(directory) as third:
@@ -104,7 +109,7 @@ class Taken:
         self.directory, self.how = directory, how
 
     def __enter__(self) -> Lease:
-        self.lease = Lease.take(self.directory, **self.how)  # type: ignore[arg-type]
+        self.lease = Lease.take(files_in(self.directory), **self.how)  # type: ignore[arg-type]
         return self.lease
 
     def __exit__(self, *error: object) -> None:
@@ -115,7 +120,9 @@ def test_a_follower_may_wait_for_the_end_of_another(directory: Path) -> None:
     """A follower that waits, as with `--lease-wait`, takes over when the holder is killed."""
     with holder(directory) as first:
         got: list[Lease] = []
-        waiting = threading.Thread(target=lambda: got.append(Lease.take(directory, wait=60.0)))
+        waiting = threading.Thread(
+            target=lambda: got.append(Lease.take(files_in(directory), wait=60.0))
+        )
         waiting.start()
         first.kill()
         waiting.join(60.0)
@@ -128,10 +135,10 @@ def test_a_lease_is_renewed_while_its_holder_lives(directory: Path) -> None:
     holder's report."""
     with Taken(directory, seconds=0.5) as lease:
         lease.report({"version": 7})
-        first = current_lease(directory)
+        first = current_lease(files_in(directory))
         assert first
         pause = threading.Event()
-        while (seen := current_lease(directory)) and seen.expires < first.expires + 1.0:
+        while (seen := current_lease(files_in(directory))) and seen.expires < first.expires + 1.0:
             pause.wait(0.01)
         assert seen
         assert seen.status == {"version": 7}
@@ -144,7 +151,7 @@ def test_an_orphan_that_wakes_up_after_its_lease_is_fenced_off(tmp_path: Path) -
     first, second, third = (candidate(store, value) for value in (1.0, 2.0, 3.0))
     with holder(store.directory, seconds=0.3) as orphan:
         orphan.send_signal(signal.SIGSTOP)
-        lease = Lease.take(store.directory, wait=60.0)
+        lease = Lease.take(store.files, wait=60.0)
         live = store.publish(first, expected_generation=0, fence=lease.fence)
         orphan.send_signal(signal.SIGCONT)
         assert ask(orphan).startswith("LeaseHeld: default: lease 1 is over: process ")
@@ -171,31 +178,31 @@ def test_a_publication_expects_the_generation_that_its_publisher_saw(tmp_path: P
 def test_a_number_is_claimed_once_between_hosts(directory: Path) -> None:
     """Between hosts no file lock holds, but a lease's file name can be taken only once."""
     with Taken(directory) as lease:
-        taken = current_lease(directory)
+        taken = current_lease(files_in(directory))
         assert taken
     elsewhere = replace(taken, fence=2, machine="elsewhere", expires=time.time() + 60)
     path = directory / "leases" / "2.json"
     path.write_bytes(elsewhere.to_bytes())
     with pytest.raises(LeaseHeld, match="lease 2 was taken meanwhile"):
-        _link(directory, replace(taken, fence=2))  # by a host that saw number 1 alone
-    assert LeaseRecord.read(path) == elsewhere
+        _put(files_in(directory), replace(taken, fence=2))  # by a host that saw number 1 alone
+    assert LeaseRecord.read(files_in(directory), 2) == elsewhere
     with pytest.raises(LeaseHeld, match=r"process \d+ on .* trains this policy"):
-        Lease.take(directory)
+        Lease.take(files_in(directory))
     with pytest.raises(LeaseHeld):
-        require_fence(directory, lease.fence)
+        require_fence(files_in(directory), lease.fence)
 
 
 def test_a_process_of_another_machine_holds_until_its_record_expires(directory: Path) -> None:
     """Whether a holder on another host lives cannot be known here."""
     with Taken(directory):
-        taken = current_lease(directory)
+        taken = current_lease(files_in(directory))
         assert taken
     path = directory / "leases" / "1.json"
     path.write_bytes(
         replace(taken, machine="elsewhere", pid=2**22, expires=time.time() + 60).to_bytes()
     )
     with pytest.raises(LeaseHeld, match=f"process {2**22}"):
-        Lease.take(directory)
+        Lease.take(files_in(directory))
     path.write_bytes(replace(taken, machine="elsewhere", expires=time.time() - 1).to_bytes())
     with Taken(directory) as lease:
         assert lease.fence == 2
@@ -204,7 +211,7 @@ def test_a_process_of_another_machine_holds_until_its_record_expires(directory: 
 def test_a_dead_holder_whose_process_id_was_given_again_holds_nothing(directory: Path) -> None:
     """The process that has the id now started at another time, so it is not the holder."""
     with holder(directory, seconds=3600.0):
-        killed = current_lease(directory)
+        killed = current_lease(files_in(directory))
         assert killed
     path = directory / "leases" / "1.json"
     path.write_bytes(replace(killed, pid=os.getpid()).to_bytes())
@@ -230,7 +237,7 @@ def test_a_number_is_not_given_again_after_the_leases_were_lost(directory: Path)
         with Taken(directory) as second:
             assert second.fence == 2
             with pytest.raises(LeaseHeld, match="lease 1 is over"):
-                require_fence(directory, first.fence)
+                require_fence(files_in(directory), first.fence)
             first.renew()
             with pytest.raises(LeaseHeld, match="lease 1 is over"):
                 first.check()
@@ -240,7 +247,7 @@ def test_a_number_is_not_given_again_after_the_leases_were_lost(directory: Path)
 
 def test_a_number_is_not_given_again_after_a_restore_of_the_weights(directory: Path) -> None:
     """The backup has the lease before: it is over, and the present one is remembered elsewhere."""
-    Lease.take(directory).release()
+    Lease.take(files_in(directory)).release()
     backup = directory.parents[1] / "backup"
     shutil.copytree(directory, backup)
     with Taken(directory) as first:
@@ -257,7 +264,7 @@ def test_a_holder_puts_its_lost_record_back(directory: Path) -> None:
         first.renew()
         first.check()
         with pytest.raises(LeaseHeld, match=r"process \d+ on \S+ .lease 1, taken"):
-            Lease.take(directory)
+            Lease.take(files_in(directory))
 
 
 def test_a_holder_replaces_its_damaged_record(directory: Path) -> None:
@@ -267,7 +274,7 @@ def test_a_holder_replaces_its_damaged_record(directory: Path) -> None:
         first.renew()
         first.check()
         with pytest.raises(LeaseHeld, match=r"process \d+ on \S+ .lease 1, taken"):
-            Lease.take(directory)
+            Lease.take(files_in(directory))
 
 
 def test_of_two_leases_with_one_number_one_ends(directory: Path) -> None:
@@ -289,7 +296,7 @@ def test_a_damaged_memory_of_numbers_bars_nobody(
     directory: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     """The numbers in `leases/` still count, and the damage is logged."""
-    Lease.take(directory).release()
+    Lease.take(files_in(directory)).release()
     (directory.parents[1] / "numbers" / "default.lease").write_bytes(content)
     with Taken(directory) as lease:
         assert lease.fence == 2
@@ -301,9 +308,9 @@ def test_a_fifo_keeps_no_follower_waiting(directory: Path) -> None:
     (directory / "leases").mkdir()
     os.mkfifo(directory / "leases" / "7.json")
     with pytest.raises(WeightsDamaged, match="expected a regular file"):
-        current_lease(directory)
+        current_lease(files_in(directory))
     with pytest.raises(LeaseHeld, match="lease 7 was taken"):
-        require_fence(directory, 6)
+        require_fence(files_in(directory), 6)
     with Taken(directory) as lease:
         assert lease.fence == 8
 

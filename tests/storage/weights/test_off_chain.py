@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import WeightStoreError
+from storage.objects import folder
 from storage.system.files import FileLock
 from storage.verify.audit import Trained, verify
-from storage.weights import files
 from storage.weights.off_chain import described, mark_off_chain, marked, off_chain
 from tests.storage.weights.any_weights import add, store_in
 
@@ -26,8 +26,8 @@ def test_a_version_off_the_chain_is_shown_as_such(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     for value in (1.0, 2.0):
         store.publish(add(store, value))
-    mark_off_chain(store.directory, 1, "its checkpoint is lost")
-    assert off_chain(store.directory, 2) is None
+    mark_off_chain(store.files, 1, "its checkpoint is lost")
+    assert off_chain(store.files, 2) is None
     listed, damaged = described(store)
     assert [(one["version"], one["off_chain"]) for one in listed] == [
         (1, "its checkpoint is lost"),
@@ -74,7 +74,7 @@ def test_other_names_among_the_versions_are_none(tmp_path: Path, name: str) -> N
     (store.directory / "versions" / name).mkdir()
     (store.directory / "versions" / name / "off_chain.json").write_text("{}")
     assert store.versions() == [1, 2]
-    assert marked(store.directory) == []
+    assert marked(store.files) == []
     assert store.rollback().version == 3
 
 
@@ -96,14 +96,12 @@ def test_a_lock_that_is_held_for_long_is_an_error_that_names_its_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is stopped during a publication blocks others, which get an error."""
-    monkeypatch.setattr(files, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.0)
     store = store_in(tmp_path)
     digest = add(store, 1.0)
     lock = FileLock(store.directory / "lock")
     lock.acquire()
-    with pytest.raises(
-        WeightStoreError, match=f"process {lock.holder()} holds .*: it is publishing"
-    ):
+    with pytest.raises(WeightStoreError, match=f"process {lock.holder()} holds .*: it is writing"):
         store.publish(digest)
     lock.release()
     assert store.publish(digest).version == 1

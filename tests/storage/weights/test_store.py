@@ -1,7 +1,6 @@
 """Weights are unchanged since their publication, or raise an error; numbers are never shared.
 
-Also of `storage.weights.candidate_files`, `storage.weights.candidates`, `storage.weights.lineage`
-and `storage.weights.versions`.
+Also of `storage.weights.folders` and `storage.weights.lineage`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_a_follower_is_paused_before_a_canary(store: WeightFolder, tmp_path: Pat
     """A canary cannot start while a follower runs unpaused: the follower's next version would be in
     both arms."""
     second = add(store, 2.0)
-    lease = Lease.take(store.directory)
+    lease = Lease.take(store.files)
     now = WeightFolder(tmp_path, "default", check=any_weights)  # by the clock of the lease
     try:
         with pytest.raises(LeaseHeld, match="headrace pause"):
