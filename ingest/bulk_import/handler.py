@@ -38,7 +38,7 @@ from ingest.access.tokens import Caller
 from ingest.bulk_import.acceptance import COMMIT_GROUPS, Acceptance, rebuilt
 from ingest.bulk_import.arrow_stream import ArrowBatches, read_batches, table_of
 from ingest.bulk_import.forms import Forms, policy_of
-from ingest.bulk_import.repeats import Content
+from ingest.bulk_import.repeats import KeyedRows
 from ingest.bulk_import.step_columns import StepBlock, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.client_instances import IMPORT
@@ -240,16 +240,16 @@ def _read(
     redaction, form = collector.redactor.of(rules), forms.get(stream.schema, rules)
     content = None
     if key is not None:
-        content = _content(Content(table, form, redaction), table.num_rows, key, receipt)
+        content = _content(KeyedRows(table, form, redaction), table.num_rows, key, receipt)
     return StepColumns(table, form, redaction, numbered=key is not None), content
 
 
 def _content(
-    content: Content, rows: int, key: str, known: Receipt | None
+    keyed: KeyedRows, rows: int, key: str, known: Receipt | None
 ) -> tuple[bytes, int] | None:
     """(digest, rows) to be stored, None for an import that is known completely. Raises Refusal."""
     if known is not None:
-        if rows < known.rows or not content.begins_with(known.rows, known.digest):
+        if rows < known.rows or not keyed.begins_with(known.rows, known.digest):
             text = (
                 f"expected the {counted(known.rows, 'row')} that were sent with {key!r} before, "
                 f"optionally followed by more, got other content in {counted(rows, 'row')}"
@@ -257,4 +257,4 @@ def _content(
             raise Refusal("conflict", text, _KEY)
         if rows == known.rows:
             return None
-    return content.digest(), rows
+    return keyed.digest(), rows

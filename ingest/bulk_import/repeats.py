@@ -30,7 +30,7 @@ _FORM = b"\2"
 all columns of a part (`obs`, `infos`, `tags`) of which anything is redacted."""
 
 
-class Content:
+class KeyedRows:
     """The rows of an import under a key, as its policy stores them."""
 
     def __init__(self, table: Any, form: Form, redaction: Redaction | None) -> None:
