@@ -43,6 +43,7 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode = msgspec.json.Decoder(_KeyFile).decode
+_decode_object = msgspec.json.Decoder(dict).decode
 
 
 def keys_folder(root: Path) -> Path:
@@ -66,7 +67,7 @@ def _read(root: Path) -> list[Token]:
     path = root / "keys" / "tokens.json"
     data = path.read_bytes()
     try:
-        require_format(msgspec.json.decode(data, type=dict), 1, path, "version")
+        require_format(_decode_object(data), 1, path, "version")
         document = _decode(data)
     except NewerFormat as error:
         raise TokenError(str(error)) from error

@@ -46,7 +46,7 @@ from storage.experience.sample_batch import (
 from storage.reading.ledger import Ledger, Ranges
 from storage.system.files import NotRegular, make_directory, read_regular, replace_file
 from storage.weights.files import MAX_WEIGHTS
-from storage.weights.manifest import open_document, seal_document
+from storage.weights.manifest import canonical, open_document, seal_document
 from storage.wording import counted
 
 __all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
@@ -319,6 +319,9 @@ class _Body(msgspec.Struct, kw_only=True):
     tensors: dict[str, str]
 
 
+_decode_body = msgspec.json.Decoder(_Body).decode
+
+
 def _read_checkpoint(path: Path) -> tuple[_Body, Tensors]:
     """Read a checkpoint. Raises WeightsDamaged unless `save` wrote it, NewerFormat, and OSError."""
     # not mapped: an I/O error on a mapped file kills the process
@@ -337,7 +340,7 @@ def _read_checkpoint(path: Path) -> tuple[_Body, Tensors]:
         raise WeightsDamaged(f"{path}: {error!r:.200}") from error
     sealed = open_document(_DOCUMENT, document.encode(), path)
     try:
-        body = msgspec.convert(sealed, _Body)
+        body = _decode_body(canonical(sealed))
     except msgspec.ValidationError as error:
         raise WeightsDamaged(f"{path}: {error}") from error
     found = {name: _digest(array) for name, array in tensors.items()}

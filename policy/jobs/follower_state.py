@@ -42,7 +42,7 @@ from storage.reading.shard_reader import Reserve, ShardReader
 from storage.reading.untrained_rows import UntrainedRows, position_without
 from storage.system.formats import require_format
 from storage.weights.lease import Lease
-from storage.weights.manifest import Live, Manifest, finite
+from storage.weights.manifest import Live, Manifest, canonical, finite
 from storage.weights.off_chain import mark_off_chain
 from storage.wording import counted
 
@@ -68,6 +68,9 @@ class _Resumed(msgspec.Struct, kw_only=True):
     not_read: dict[str, int]  # why -> rows
     spoiled: int
     format: int = FORMAT_VERSION
+
+
+_decode_resumed = msgspec.json.Decoder(_Resumed).decode
 
 
 class OutOfTurn(Exception):
@@ -154,7 +157,7 @@ class FollowerState:
         while (document := self._files.load(self._learner)) is not None:
             try:
                 require_format(document, FORMAT_VERSION, "follower")
-                found = msgspec.convert(document, _Resumed)
+                found = _decode_resumed(canonical(document))
                 self._reader.load_state_dict(found.position)
             except NewerFormat as error:
                 raise NewerFormat(f"{self._files.loaded}: {error}") from error

@@ -32,7 +32,9 @@ MAY_IMPORT = {
         " storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
-    "ingest.access": "ingest.protocol storage.declarations storage.system storage.wording msgspec",
+    "ingest.access": (
+        "ingest.protocol storage.declarations storage.errors storage.system storage.wording msgspec"
+    ),
     # Arrow is imported by `importlib`, at the first request
     "ingest.bulk_import": (
         "ingest.access ingest.collector ingest.episodes ingest.protocol ingest.web"
@@ -50,8 +52,8 @@ MAY_IMPORT = {
         " numpy urllib3"
     ),
     "ingest.delivery": (
-        "ingest.protocol storage.declarations storage.experience storage.spaces storage.system"
-        " storage.wording msgspec numpy opentelemetry urllib3"
+        "ingest.protocol storage.declarations storage.errors storage.experience storage.spaces"
+        " storage.system storage.wording msgspec numpy opentelemetry urllib3"
     ),
     "ingest.embedded": (
         "ingest.client ingest.collector ingest.delivery ingest.protocol ingest.server"
@@ -83,7 +85,7 @@ MAY_IMPORT = {
     "policy.algorithms": (
         "policy.inference policy.networks policy.ope policy.progress storage.errors"
         " storage.experience storage.reading storage.spaces storage.system storage.weights"
-        " storage.wording gymnasium numpy safetensors torch"
+        " storage.wording gymnasium msgspec numpy safetensors torch"
     ),
     # `vector_env` splits nested observations as acting does
     "policy.envs": (
@@ -94,7 +96,8 @@ MAY_IMPORT = {
     "policy.jobs": (
         "policy.algorithms policy.inference policy.networks policy.ope policy.progress"
         " storage.declarations storage.errors storage.experience storage.reading storage.shards"
-        " storage.spaces storage.system storage.weights storage.wording matplotlib numpy torch"
+        " storage.spaces storage.system storage.weights storage.wording matplotlib msgspec numpy"
+        " torch"
     ),
     "policy.networks": (
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
