@@ -60,9 +60,8 @@ class FlowControl:
     def held(self) -> dict[str, int]:
         """policy -> its live version, for policies whose live version has enough steps."""
         found: dict[str, int] = {}
-        for policy_id, quota in self._quota.items():
-            version, steps = self._counts.get(policy_id, (-1, 0))
-            if steps >= quota and version == self._live_version(policy_id):
+        for policy_id, (version, steps) in self._counts.items():
+            if steps >= self._quota[policy_id] and version == self._live_version(policy_id):
                 found[policy_id] = version
         return found
 

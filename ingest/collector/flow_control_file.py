@@ -9,7 +9,7 @@ cannot read by then.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -21,7 +21,8 @@ from storage.declarations.held_policies import held_version, say_held
 log = logging.getLogger("headrace.collector")
 
 LOOK_SECONDS = 0.05
-AGAIN_SECONDS = 1.0
+AGAIN_SECONDS, AT_ONCE = 1.0, 250
+"""Files that are checked in these seconds while nothing changes; more of them take turns."""
 
 
 class FlowControlFile:
@@ -70,10 +71,14 @@ class FlowControlFile:
         latest: dict[str, int | None] = {}
         warned = False
         while True:
-            with contextlib.suppress(queue.Empty):
+            try:
                 name, version = self._changes.get(timeout=AGAIN_SECONDS)
                 latest[name] = version
-            for name, version in latest.items():
+                due = [name, next(iter(latest))]
+            except queue.Empty:
+                due = list(itertools.islice(latest, AT_ONCE))
+            for name in due:
+                version = latest[name] = latest.pop(name)  # to the end: the files take turns
                 if held_version(self._root, name) == version:
                     continue
                 try:

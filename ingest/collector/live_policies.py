@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
+import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,7 +27,12 @@ import msgspec
 import numpy as np
 
 from ingest.access.admission import audit
-from ingest.collector.weight_follower import LoadedPolicy, Standing, WeightFollower
+from ingest.collector.weight_follower import (
+    LoadedPolicy,
+    Standing,
+    WeightFollower,
+    renew_seconds,
+)
 from ingest.collector.weights_thread import WeightsThread
 from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
@@ -53,6 +60,9 @@ T = TypeVar("T")
 
 FOLLOW_SECONDS = 0.005
 """Seconds between checks of live.json: a stat takes a microsecond and works on all file systems."""
+CHECKS, ROUND_SECONDS, PAUSE_SECONDS = 4_000, 0.5, 0.05
+"""Many policies take turns: `CHECKS` a second, or more if a round would take longer than this. The
+thread sleeps for at most `PAUSE_SECONDS` in between."""
 LOOK_SECONDS = 0.5
 """Seconds that requests wait for a check of the weights; then they use the known version."""
 WEIGHTS_SECONDS = 5.0
@@ -102,6 +112,11 @@ class LivePolicies:
         self.closing = False
         self._objects = MemoryObjects() if self.root is None else objects_at(self.root)
         self._live = {name: self._follow(policy) for name, policy in self.policies.items()}
+        many, self._turns = len(self._live), itertools.cycle(self._live.values())
+        self.interval = min(max(FOLLOW_SECONDS, many / CHECKS), PAUSE_SECONDS)
+        checks = math.ceil(self.interval * max(CHECKS, many / ROUND_SECONDS))
+        self._at_once = min(checks, many)
+        self._renew = renew_seconds(many)
         self._thread: WeightsThread | None = None
 
     @cached_property
@@ -120,21 +135,29 @@ class LivePolicies:
 
     def start(self, collector_id: str) -> None:
         """Follow publications on a thread, until `close`."""
-        self._thread = WeightsThread(self._look, FOLLOW_SECONDS)
+        self._thread = WeightsThread(self.take_turns, self.interval)
         for live in self._live.values():
             live.follower.collector_id = collector_id
         self._thread.start()
 
     def refresh(self) -> None:
         """Load newly published versions now, in the calling thread; only without `start`."""
-        self._look()
+        self._look(self._live)
 
-    def _look(self) -> None:
-        for live in self._live.values():
-            if live.follower.look() or not live.is_looked_at:
-                self._tell(live)
-            if self._thread is not None:
-                live.follower.register()
+    def take_turns(self) -> None:
+        """Check the policies whose turn it is; the thread does this every `interval` s."""
+        for live in itertools.islice(self._turns, self._at_once):
+            self._look_at(live)
+
+    def _look(self, policies: Iterable[str]) -> None:
+        for name in policies:
+            self._look_at(self._live[name])
+
+    def _look_at(self, live: _LivePolicy) -> None:
+        if live.follower.look() or not live.is_looked_at:
+            self._tell(live)
+        if self._thread is not None:
+            live.follower.register(renew=self._renew)
 
     def _tell(self, live: _LivePolicy) -> None:
         served, standing = live.follower.served, live.follower.standing
@@ -143,20 +166,27 @@ class LivePolicies:
         else:
             self._thread.tell(lambda: _take_up(live, served, standing))
 
-    async def look(self, seconds: float = LOOK_SECONDS) -> None:
-        """Load newly published versions now; wait at most `seconds` if the folder hangs."""
-        thread = self._thread
+    async def look(
+        self, policies: Iterable[str] | None = None, seconds: float = LOOK_SECONDS
+    ) -> None:
+        """Load newly published versions of some or all policies now.
+
+        Waits at most `seconds` if the folder hangs.
+        """
+        thread, names = self._thread, self._live if policies is None else policies
         if thread is None:
-            self.refresh()
+            self._look(names)
         elif thread.busy_seconds < seconds:
             with contextlib.suppress(Refusal):
-                await thread.ask(self._look, seconds)
+                await thread.ask(lambda: self._look(names), seconds)
 
     async def look_for_first(self, policies: Collection[str]) -> None:
         """`look` if one of the policies has no version, because one may just be published."""
-        found = (self._live.get(name) for name in policies)
-        if any(live is not None and live.served is None for live in found):
-            await self.look()
+        first = [
+            name for name in policies if (live := self._live.get(name)) and live.served is None
+        ]
+        if first:
+            await self.look(first)
 
     async def ask(self, policy_id: str, job: Callable[[WeightFolder], T]) -> T:
         """Run a job on a policy's files, load what it changed, and return its result.
@@ -172,7 +202,7 @@ class LivePolicies:
             try:
                 return job(store)
             finally:
-                self._look()
+                self._look_at(live)
 
         return await thread.ask(run)
 

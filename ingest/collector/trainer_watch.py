@@ -7,7 +7,9 @@ shards that it tries again. It can run on any machine with access to the root.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -21,7 +23,8 @@ from storage.weights.off_chain import marked
 
 log = logging.getLogger("headrace.collector")
 
-LOOK_SECONDS = 2.0
+LOOK_SECONDS, AT_ONCE, ROUND = 2.0, 500, 4
+"""Seconds between looks. More policies than `AT_ONCE` take turns, in at most `ROUND` looks."""
 
 
 class TrainerWatch:
@@ -29,6 +32,7 @@ class TrainerWatch:
 
     def __init__(self, root: Path, policies: Iterable[str]) -> None:
         self._files = [PolicyFiles(root, name) for name in policies]
+        self._turns = itertools.cycle(self._files)
         self._leases: dict[str, LeaseRecord] = {}
         self._off_chain: dict[str, list[int]] = {}
         self._troubled: set[str] = set()
@@ -53,8 +57,9 @@ class TrainerWatch:
         return dict(self._off_chain)
 
     def look(self) -> None:
-        """Read each lease and the marks of versions, once."""
-        for files in self._files:
+        """Read the leases and the marks of versions of the policies whose turn it is."""
+        most = max(AT_ONCE, math.ceil(len(self._files) / ROUND))
+        for files in itertools.islice(self._turns, min(most, len(self._files))):
             name = files.policy_id
             try:
                 lease = current_lease(files)

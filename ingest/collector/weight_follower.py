@@ -27,11 +27,17 @@ from storage.weights.store import WeightFolder
 
 log = logging.getLogger("headrace.collector")
 
-RENEW_SECONDS = REGISTERED_SECONDS / 3
+RENEW_SECONDS, RENEW_AT_MOST = REGISTERED_SECONDS / 3, REGISTERED_SECONDS * 2 / 3
+RENEWALS = 50
 AGAIN_SECONDS, AGAIN_AT_MOST = 0.1, 30.0
 MOST_RANGES, MOST_REFUSALS = 256, 32
 
 P = TypeVar("P")
+
+
+def renew_seconds(policies: int) -> float:
+    """The age at which registrations are renewed: `RENEWALS` a second, unless that is too late."""
+    return min(max(RENEW_SECONDS, policies / RENEWALS), RENEW_AT_MOST)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -219,14 +225,19 @@ class WeightFollower(Generic[P]):
 
     # registering
 
-    def register(self, *, seconds: float = REGISTERED_SECONDS) -> None:
-        """Write the record of the served version if it is new or due; `seconds=0` withdraws it."""
+    def register(
+        self, *, seconds: float = REGISTERED_SECONDS, renew: float = RENEW_SECONDS
+    ) -> None:
+        """Write the record of the served version if it is new, or `renew` seconds old.
+
+        `seconds=0` withdraws it.
+        """
         store, now = self._store, self._monotonic()
         if now < self._renew_at and seconds:
             return
         if not store.files.exist():  # nothing was ever published
             return
-        self._renew_at = now + RENEW_SECONDS
+        self._renew_at = now + renew
         try:
             store.served.write(self.record(seconds))
         except OSError as error:

@@ -30,7 +30,7 @@ END_SECONDS = 0.5
 
 
 class WeightsThread:
-    """Runs jobs in order, and calls `tick` every `interval` seconds while there are none."""
+    """Runs jobs in order, and calls `tick` between them, `interval` seconds after it last ended."""
 
     def __init__(self, tick: Callable[[], None], interval: float) -> None:
         self._tick, self._interval = tick, interval
@@ -96,9 +96,11 @@ class WeightsThread:
             raise Refusal("busy", text, retry_after=2.0) from None
 
     def _run(self) -> None:
+        due = time.monotonic() + self._interval
         while True:
             try:
-                job = self._jobs.get(timeout=self._interval)
+                left = due - time.monotonic()
+                job = self._jobs.get(timeout=left) if left > 0 else self._tick
             except Empty:
                 job = self._tick
             if job is None:
@@ -109,3 +111,5 @@ class WeightsThread:
             except Exception:
                 log.exception("an error while following the weights; following continues")
             self._busy_since = None
+            if job is self._tick:
+                due = time.monotonic() + self._interval

@@ -218,7 +218,7 @@ class WeightDownloads:
         wanted = parse_qs(request.query).get("version")
         if wanted is not None:
             return await self._version(policy_id, wanted[0])
-        await self._live.look(WEIGHTS_SECONDS)
+        await self._live.look([policy_id], WEIGHTS_SECONDS)
         known = request.headers.get(b"if-none-match", b"").decode("latin-1")
         self._live.note_seen(policy_id, known, request.caller.token_id)
         if known and known == self._live.etag(policy_id):

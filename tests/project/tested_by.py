@@ -21,7 +21,6 @@ TESTED_BY = {
     "ingest.collector.address_file": "storage/verify/test_audit",
     "ingest.collector.flow_control_file": "ingest/server/test_process_following",
     "ingest.collector.journal_report": "storage/verify/test_audit",
-    "ingest.collector.live_policies": "ingest/server/test_action_routes",
     "ingest.collector.quotas": "ingest/access/test_tokens",
     "ingest.collector.sealing": "ingest/collector/test_collector",
     "ingest.collector.stores": "ingest/server/test_process_start",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 
-from ingest.collector.weight_follower import WeightFollower
+from ingest.collector.weight_follower import WeightFollower, renew_seconds
 from storage.errors import WeightsRefused
 from storage.weights.manifest import Live, Manifest
 from storage.weights.served import REGISTERED_SECONDS
@@ -171,16 +172,22 @@ def test_a_pin_is_seen_without_a_new_generation(store: WeightFolder) -> None:
     assert follower.served is served
 
 
-def test_a_registration_is_renewed_while_the_collector_lives(store: WeightFolder) -> None:
+@pytest.mark.parametrize(("policies", "seconds"), [(1, 10), (500, 10), (700, 14), (9_000, 20)])
+def test_a_registration_is_renewed_while_the_collector_lives(
+    store: WeightFolder, policies: int, seconds: int
+) -> None:
     """A registration never lapses between two looks of the follower, and does once the follower has
-    ended."""
-    times = Times()
+    ended. Those of many policies are renewed less often: 50 a second, but none later than 20 s.
+    """
+    times, renewed = Times(), set()
     store.publish(add(store, 1.0))
     follower = follower_of(store, times)
     for _ in range(300):
-        follower.register()
-        assert store.served.registered(times.wall()) != []
+        follower.register(renew=renew_seconds(policies))
+        (record,) = store.served.registered(times.wall())
+        renewed.add(record.until)
         times.seconds += 0.5
+    assert len(renewed) == math.ceil(150 / seconds)
     times.seconds += REGISTERED_SECONDS
     assert store.served.registered(times.wall()) == []
 

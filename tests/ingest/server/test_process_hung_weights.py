@@ -129,6 +129,26 @@ def test_who_asks_after_the_end_of_the_thread_is_not_kept_waiting() -> None:
     asyncio.run(asyncio.wait_for(scene(), 60.0))
 
 
+def test_jobs_without_end_keep_no_policy_from_being_followed() -> None:
+    """The tick comes between jobs, even if another one waits each time."""
+
+    async def scene() -> None:
+        ticked = asyncio.Event()
+        thread = WeightsThread(lambda: thread.tell(ticked.set), 0.01)
+
+        def job() -> None:
+            if not ticked.is_set():
+                thread.submit(job)
+
+        thread.start()
+        thread.submit(job)
+        await asyncio.wait_for(ticked.wait(), 60.0)
+        thread.stop()
+        await thread.ended()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("started", ["before", "during"])
 def test_a_folder_that_hangs_stops_nothing(tmp_path: Path, started: str) -> None:
     """The thread for weights waits for a lock that is never released, as in a hung file system.
