@@ -320,6 +320,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             raise self._refused("malformed", "expected HTTP/1.1")
+        if self.parser.get_http_version() == "1.0" and self._is_coded():
+            raise self._refused("malformed", "expected no transfer encoding in HTTP/1.0")
         if self.parser.should_upgrade():
             raise self._refused("malformed", "expected HTTP/1.1 without an upgrade or CONNECT")
         if not self.url.startswith(b"/"):
@@ -328,6 +330,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._enter(Phase.BODY)
         self._watch.engage(self)
         super().on_headers_complete()
+
+    def _is_coded(self) -> bool:
+        return any(name == b"transfer-encoding" for name, _ in self.headers)
 
     def _take_target_host(self) -> None:
         """Use the host in a target (RFC 9112, 3.2.2) instead of the `Host` header."""
@@ -404,14 +409,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer input that the parser refuses, in the JSON format of errors.
 
-        With pipelining it is not answered, because that would look like the answer to another
-        request.
+        It is not answered if that would look like the answer to another request of a pipeline, or
+        like a second one.
         """
         self._watch.malformed += 1
-        if not self.answering:
+        if self._may_answer():
             self._write(self._refusal or Refusal("malformed", f"expected HTTP/1.1: {msg}"))
         self.let_go()
         self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether nothing is due or sent before an answer to the input that is being read."""
+        if self._phase is Phase.LINGERING:
+            return False
+        running = self._running
+        if running is None or running.response_complete:
+            return True
+        reading = self._phase is Phase.BODY and running is self.cycle
+        return reading and not running.response_started
 
     def _write(self, refusal: Refusal) -> None:
         body = msgspec.json.encode({"error": refusal.to_json()})

@@ -93,6 +93,16 @@ def test_answers_of_a_pipeline_stay_apart_and_in_order() -> None:
     assert [answer[-7:] for answer in answers] == [b"\r\n\r\nabc", b"\r\n\r\ndef"]
 
 
+def test_a_bad_chunk_is_answered_for_its_own_request_alone() -> None:
+    """Alone it gets 400. Behind a request whose answer is due it gets none, as that would look like
+    the one that is due, and the connection ends."""
+    bad = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"
+    (answer,) = heard(bad).writes
+    assert answer.startswith(b"HTTP/1.1 400")
+    behind = heard(BODY + b"\r\nabc" + bad)
+    assert (behind.writes, behind.closed) == ([], True)
+
+
 def test_go_on_is_written_before_the_body_comes() -> None:
     """A client with `Expect: 100-continue` waits for that answer before it sends its body."""
     first, answer = heard(BODY + b"Expect: 100-continue\r\n\r\n", b"abc").writes

@@ -20,7 +20,7 @@ import urllib3
 from ingest.protocol import messages as wire
 from ingest.web.limits import Budget, ServerLimits, room_for_connections
 from tests.collector_process import CollectorProcess, declare
-from tests.ingest.raw_http import HOST, connect, exchange, listen
+from tests.ingest.raw_http import HOST, Heard, connect, exchange, listen
 
 GET = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
 POST = b"POST /v1/events HTTP/1.1\r\n" + HOST
@@ -61,6 +61,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
         assert time.monotonic() < deadline
 
 
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 NOT_HTTP = {
     "a TLS greeting": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 4,
     "both lengths": POST
@@ -69,6 +70,15 @@ NOT_HTTP = {
     "two lengths": POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef" + GET,
     "an unknown coding": POST + b"Transfer-Encoding: cow, chunked\r\n\r\n0\r\n\r\n" + GET,
     "a coding behind chunked": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "chunks over HTTP/1.0": POST.replace(b"/1.1", b"/1.0")
+    + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "a chunk size that is no number": CHUNKED + b"xyz\r\n{}\r\n0\r\n\r\n" + GET,
+    "a chunk longer than its size": CHUNKED + b"1\r\n{}\r\n0\r\n\r\n" + GET,
+    "a chunk size of 17 digits": CHUNKED + b"F" * 17 + b"\r\n{}\r\n",
+    "a negative chunk size": CHUNKED + b"-1\r\n{}\r\n",
+    "no last line end": CHUNKED + b"2\r\n{}\r\n0\r\nx" + GET,
+    "a bad line in a trailer": CHUNKED + b"2\r\n{}\r\n0\r\nA B: x\r\n\r\n",
+    "2,000 tiny chunks": CHUNKED + b"1\r\n1\r\n" * 2_000,
     "an upgrade": b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n" + HOST + b"\r\n",
     "CONNECT": b"CONNECT example:1 HTTP/1.1\r\n" + HOST + b"\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -86,11 +96,38 @@ NOT_HTTP = {
 def test_what_is_no_request_gets_one_answer_and_the_end(
     collector: CollectorProcess, name: str
 ) -> None:
-    """One 400 in the error format, then the connection is closed: nothing after it is read."""
-    heard = exchange(collector.port, NOT_HTTP[name], answers=0)
-    assert (heard.statuses, heard.closed) == ([400], True)
-    body = heard.data.partition(b"\r\n\r\n")[2]
-    assert json.loads(body)["error"]["code"] == "malformed"
+    """One 400 in the error format, then the connection is closed: nothing after it is read.
+
+    Also if it comes in pieces.
+    """
+    data = NOT_HTTP[name]
+    for heard in (exchange(collector.port, data, answers=0), piecewise(collector.port, data)):
+        assert (heard.statuses, heard.closed) == ([400], True)
+        body = heard.data.partition(b"\r\n\r\n")[2]
+        assert json.loads(body)["error"]["code"] == "malformed"
+
+
+def piecewise(port: int, data: bytes) -> Heard:
+    """Send the header and the rest apart; the collector has read the header by then."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    with connect(port) as connection:
+        connection.sendall(head + end)
+        exchange(port, GET)
+        with contextlib.suppress(OSError):
+            connection.sendall(rest)
+        return listen(connection, answers=0)
+
+
+def test_a_bad_chunk_after_an_answer_gets_no_second_one(collector: CollectorProcess) -> None:
+    """A request that was refused before its body was read is answered once."""
+    nowhere = CHUNKED.replace(b"/v1/events", b"/v1/nowhere")
+    with connect(collector.port) as connection:
+        connection.sendall(nowhere + b"2\r\n{}\r\n")
+        first = listen(connection)
+        assert first.statuses == [404]
+        with contextlib.suppress(OSError):
+            connection.sendall(b"xyz\r\n")
+        assert listen(connection, answers=0).statuses == []
 
 
 @pytest.mark.parametrize(
