@@ -1,7 +1,7 @@
 """A service module for the servers that host it: WSGI, ASGI and Celery tasks.
 
 `COLLECTOR` is the collector's address. With `BUSY`, the client has logged and its thread runs
-before a preloading server forks.
+before a preloading server forks; with `IDLE`, the thread waits for the collector by then.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ client = PolicyClient(os.environ.get("COLLECTOR", "http://127.0.0.1:9"))
 if "BUSY" in os.environ:
     for number in range(50):
         client.log_step(OBSERVATION, 1, 1.0, episode_id=f"{os.getpid()}-preload-{number}")
+if "IDLE" in os.environ:
+    from tests.ingest.bare_fork import await_idle
+
+    await_idle()
 
 
 def decide(name: str) -> str:

@@ -256,6 +256,7 @@ def test_what_cannot_be_answered_is_raised_and_leaves_the_episode(
 FORKING = r"""
 import asyncio, os, sys
 from headrace import AsyncPolicyClient
+from tests.ingest.bare_fork import bare_fork
 
 async def act(client):
     episode = client.start_episode()
@@ -266,7 +267,7 @@ async def act(client):
 
 client = AsyncPolicyClient(sys.argv[1], sys.argv[2], timeout=60)
 asyncio.run(act(client))
-child = os.fork()
+child = eval(sys.argv[3])()
 asyncio.run(act(client))
 if child == 0:
     os._exit(0)
@@ -274,13 +275,15 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.parametrize("fork", ["os.fork", "bare_fork"])
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_a_client_that_has_acted_acts_in_a_forked_child(
-    collector: CollectorProcess, mode: str
+    collector: CollectorProcess, mode: str, fork: str
 ) -> None:
     """A process acts, forks, and then parent and child act, as after a warm-up with `gunicorn
-    --preload`. The child has none of the parent's threads."""
-    command = [sys.executable, "-c", FORKING, collector.address, mode]
+    --preload`, or with uWSGI, which runs no fork hooks. The child has none of the parent's
+    threads."""
+    command = [sys.executable, "-c", FORKING, collector.address, mode, fork]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "acted\n" * 3), done.stderr
 

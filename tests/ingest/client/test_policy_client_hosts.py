@@ -109,6 +109,44 @@ def test_workers_of_a_server_log_each_request_once(
     assert sum(pids.values()) == 60
 
 
+def test_workers_that_are_forked_without_hooks_log_each_request_once(
+    collector: CollectorProcess,
+) -> None:
+    """uWSGI forks its workers without Python's fork hooks, after the client's thread ran. They log
+    for themselves all the same, and deliver at their end. The collector is frozen until they run,
+    so that the thread waits for it while they are forked."""
+    port, names = free_port(), [f"decision-{number}" for number in range(40)]
+    words = [str(Path(sys.executable).with_name("uwsgi")), "--http-socket", f"127.0.0.1:{port}"]
+    words += [
+        "--master",
+        "--processes",
+        "2",
+        "--threads",
+        "2",
+        "--die-on-term",
+        "--disable-logging",
+    ]
+    words += ["--virtualenv", sys.prefix, "--module", f"{HOSTED}:wsgi"]
+    os.kill(collector.serving_pid(), signal.SIGSTOP)
+    settings = {"COLLECTOR": collector.address, "PYTHONPATH": str(ROOT), "BUSY": "1", "IDLE": "1"}
+    server = subprocess.Popen(words, env={**os.environ, **settings}, cwd=ROOT)
+    try:
+        call(port, "first")
+        os.kill(collector.serving_pid(), signal.SIGCONT)
+        with ThreadPoolExecutor(8) as callers:
+            pids = Counter(callers.map(lambda name: call(port, name), names))
+    finally:
+        os.kill(collector.serving_pid(), signal.SIGCONT)
+        server.terminate()
+        status = ended(server)
+    assert status == 0
+    found = stored(collector)
+    before = [name for name in found if "preload" in name]
+    assert found == Counter(["first", *names, *before])
+    assert len(before) == 50
+    assert sum(pids.values()) == 40
+
+
 def test_a_task_queues_pool_delivers_before_it_ends(
     collector: CollectorProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,16 @@
-"""A lock on a file whose holder removes it."""
+"""A lock on a file whose holder removes it, or forks."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from storage.system.files import FileLock
 
@@ -26,6 +32,89 @@ def test_a_lock_is_held_on_the_file_that_has_the_name(tmp_path: Path) -> None:
     second.release()
     assert third.acquire(blocking=False)
     third.release()
+
+
+@contextmanager
+def child_of(fork: Callable[[], int], *, calls: bool) -> Iterator[None]:
+    """A forked child, which lives until the end of the block; with `calls` it takes another lock
+    first."""
+    mine, its = os.pipe(), os.pipe()
+    child = fork()
+    if not child:
+        try:
+            os.close(mine[1])
+            if calls:
+                FileLock(Path(os.devnull)).acquire(shared=True)
+            os.write(its[1], b"x")
+            os.read(mine[0], 1)
+        finally:
+            os._exit(0)
+    os.read(its[0], 1)
+    try:
+        yield
+    finally:
+        for fd in (*mine, *its):
+            os.close(fd)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("fork", "calls"), [(os.fork, False), (ctypes.PyDLL(None).fork, True)], ids=["os", "libc"]
+)
+def test_a_forked_child_does_not_hold_its_parents_locks(
+    tmp_path: Path, fork: Callable[[], int], calls: bool
+) -> None:
+    """Neither one that another thread holds, nor one that it waits for. In a child without fork
+    hooks this is so from the next lock on. The parent keeps its lock until it releases it."""
+    held, waiting, other = (FileLock(tmp_path / "lock") for _ in range(3))
+    taken = threading.Thread(target=held.acquire)
+    taken.start()
+    taken.join()
+    waits = threading.Thread(target=waiting.acquire)
+    waits.start()
+    while _times_open(tmp_path / "lock") < 2:
+        assert waits.is_alive()
+    with child_of(fork, calls=calls):
+        assert not other.acquire(blocking=False)
+        held.release()
+        waits.join(60)
+        assert not waits.is_alive()
+        assert not other.acquire(blocking=False)
+        waiting.release()
+        assert other.acquire(blocking=False)
+        other.release()
+
+
+def test_a_fork_within_the_opening_of_a_lock_leaves_it_to_the_parent(tmp_path: Path) -> None:
+    """The file is open in the kernel, and the thread that opened it does not know the descriptor's
+    number yet, because the thread that forks has the interpreter."""
+    libc, path = ctypes.PyDLL(None), tmp_path / "lock"  # PyDLL: this thread keeps the interpreter
+    os.mkfifo(path)
+    lock, other = FileLock(path), FileLock(path)
+    waits = threading.Thread(target=lock.acquire, kwargs={"shared": True})
+
+    def fork() -> int:
+        lowest = os.dup(0)
+        os.close(lowest)  # it is the next file's number
+        waits.start()  # until there is a writer, who can open the file once a reader waits
+        while (writer := libc.open(bytes(path), os.O_WRONLY | os.O_NONBLOCK)) < 0:
+            path.stat()  # gives the other thread the interpreter
+        opened.append(writer)
+        while libc.fcntl(min({lowest, lowest + 1} - {writer}), 1) < 0:  # F_GETFD
+            continue
+        return os.fork()
+
+    usual, opened = sys.getswitchinterval(), list[int]()
+    sys.setswitchinterval(1000.0)
+    try:
+        with child_of(fork, calls=False):
+            waits.join()
+            lock.release()
+            assert other.acquire(blocking=False)
+            other.release()
+    finally:
+        sys.setswitchinterval(usual)
+        os.close(opened[0])
 
 
 def _times_open(path: Path) -> int:
