@@ -37,6 +37,9 @@ CLOSE_SECONDS = 1.0
 FEWEST = 1_000
 """The number of events that may be unwritten even if `max_pending` is smaller."""
 
+LOOK_SECONDS = 1.0
+"""Seconds between looks whether the files are still there, while nothing is written."""
+
 RETRY_SECONDS = 0.1
 """Seconds between attempts to write events whose call has returned."""
 
@@ -194,7 +197,8 @@ class SharedSpool:
     def counts(self) -> tuple[int, int, int]:
         """(waiting events on disk, their bytes on disk, events not written yet)."""
         with self._lock:
-            return self.waiting, self.files.nbytes, self.count
+            stranded = self.files.stranded
+            return self.waiting - stranded, self.files.nbytes, self.count + stranded
 
     def is_unwritten(self, ids: Collection[Name] | None = None) -> bool:
         """Whether any events, or any of these episodes, are not on disk yet."""
@@ -311,19 +315,32 @@ class SharedSpool:
                     del self._judged[: len(judged)]
                     self._count_waiting()
                     entries = list(islice(self._entries, count))
+                if not entries:  # a write does this first
+                    self._replace_gone()
                 if entries and not self._write(entries) and len(entries) > 1:
                     for entry in entries:  # one of them may fit
                         if not self._write([entry]) and entry.is_late:
                             break
             self._rest()
 
+    def _replace_gone(self) -> None:
+        try:
+            self.files.replace_gone()
+        except Exception as error:  # any error: the thread must continue; the next call raises it
+            log.debug("%s: %s", self.files.directory, error)
+
     def _next(self) -> tuple[int, list[Event]] | None:
-        """(number of entries to write, judged events to note); None at the end."""
+        """(number of entries to write, judged events to note); None at the end.
+
+        Without either once a second, to look after the files.
+        """
         with self._lock:
             while not (self._entries or self._judged):
                 if self._closed:
                     return None
-                self._work.wait(HANG_SECONDS)  # a finalizer in this thread may bring work
+                # a finalizer in this thread may bring work
+                if not self._work.wait(LOOK_SECONDS) and self.files.waiting:
+                    break
             if self._closed and self._trouble is not None:
                 return None
             self._busy_since = time.monotonic()
@@ -401,6 +418,7 @@ class SharedSpool:
         """
         if self._stop() and self.disk.acquire(timeout=CLOSE_SECONDS):
             try:
+                self._replace_gone()
                 self.files.close()
             finally:
                 self.disk.release()

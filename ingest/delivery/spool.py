@@ -22,14 +22,17 @@ of an event is one lost event, and reading goes on behind it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import secrets
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,7 @@ _READ_BYTES = 262_144
 _RESERVE = "reserve"
 _RESERVE_BYTES = 65_536
 _ARRAY = 1  # the msgpack extension of an array in a draft
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 class Begun(msgspec.Struct, array_like=True, frozen=True):
@@ -84,7 +88,11 @@ class Begun(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """`address` is the collector's, `begun` the open episodes at that point."""
+    """`address` is the collector's, `begun` the open episodes at that point.
+
+    `notes_removal`: it is noted that the events of removed pieces were judged, so that pieces that
+    were lost can be told from these.
+    """
 
     address: str
     instance: str | None
@@ -92,6 +100,7 @@ class _Head(msgspec.Struct, array_like=True):
     begun: list[Begun]
     moved: list[Moved]
     format: int = FORMAT_VERSION
+    notes_removal: bool = False
 
 
 class Moved(msgspec.Struct, array_like=True, frozen=True):
@@ -174,6 +183,8 @@ class SpoolSegment:
         self.next_start = 0
         self.unread = 0
         self.unreadable = 0  # events
+        self.lost = 0  # events in pieces that were not there when it was taken up
+        self.is_gone = False  # its files are not at their paths any more
         self.begun: dict[str, Begun] = {}  # open episodes, as of the events read
         self.moved: dict[str, Moved] = {}
         self._into: dict[str, Moved] = {}  # the same by their new episodes
@@ -186,6 +197,8 @@ class SpoolSegment:
         self._next = 0
         self._done = RangeSet()
         self._has_head = False  # one has been scanned
+        self._notes_removal = True  # as each of its heads says
+        self._absent: list[tuple[int, int]] = []  # the events of absent pieces
         self._stays = False  # a damaged piece could not be renamed
         self._pieces: deque[_Piece] = deque()
         self._written: dict[str, Begun] = {}  # open episodes, as of the events written
@@ -313,17 +326,37 @@ class SpoolSegment:
         self._done.update(judged)
         for number in numbers:
             self._steps.pop(number, None)
-        with contextlib.suppress(OSError):  # then they are sent again, and recognised
-            self._write(self._framed(DONE, judged.ranges()), sync=False)
-        while len(self._pieces) > 1:
-            first, second = self._pieces[0], self._pieces[1]
-            if second.base > first.base and not self._done.contains_range(
-                first.base, second.base - 1
-            ):
-                return
-            if not self._remove(first):
+        self._note_done(judged.ranges())
+        judged_pieces = self._judged_pieces()
+        if not judged_pieces:
+            return
+        before = [(0, self._pieces[judged_pieces].base - 1)]
+        is_noted = self._note_done(before)
+        for _ in range(judged_pieces):
+            if not self._remove(self._pieces[0]):
                 return
             self._pieces.popleft()
+        if not is_noted:  # the disk was full
+            self._note_done(before)
+
+    def _note_done(self, ranges: list[tuple[int, int]]) -> bool:
+        """Note judged events, without a sync; without the note they are sent again, and recognised.
+
+        Returns False if it cannot be written.
+        """
+        try:
+            self._write(self._framed(DONE, ranges), sync=False)
+        except OSError:
+            return False
+        return True
+
+    def _judged_pieces(self) -> int:
+        """The number of pieces without remaining events before the first one that stays."""
+        for place, (piece, following) in enumerate(pairwise(self._pieces)):
+            empty = following.base <= piece.base
+            if not empty and not self._done.contains_range(piece.base, following.base - 1):
+                return place
+        return max(0, len(self._pieces) - 1)
 
     def _remove(self, piece: _Piece) -> bool:
         """Remove a piece without remaining events. A damaged one is renamed instead.
@@ -392,6 +425,7 @@ class SpoolSegment:
             self.next_start,
             list(self._written.values()),
             list(self.moved.values()),
+            notes_removal=self._notes_removal,
         )
         data = 2 * self._framed(HEAD, head)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -436,18 +470,22 @@ class SpoolSegment:
             lost_at_end = 0 if is_torn(rest) else events_in(rest)
         self._next += lost_at_end  # behind other pieces the next one's head tells how many
         self.next_start += lost_at_end
+        for first, last in self._absent:
+            if self._notes_removal:  # release 0.1.0 does not
+                self.lost += len(self._done.missing(first, last))
+            self._done.add_range(first, last)
         self.lacks_notes = notes > self.notes or bool(self.notes and not self._has_head)
         if self._pieces:
             self._reading = (self._pieces[0].serial, 0, self._pieces[0].base)
         self.unread = self.waiting
 
     def _begin(self, piece: _Piece, first: SpoolFrame) -> int:
-        """The number of a piece's first event. Those of absent pieces before it are done."""
+        """The number of a piece's first event. Those of absent pieces before it are noted."""
         if piece.serial == (self._pieces[-1].serial + 1 if self._pieces else 0):
             return first.number if first.kind == HEAD else self._next
         base = first.number if first.kind == HEAD else max(self._next, first.number - 1)
         if base > self._next:
-            self._done.add_range(self._next, base - 1)
+            self._absent.append((self._next, base - 1))
             self._next = base
         return base
 
@@ -465,6 +503,7 @@ class SpoolSegment:
                     for one in head.begun
                 }
             self._has_head = True
+            self._notes_removal = head.notes_removal
             self.address, self.instance = head.address, head.instance
             self.next_start = max(self.next_start, head.next_start)
             for one in head.moved:
@@ -717,10 +756,52 @@ class SpoolSegment:
                 event.seq, event.decided = event.seq - moved.seq + 1, None
             event.episode_id = moved.new
 
+    # --- files that are gone ------------------------------------------------------------------
+
+    def is_there(self) -> bool:
+        """Whether its files are at their paths. Raises OSError if that cannot be found out."""
+        try:
+            found = [os.stat(piece.path) for piece in self._pieces]
+            is_last = self._fd < 0 or os.path.samestat(found[-1], os.fstat(self._fd))
+            return is_last and self._lock.has_name
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+
+    def carry_on(self, old: SpoolSegment, numbered: Sequence[tuple[int, Event]]) -> None:
+        """Continue a segment whose files are gone: write those of its events that are in memory.
+
+        `numbered` are these events in order, with their numbers in `old`. Raises OSError.
+        """
+        self.address, self.instance, self.next_start = old.address, old.instance, old.next_start
+        self.is_foreign, self.moved, self._into = old.is_foreign, old.moved, old._into
+        self._started = old._started
+        again = Counter(
+            old._origin(event.episode_id)[0] for number, event in numbered if number in old._steps
+        )
+        for name, one in old.begun.items():  # as before these events
+            steps = None if one.steps is None else one.steps - again[name]
+            self._written[name] = Begun(one.start, steps)
+        events = [event for _, event in numbered]
+        first = self.append(map(encoded, events), events, left=False)
+        self._steps = {
+            place: old._steps[number]
+            for place, (number, _) in enumerate(numbered, first)
+            if number in old._steps
+        }
+        self.begun, self._written = dict(old.begun), dict(old._written)
+        if old.unread:  # any episode may lack some of these
+            for known in (self.begun, self._written):
+                known.update({name: Begun(one.start, None) for name, one in known.items()})
+
     # --- the end -----------------------------------------------------------------------------
 
     def let_go(self) -> None:
         """Release the segment unchanged for other processes."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
         self._lock.release()
 
     def close(self, *, forked: bool = False) -> None:
@@ -748,10 +829,7 @@ class Spool:
         address: str,
         policy: Callable[[str | None], ClientPolicy],
     ) -> None:
-        made = [one for one in (directory, *directory.parents) if not one.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-        for one in made if sync else ():
-            sync_directory(one.parent)
+        _make(directory, sync)
         probe = FileLock(directory / "lock")  # fails at once on systems without file locks
         probe.acquire(shared=False, blocking=False)
         probe.release()
@@ -766,6 +844,7 @@ class Spool:
         self.unreadable = self.unreadable_own = 0  # events; those of this process
         self._instance: str | None = None
         self._has_read_own = False
+        self.stranded = 0  # events in memory whose files are gone, and cannot be written again
         self._places: dict[int, tuple[Event, SpoolSegment, int]] = {}
 
     def close(self, *, forked: bool = False) -> None:
@@ -773,7 +852,7 @@ class Spool:
         for segment in self.segments:
             segment.close(forked=forked)
         self.own, self.taken_up, self._instance = None, [], None
-        self._places = {}
+        self._places, self.stranded = {}, 0
 
     @property
     def segments(self) -> list[SpoolSegment]:
@@ -809,6 +888,7 @@ class Spool:
 
         `contents`: the result of `encoded` for each event.
         """
+        self.replace_gone()
         contents = list(map(encoded, events)) if contents is None else contents
         nbytes = sum(OVERHEAD + len(content) for _, content in contents)
         if self.own is None:
@@ -825,6 +905,46 @@ class Spool:
             for event in events:
                 own.translate(event)
         return True
+
+    def replace_gone(self) -> None:
+        """Make new files for events in memory whose own were removed, moved or replaced.
+
+        Events that were only in those files are counted as unreadable. Raises OSError if no files
+        can be made; the events are `stranded` then.
+        """
+        for segment in self.segments:
+            numbered = [
+                (number, event) for event, one, number in self._places.values() if one is segment
+            ]
+            if (numbered or segment is self.own) and not segment.is_there():
+                self._replace(segment, sorted(numbered, key=itemgetter(0)))
+
+    def _replace(self, old: SpoolSegment, numbered: Sequence[tuple[int, Event]]) -> None:
+        if not old.is_gone:
+            kept = counted(len(numbered), "unsent event")
+            why = "it was removed, moved or replaced while it was in use"
+            log.error("%s: %s; %s in memory", old.folder, why, kept)
+        old.is_gone, self.stranded = True, len(numbered)
+        _make(self.directory, self._sync)
+        new = SpoolSegment.create(self.directory, self._piece_bytes, self._sync)
+        try:
+            new.carry_on(old, numbered)
+        except BaseException:
+            new.let_go()
+            shutil.rmtree(new.folder, ignore_errors=True)
+            raise
+        for number, (_, event) in enumerate(numbered):
+            self._places[id(event)] = (event, new, number)
+        if old is self.own:
+            self.own = new
+            self.unreadable_own += old.unread
+        else:
+            self.taken_up[self.taken_up.index(old)] = new
+        self.unreadable += old.unread
+        self.stranded = 0
+        old.let_go()
+        kept, lost = counted(len(numbered), "event"), counted(old.unread, "event")
+        log.error("%s: wrote %s again; %s had been only in the old files", new.folder, kept, lost)
 
     def read(self, most: int) -> list[tuple[Event, str | None]]:
         """The next events that are only on disk, with their instances (None: this process's).
@@ -950,6 +1070,10 @@ class Spool:
             if segment.damaged:
                 amount = counted(segment.damaged, "damaged byte was", "damaged bytes were")
                 log.error("%s: %s skipped", folder, amount)
+            if segment.lost:
+                self.unreadable += segment.lost
+                amount = counted(segment.lost, "event")
+                log.error("%s: %s cannot be read: their files are missing", folder, amount)
             if segment.lacks_notes:
                 missing = segment.give_up()
                 self.unreadable += missing
@@ -962,3 +1086,11 @@ class Spool:
             else:
                 segment.close()
         return found
+
+
+def _make(directory: Path, sync: bool) -> None:
+    """Make a folder, and those that it is in."""
+    made = [one for one in (directory, *directory.parents) if not one.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for one in made if sync else ():
+        sync_directory(one.parent)

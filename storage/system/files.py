@@ -125,6 +125,11 @@ class FileLock:
             if has_name:
                 return fd
 
+    @property
+    def has_name(self) -> bool:
+        """Whether the locked file is still the one at its path. Raises OSError."""
+        return os.path.samestat(os.fstat(self._fd), self.path.stat())
+
     def holder(self) -> str:
         """The process id in the file, that of the last exclusive holder, or "unknown"."""
         with contextlib.suppress(OSError, UnicodeDecodeError):

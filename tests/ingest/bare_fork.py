@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ingest.delivery import outbox, shared_spool
 
-outbox.LOOK_SECONDS = shared_spool.HANG_SECONDS = 3600.0
+outbox.LOOK_SECONDS = shared_spool.LOOK_SECONDS = 3600.0
 
 
 def bare_fork() -> int:
