@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import random
 import re
 import signal
 import subprocess
@@ -35,6 +36,7 @@ from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.faults.disk import Disk
 from tests.ingest.scripted_collector import Gate, ScriptedCollector, cut_after, cut_before, pass_by
 
 OBS = [0.0, 0.5, 1.0, -0.5]
@@ -123,6 +125,40 @@ def test_what_was_acknowledged_before_the_kill_is_not_doubled(tmp_path: Path) ->
     counts = Counter((row["eps_id"], row["t"]) for row in shard_rows(tmp_path))
     assert set(counts.values()) == {1}
     assert len([name for name, _ in counts if not name.endswith("open")]) == 160
+
+
+CUT = """
+import sys, threading
+from ingest.client.policy_client import PolicyClient
+address, spool = sys.argv[1:]
+options = {"on_full": "spool", "spool_dir": spool, "spool_sync": True, "max_wait": 20.0}
+client = PolicyClient(address, **options)
+client.log_step([0.5, -1.0], 1, 1.0)
+client.flush(60)
+print("acknowledged", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_power_cut_after_the_answer_leaves_the_instance_on_disk(
+    collector: ScriptedCollector, tmp_path: Path
+) -> None:
+    """The note of the instance is synced before the first event is sent: after the cut, which
+    leaves only what was synced, the next process repeats the events under the same instance."""
+    disk = Disk.create(tmp_path / "volume")
+    spool = disk.root / "spool"
+    command = [sys.executable, "-c", CUT, collector.address, str(spool)]
+    environment = {**os.environ, **disk.environment}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment)
+    assert process.stdout is not None
+    with process.stdout as output:
+        assert output.readline() == b"acknowledged\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    disk.cut(random.Random(1), "nothing")
+    with spooling(collector.address, spool) as client:
+        client.flush(60)
+        assert client.stats.acknowledged == client.stats.duplicates == 3
 
 
 def test_flush_raises_what_was_refused_of_this_process(

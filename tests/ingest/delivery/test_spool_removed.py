@@ -52,11 +52,11 @@ for words in sys.stdin:
 
 
 class Logging:
-    """A process that logs as many steps as it is told, while the collector is away."""
+    """A process that logs as many steps as it is told; by default the collector is away."""
 
-    def __init__(self, root: Path, **options: Any) -> None:
+    def __init__(self, root: Path, address: str = NOBODY, **options: Any) -> None:
         self.log = root / "log"
-        command = [sys.executable, "-c", LOGGING, NOBODY, str(root), repr(options)]
+        command = [sys.executable, "-c", LOGGING, address, str(root), repr(options)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
@@ -209,3 +209,64 @@ def test_a_spool_that_was_removed_is_still_delivered(tmp_path: Path) -> None:
         assert not [one for one in spool.iterdir() if one.name != "lock"]
         assert collector.stop() == 0
     assert sorted(row["rewards"] for row in shard_rows(tmp_path)) == [1.0 + n for n in range(20)]
+
+
+def pieces(spool: Path) -> list[Path]:
+    """The files of a killed process, in the order in which they were written."""
+    return sorted(spool.glob("segment-*/0*"))
+
+
+SMALL = {"spool_bytes": 80_000}  # files of 10 kB
+
+
+def test_a_first_file_that_is_missing_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The events in it are counted as unreadable; the rest is delivered."""
+    with logging(tmp_path, **SMALL) as process:
+        assert process.steps(100) == "0 0"
+        process.kill()
+    spool = tmp_path / "volume/spool"
+    first, *others = pieces(spool)
+    assert len(others) > 1
+    first.unlink()
+    with (
+        CollectorProcess(tmp_path) as collector,
+        PolicyClient(collector.address, on_full="spool", spool_dir=spool) as client,
+    ):
+        client.flush(PATIENCE)
+        refused = dict(client.stats.refused)
+        lost = refused.pop("unreadable")
+        assert lost > 60
+        assert client.stats.acknowledged == 300 - lost - sum(refused.values()) > 150
+        assert sum(refused.values()) < 3  # of the episode that was cut
+        assert f"{lost} events cannot be read: their files are missing" in caplog.text
+
+
+def test_files_that_were_removed_because_all_arrived_are_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process delivers what its first files hold, logs more while the collector is away, and is
+    killed. Its successor, too, is killed before it delivers that."""
+    declare(tmp_path, seal_seconds=0.05)
+    spool = tmp_path / "volume/spool"
+    with CollectorProcess(tmp_path) as collector:
+        for _ in range(2):
+            process = Logging(tmp_path, address=collector.address, **SMALL)
+            try:
+                assert process.steps(100) == "0 0"
+                until(lambda: all(int(one.name) for one in pieces(spool)))
+                os.kill(collector.serving_pid(), signal.SIGSTOP)
+                assert process.steps(20) == "0 0"
+            finally:
+                process.kill()
+                os.kill(collector.serving_pid(), signal.SIGCONT)
+        with PolicyClient(collector.address, on_full="spool", spool_dir=spool) as client:
+            client.flush(PATIENCE)
+            assert not client.stats.refused
+        assert "missing" not in caplog.text
+        assert collector.stop() == 0
+    rewards = [*range(120), *range(120)]
+    assert sorted(row["rewards"] for row in shard_rows(tmp_path)) == sorted(
+        1.0 + n for n in rewards
+    )
