@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -703,6 +704,33 @@ def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
     while some := segment.read(7, lambda _: None):  # type: ignore[arg-type, return-value]  # as above
         again += [event.seq for _, event in some]
     assert again == [n for n in range(1, 51) if not (n < 21 and n % 2 == 1)]
+    segment.close()
+
+
+def test_files_that_are_written_again_count_the_steps_as_before(tmp_path: Path) -> None:
+    """Two of an episode's four steps were judged before its files went away. Who reads the new
+    files has the rest, and knows which steps these are."""
+    kept = Spool(tmp_path, 1_000_000, sync=True, address=NOBODY, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
+    kept.note_instance("instance-1")
+    start = wire.Start(episode_id="e", start=0)
+    steps = [wire.LogAction(episode_id="e", seq=n, obs=b"o", action=b"a") for n in range(1, 5)]
+    assert kept.append([start, *steps], left=False)
+    kept.done([start, *steps[:2]])
+    assert kept.own is not None
+    old = kept.own.folder
+    shutil.rmtree(old)
+    kept.replace_gone()
+    folder, own = kept.own.folder, kept.own
+    assert (folder == old, kept.unreadable, kept.stranded, own.waiting) == (False, 0, 0, 2)
+    own.let_go()
+    segment = SpoolSegment.take_up(folder, 8_000_000, False)
+    assert segment is not None
+    assert (segment.instance, segment.next_start, segment.lost) == ("instance-1", 1, 0)
+    found = segment.read(10, lambda _: None)  # type: ignore[arg-type, return-value]  # as above
+    assert [event.seq for _, event in found] == [3, 4]  # type: ignore[union-attr]  # no starts
+    for one in (own, segment):
+        assert [one._steps[number] for number in sorted(one._steps)] == [2, 3]
+        assert one.begun["e"].steps == 4
     segment.close()
 
 

@@ -38,11 +38,19 @@ client = PolicyClient(
     max_wait=20.0,
     **eval(more),
 )
-number = 0
+obs, number = [0.0, 0.5, 1.0, -0.5], 0
 for words in sys.stdin:
+    count, *begins = words.split()
     try:
-        for _ in range(int(words)):
-            client.log_step([0.0, 0.5, 1.0, -0.5], 1, 1.0 + number)
+        if begins == ["begin"]:
+            episode = client.start_episode("long")
+            client.log_action(episode, obs, 1)
+            client.flush(60)
+        for _ in range(int(count)):
+            if begins == ["continue"]:
+                client.log_action(episode, obs, 1)
+                continue
+            client.log_step(obs, 1, 1.0 + number)
             number += 1
     except BufferFull as error:
         print("full", flush=True)
@@ -62,11 +70,12 @@ class Logging:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
 
-    def steps(self, count: int) -> str:
-        """Log steps; return (unwritten events, unreadable events), or "full"."""
+    def steps(self, count: int, how: str = "") -> str:
+        """Log episodes of one step, or with `how` a long one's; return (unwritten events,
+        unreadable events), or "full"."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(count, file=self.process.stdin, flush=True)
+        print(count, how, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
@@ -146,6 +155,47 @@ def test_calls_after_a_removal_are_on_disk(tmp_path: Path, how: Callable[[Path],
         process.kill()
         assert "removed, moved or replaced while it was in use" in process.log.read_text()
     assert delivered(tmp_path) == [1.0 + number for number in range(70)]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_no_single_file_is_missed_in_silence(tmp_path: Path, replaced: bool) -> None:
+    """Whichever file is removed, or replaced by a copy of it, nothing is lost."""
+    place, count = 0, 1
+    while place < count:
+        root = tmp_path / str(place)
+        with logging(root) as process:
+            assert process.steps(20) == "0 0"
+            files = sorted(path for path in root.glob("volume/**/*") if path.is_file())
+            content, count = files[place].read_bytes(), len(files)
+            files[place].unlink()
+            if replaced:
+                files[place].write_bytes(content)
+            assert process.steps(50) == "0 0"
+            process.kill()
+        assert delivered(root) == [1.0 + number for number in range(70)], files[place]
+        place += 1
+    assert place > 1
+
+
+def test_a_removal_changes_no_clients_instance(tmp_path: Path) -> None:
+    """Steps of an episode that the collector has, and that are in new files only, are sent as the
+    same client's: none is refused."""
+    declare(tmp_path)
+    spool = tmp_path / "volume/spool"
+    with CollectorProcess(tmp_path) as collector:
+        process = Logging(tmp_path, address=collector.address)
+        try:
+            assert process.steps(0, "begin") == "0 0"
+            os.kill(collector.serving_pid(), signal.SIGSTOP)
+            assert process.steps(5, "continue") == "0 0"
+            remove_all(spool)
+            assert process.steps(5, "continue") == "0 0"
+        finally:
+            process.kill()
+            os.kill(collector.serving_pid(), signal.SIGCONT)
+        with PolicyClient(collector.address, on_full="spool", spool_dir=spool) as client:
+            client.flush(PATIENCE)
+            assert (client.stats.acknowledged, client.stats.refused) == (10, {})
 
 
 @pytest.mark.parametrize("how", [remove_all, move])
