@@ -38,7 +38,7 @@ FEWEST = 1_000
 """The number of events that may be unwritten even if `max_pending` is smaller."""
 
 LOOK_SECONDS = 1.0
-"""Seconds between looks whether the files are still there, while nothing is written."""
+"""Seconds between looks whether all files are still there; a write looks at its own."""
 
 RETRY_SECONDS = 0.1
 """Seconds between attempts to write events whose call has returned."""
@@ -103,6 +103,7 @@ class SharedSpool:
         self._judged: list[Event] = []
         self._on_disk = 0
         self._busy_since: float | None = None
+        self._looked = 0.0
         self._trouble: BufferFull | None = None  # why late events are still not written
         self._logged_hang = False
         self._closed = False
@@ -315,7 +316,7 @@ class SharedSpool:
                     del self._judged[: len(judged)]
                     self._count_waiting()
                     entries = list(islice(self._entries, count))
-                if not entries:  # a write does this first
+                if not entries or time.monotonic() - self._looked >= LOOK_SECONDS:
                     self._replace_gone()
                 if entries and not self._write(entries) and len(entries) > 1:
                     for entry in entries:  # one of them may fit
@@ -324,6 +325,7 @@ class SharedSpool:
             self._rest()
 
     def _replace_gone(self) -> None:
+        self._looked = time.monotonic()
         try:
             self.files.replace_gone()
         except Exception as error:  # any error: the thread must continue; the next call raises it

@@ -205,6 +205,7 @@ class SpoolSegment:
         self._steps: dict[int, int] = {}  # step numbers of actions that were read and not judged
         self._started: set[str] = set()  # moved episodes whose start has been read
         self._fd = -1
+        self._file: os.stat_result | None = None  # which file that is
         self._reading = (0, 0, 0)  # (a piece's serial, position in it, number of the event)
 
     @classmethod
@@ -441,7 +442,7 @@ class SpoolSegment:
             raise
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = fd
+        self._fd, self._file = fd, os.fstat(fd)
         self._pieces.append(_Piece(path, self._next, len(data)))
 
     # --- reading -----------------------------------------------------------------------------
@@ -758,12 +759,17 @@ class SpoolSegment:
 
     # --- files that are gone ------------------------------------------------------------------
 
-    def is_there(self) -> bool:
-        """Whether its files are at their paths. Raises OSError if that cannot be found out."""
+    def is_there(self, *, as_a_whole: bool = True) -> bool:
+        """Whether the file that is written is the one at its path, and the others are there.
+
+        Raises OSError if that cannot be found out.
+        """
         try:
-            found = [os.stat(piece.path) for piece in self._pieces]
-            is_last = self._fd < 0 or os.path.samestat(found[-1], os.fstat(self._fd))
-            return is_last and self._lock.has_name
+            if self._file and not os.path.samestat(os.stat(self._pieces[-1].path), self._file):
+                return False
+            for piece in self._pieces if as_a_whole else ():
+                os.stat(piece.path)
+            return not as_a_whole or self._lock.has_name
         except OSError as error:
             if error.errno in _GONE:
                 return False
@@ -888,7 +894,8 @@ class Spool:
 
         `contents`: the result of `encoded` for each event.
         """
-        self.replace_gone()
+        if self.own is not None and not self.own.is_there(as_a_whole=False):
+            self.replace_gone()
         contents = list(map(encoded, events)) if contents is None else contents
         nbytes = sum(OVERHEAD + len(content) for _, content in contents)
         if self.own is None:
@@ -913,10 +920,12 @@ class Spool:
         can be made; the events are `stranded` then.
         """
         for segment in self.segments:
+            if segment.is_there():
+                continue
             numbered = [
                 (number, event) for event, one, number in self._places.values() if one is segment
             ]
-            if (numbered or segment is self.own) and not segment.is_there():
+            if numbered or segment is self.own:
                 self._replace(segment, sorted(numbered, key=itemgetter(0)))
 
     def _replace(self, old: SpoolSegment, numbered: Sequence[tuple[int, Event]]) -> None:
