@@ -110,6 +110,7 @@ TESTED_BY = {
     "storage.spaces.leaves": "storage/spaces/test_codec",
     "storage.system.formats": "upgrade/test_formats",
     "storage.system.backoff": "policy/jobs/test_train_live",
+    "storage.system.forks": "ingest/client/test_policy_client_forks",
     "storage.system.process": "ingest/server/test_supervisor",
     "storage.verify.column_values": "storage/verify/test_second_reader",
     "storage.verify.quarantine": "storage/verify/test_audit",

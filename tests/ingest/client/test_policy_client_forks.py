@@ -1,4 +1,4 @@
-"""Forked children of a process with a client: those that Python knows of, and those of libc."""
+"""Forked children of a process with a client (`storage.system.forks`): Python's and libc's."""
 
 from __future__ import annotations
 

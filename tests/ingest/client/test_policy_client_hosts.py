@@ -13,6 +13,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import files
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,8 @@ def test_workers_that_are_forked_without_hooks_log_each_request_once(
     for themselves all the same, and deliver at their end. The collector is frozen until they run,
     so that the thread waits for it while they are forked."""
     port, names = free_port(), [f"decision-{number}" for number in range(40)]
-    words = [str(Path(sys.executable).with_name("uwsgi")), "--http-socket", f"127.0.0.1:{port}"]
+    (program,) = [file.locate() for file in files("uwsgi") or () if file.name == "uwsgi"]
+    words = [str(program), "--http-socket", f"127.0.0.1:{port}"]
     words += [
         "--master",
         "--processes",
