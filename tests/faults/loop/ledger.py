@@ -362,7 +362,7 @@ def judge_end(
     unread = unread_of(position_of(root), parts)
     spoiled = {one.row for one in stored if one.shard in bad}
     excluded = {one.row for one in stored} - trained - unread - spoiled
-    counted = result["excluded"].items()  # by parts where a footer is unreadable
+    counted = result["excluded"].items()  # no rows where a footer is unreadable
     named = sum(rows for why, rows in counted if not bad or why not in SPOILED)
     verdict.counts |= {
         "trained": len(trained),

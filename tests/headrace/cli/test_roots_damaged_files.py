@@ -23,7 +23,7 @@ from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations
 from storage.errors import StorageError
 from storage.reading.shard_reader import read_position
-from storage.weights.decisions import load_decisions
+from storage.weights.decisions import Decisions, load_decisions
 from storage.weights.files import PolicyFiles
 from storage.weights.highest_numbers import HighestFence, HighestNumbers
 from storage.weights.lease import LeaseRecord
@@ -199,7 +199,7 @@ def _policy(path: Path) -> object:
     return [declared_spec(path.parents[1], name) for name in load_declarations(path.parents[1])]
 
 
-def _decisions(path: Path) -> object:
+def _decisions(path: Path) -> Decisions:
     decided = load_decisions(path.parents[2], "default")
     assert not decided.damaged or list(decided.damaged) == [str(path)]
     return decided
@@ -282,6 +282,28 @@ def test_a_decoder_names_what_it_refuses(fresh: Callable[[], Path], pattern: str
 def test_a_decoder_names_whatever_byte_it_refuses(fresh: Callable[[], Path], pattern: str) -> None:
     """Each byte with other values."""
     require_decoded_or_named(found(fresh(), pattern), DECODERS[pattern], 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "refused"),
+    [
+        ("decisions/default/*.json", lambda path: not _decisions(path).known),
+        ("manifests/*.train-*.json", lambda path: read_record(path) is None),
+    ],
+)
+def test_no_other_number_is_believed(
+    fresh: Callable[[], Path], pattern: str, refused: Callable[[Path], bool]
+) -> None:
+    """Each digit of a document of ours, replaced by another one."""
+    path = found(fresh(), pattern)
+    content = path.read_bytes()
+    assert not refused(path)
+    key = content.index(b'"sha256"')  # under another key, it would be a field without a meaning
+    for at in (match.start() for match in re.finditer(rb"\d", content)):
+        if key < at < key + len(b'"sha256"'):
+            continue
+        path.write_bytes(changed(content, (at, content[at] ^ 1)))
+        assert refused(path), content[at - 20 : at + 5]
 
 
 def test_a_decision_of_0_1_0_without_a_field_is_damaged(fresh: Callable[[], Path]) -> None:

@@ -1,4 +1,7 @@
-"""An idle thread keeps no reference to its last task: parts and rows take megabytes."""
+"""An idle thread keeps no reference to its last task: parts and rows take megabytes.
+
+And no error ends the thread that has shards written.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,23 @@ def test_the_sealer_lets_go_of_a_shard_that_is_written():
     sealer.submit(SealJob(Plan(0, "s", "schema", 0, 0, b""), "{}", parts, done))
     del done
     assert gone.wait(WAIT_SECONDS)
+    sealer.stop()
+
+
+def test_no_error_of_a_writer_ends_the_thread_of_the_sealer():
+    """The writer cannot start, for a reason that nobody expected; later it can."""
+
+    class Starting(MemoryWriter):
+        def start(self) -> None:
+            raise ValueError("planted")
+
+    sealer = Sealer(Starting(), notify=at_once, on_moved=lambda error: None)
+    sealer.start()
+    written = threading.Event()
+    parts = [make_part(0, 1).with_ordinals(0, 0)]
+    job = SealJob(Plan(0, "s", "schema", 0, 0, b""), "{}", parts, lambda shard: written.set())
+    sealer.submit(job)
+    assert written.wait(WAIT_SECONDS)
     sealer.stop()
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import pytest
 from storage.errors import LeaseHeld, WeightsDamaged
 from storage.weights.files import PolicyFiles
 from storage.weights.lease import Lease, LeaseRecord, _put, current_lease, require_fence
+from storage.weights.manifest import seal_document
 from storage.weights.store import WeightFolder
 
 
@@ -277,6 +278,32 @@ def test_a_holder_replaces_its_damaged_record(directory: Path) -> None:
             Lease.take(files_in(directory))
 
 
+def test_a_record_of_other_types_is_damaged(directory: Path) -> None:
+    """Its digest is right, as of another build; nothing is compared with its values."""
+    with Taken(directory):
+        path = directory / "leases" / "1.json"
+        body = json.loads(path.read_bytes())["body"]
+        for name, value in (("expires", "later"), ("status", [1]), ("pid", None)):
+            path.write_bytes(seal_document("lease", {**body, name: value}))
+            with pytest.raises(WeightsDamaged, match=r"1\.json: expected a lease"):
+                LeaseRecord.read(path)
+
+
+def test_an_error_nobody_expected_ends_no_renewal(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A report that is no JSON cannot be written; the next one is."""
+    pause = threading.Event()
+    with Taken(directory, seconds=0.5) as lease:
+        lease.report({"loss": float("nan")})
+        while "cannot be renewed" not in caplog.text:
+            pause.wait(0.01)
+        lease.report({"version": 7})
+        while (seen := current_lease(files_in(directory))) and seen.status != {"version": 7}:
+            pause.wait(0.01)
+        lease.check()
+
+
 def test_of_two_leases_with_one_number_one_ends(directory: Path) -> None:
     """The whole root was restored, with the memory of numbers: the record on disk tells."""
     with Taken(directory) as first:
@@ -303,10 +330,14 @@ def test_a_damaged_memory_of_numbers_bars_nobody(
     assert "a restore may go unnoticed" in caplog.text
 
 
-def test_a_fifo_keeps_no_follower_waiting(directory: Path) -> None:
-    """A FIFO as `leases/7.json` is damage, and does not block; its number stays taken."""
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_keeps_no_follower_waiting(
+    directory: Path, make: Callable[[Path], None]
+) -> None:
+    """A FIFO or a folder as `leases/7.json` is damage, and does not block; its number stays
+    taken."""
     (directory / "leases").mkdir()
-    os.mkfifo(directory / "leases" / "7.json")
+    make(directory / "leases" / "7.json")
     with pytest.raises(WeightsDamaged, match="expected a regular file"):
         current_lease(files_in(directory))
     with pytest.raises(LeaseHeld, match="lease 7 was taken"):
