@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ingest.client.policy_client import PolicyClient
 from policy.inference.weight_store import WeightStore
@@ -106,7 +108,9 @@ def run(command: str, root: Path) -> tuple[int, str]:
     if command == COLLECT:
         _, err, status = Collect(root).stop()
         return status, err
-    done = headrace(*COMMANDS[command](root), "--root", root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own
+        done = headrace(*COMMANDS[command](root), "--root", root)
     return done.returncode, done.stdout + done.stderr
 
 
