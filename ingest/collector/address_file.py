@@ -80,7 +80,7 @@ class LiveAddress:
         except OSError:
             return None
         live = cls(fd, "")
-        with contextlib.suppress(OSError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, ValueError):  # a damaged address is none
             address, _, network = os.pread(fd, 4096, 0).decode().strip().partition("\n")
             private = os.fstat(fd).st_mode & 0o077 == 0  # otherwise others could lock the file
             if private and network == _network() and live.holds():
@@ -112,9 +112,14 @@ class LiveAddress:
 
 
 def _called_here(address: str) -> str:
-    """The address to call: loopback for a collector that is bound to every address."""
+    """The address to call: loopback for a collector that is bound to every address.
+
+    Raises ValueError for text that is no address.
+    """
     url = _parsed(address)
     host = url.host or ""
+    if url.scheme not in ("http", "https") or not host or not url.port:
+        raise ValueError(f"expected an address of http or https, got {address!r:.80}")
     return f"{url.scheme}://{_HERE.get(host, host)}:{url.port}"
 
 

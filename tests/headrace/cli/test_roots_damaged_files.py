@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from ingest.access.key_files import kept_key, load_tokens
+from ingest.collector.address_file import ADDRESS, LiveAddress, say_address
 from policy.algorithms.learner import _read_checkpoint
 from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import load_frozen
@@ -22,6 +24,7 @@ from storage.declarations.dropped_steps import dropped_steps
 from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations
 from storage.errors import StorageError
+from storage.journal.database import HighWater
 from storage.reading.shard_reader import read_position
 from storage.weights.decisions import Decisions, load_decisions
 from storage.weights.files import PolicyFiles
@@ -282,6 +285,36 @@ def test_a_decoder_names_what_it_refuses(fresh: Callable[[], Path], pattern: str
 def test_a_decoder_names_whatever_byte_it_refuses(fresh: Callable[[], Path], pattern: str) -> None:
     """Each byte with other values."""
     require_decoded_or_named(found(fresh(), pattern), DECODERS[pattern], 1)
+
+
+def test_a_damaged_address_is_an_address_or_none(tmp_path: Path) -> None:
+    """Each byte of a locked file with other values; none leaves the file open."""
+    lock = say_address(tmp_path, "http://127.0.0.1:8642")
+    assert lock is not None
+    path = tmp_path / ADDRESS
+    content = path.read_bytes()
+    files = len(os.listdir("/proc/self/fd"))
+    with path.open("r+b", buffering=0) as file:
+        for damage in [(at, value) for at in range(len(content)) for value in VALUES]:
+            file.seek(0)
+            file.write(changed(content, damage))
+            if (live := LiveAddress.of(tmp_path)) is not None:
+                live.private()
+                live.close()
+    assert len(os.listdir("/proc/self/fd")) == files
+    lock.release()
+
+
+def test_a_damaged_high_water_mark_is_0(tmp_path: Path) -> None:
+    """Each byte with other values: the mark, if only its end is another one, or 0."""
+    path = tmp_path / "high-water"
+    mark = HighWater(path)
+    mark.write(1234)
+    content = path.read_bytes()
+    for damage in [(at, value) for at in range(len(content)) for value in VALUES]:
+        path.write_bytes(changed(content, damage))
+        assert mark.read() == 0 or damage[0] == len(content) - 1
+    mark.close()
 
 
 @pytest.mark.parametrize(
