@@ -143,6 +143,8 @@ class FolderObjects(Objects):
         else:
             self._make_folder(path.parent)
         if isinstance(content, bytes):
+            if path.is_dir() and not path.is_symlink():  # nobody makes one; it must not stay
+                os.rename(path, f"{path}.damaged")
             replace_file(path, content, durable=durable)
             return
         os.rename(content, path)

@@ -101,10 +101,10 @@ def run(command: str, root: Path) -> tuple[int, str]:
     """(exit status, output of a command); 0 for a job or a collector that ended as it should."""
     if command == FOLLOW:
         try:
-            live_log.run(root, 1, stop_after=30)
+            result, updates = live_log.run(root, 1, stop_after=30)
         except (ValueError, OSError, RuntimeError) as error:
             return 2, str(error)
-        return 0, ""
+        return (0, "") if updates else (1, str(result))
     if command == COLLECT:
         _, err, status = Collect(root).stop()
         return status, err

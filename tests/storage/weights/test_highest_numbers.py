@@ -65,6 +65,19 @@ def test_weights_that_were_deleted_do_not_begin_again(tmp_path: Path) -> None:
     assert store_in(tmp_path).versions() == [3]
 
 
+def test_a_folder_in_the_place_of_the_numbers_is_set_aside(tmp_path: Path) -> None:
+    """A publication goes on, and keeps the numbers again."""
+    store = store_in(tmp_path)
+    publish(store, 1.0)
+    (tmp_path / "numbers" / "default.json").unlink()
+    (tmp_path / "numbers" / "default.json").mkdir()
+    publish(store, 2.0)
+    assert (tmp_path / "numbers" / "default.json.damaged").is_dir()
+    shutil.rmtree(tmp_path / "weights")
+    publish(store_in(tmp_path), 3.0)
+    assert store_in(tmp_path).versions() == [3]
+
+
 def test_numbers_go_on_after_what_somebody_saw(tmp_path: Path) -> None:
     """After a restore of the whole root only clients and collectors know; they never lower it."""
     store = store_in(tmp_path)

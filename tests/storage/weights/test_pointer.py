@@ -38,7 +38,13 @@ def make_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-DAMAGE = [flip, cut_off, make_fifo, Path.unlink]
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "content").touch()
+
+
+DAMAGE = [flip, cut_off, make_fifo, make_folder, Path.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
