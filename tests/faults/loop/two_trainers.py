@@ -67,7 +67,9 @@ def _roll_back(loop: Loop, trainer: Trainer, verdict: Verdict) -> list[int]:
     store.resume()
     loop.wait_for_version(pinned.version, PATIENCE)
     verdict.count("rollbacks")
-    return [pinned.version]
+    # a copy that lost to a publication keeps its number, and the next one went live
+    weights = loop.watch.versions[pinned.version].weights
+    return [number for number, one in loop.watch.versions.items() if one.weights == weights]
 
 
 def _orphan(loop: Loop, first: Trainer, verdict: Verdict) -> Trainer:
