@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -67,6 +68,41 @@ def stored(collector: CollectorProcess) -> Counter[str]:
     """Count each episode's occurrences in the shards."""
     assert collector.stop() == 0
     return Counter(row["eps_id"] for row in shard_rows(collector.root))
+
+
+WAITING = """
+from tests.ingest.bare_fork import bare_fork
+client = PolicyClient(address, timeout=60.0)
+client.log_step(OBS, 1, 1.0, episode_id="parent")  # its thread waits for an answer
+if bare_fork() == 0:
+    print("forked", flush=True)
+    os.read(0, 1)
+    CALL
+    client.log_step(OBS, 1, 1.0, episode_id="child")
+    client.flush(60)
+    print("delivered", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("call", ["client.connect()", "client.update_policy_weights()"])
+def test_a_child_connects_although_its_parent_has_not(tmp_path: Path, call: str) -> None:
+    """A fork without hooks while the parent waits for the collector's first answer: the child asks
+    for itself."""
+    root = tmp_path / "root"
+    declare(root)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        body = WAITING.replace("CALL", call)
+        with program(body, f"http://127.0.0.1:{port}", root) as parent:
+            assert line(parent) == "forked\n"
+            silent.close()
+            with CollectorProcess(root, port=port) as collector:
+                assert parent.stdin is not None
+                print(file=parent.stdin, flush=True)
+                assert line(parent) == "delivered\n"
+                assert stored(collector)["child"] == 1
 
 
 LOG = """
