@@ -6,6 +6,7 @@ Also of `ingest.client.admin_session`.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,6 +69,36 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with CollectorProcess(root, log=folder / "log") as process:
         stores = WeightStore(root, "default"), WeightStore(mine, "default")
         yield House(process, *stores, token, folder)
+
+
+def sockets() -> set[str]:
+    """The open sockets of this process."""
+    return {link for one in Path("/proc/self/fd").iterdir() if "socket" in (link := link_of(one))}
+
+
+def link_of(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:  # that of the listing
+        return ""
+
+
+def test_a_forked_child_publishes_on_connections_of_its_own(house: House) -> None:
+    """Parent and child would otherwise read each other's answers."""
+    others = sockets()
+    with house.publisher() as publisher:
+        publisher.versions()
+        mine = sockets() - others
+        assert mine
+        if not (child := os.fork()):
+            try:
+                publisher.versions()
+                os._exit(0 if sockets() - others and not sockets() & mine else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        publisher.versions()
+        assert sockets() - others == mine
 
 
 def test_a_candidate_is_published_elsewhere_with_all_that_is_known_of_it(house: House) -> None:
