@@ -130,11 +130,10 @@ def rows_dropped_before_recorded(patch: Patch) -> None:
 def partial_shard_left(patch: Patch) -> None:
     """A shard is written piece by piece under its final name."""
 
-    def place(
-        self: ShardWriter, folder: Path, name: str, data: bytes, metadata: ShardMetadata
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / name).open("wb") as file:
+    def place(self: ShardWriter, name: str, data: bytes, metadata: ShardMetadata) -> None:
+        path = Path(f"{self.directory}/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
             file.write(data[: len(data) // 2])
             file.flush()
             patch.wait(5)
