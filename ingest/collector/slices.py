@@ -29,21 +29,27 @@ async def take(
 ) -> wire.EventsReply:
     """Accept a batch of `size` bytes, and return a reply once all its accepted events are durable.
 
+    Unless one is refused, the events are removed from the batch once they are accepted: decoded
+    ones may take many times the memory of their body, and one request at a time is being decoded.
+
     If a slice cannot be accepted or does not become durable, the reply refuses each of its events
     and all later ones. A rebuild of the collector's state takes more than one turn of the event
     loop, so the next slice always notices it.
 
     Raises Refusal if no slice was accepted, and CollectorFailed.
     """
-    each = max(1, len(batch.events) * SLICE_BYTES // max(size, SLICE_BYTES))
-    if len(batch.events) <= each:
+    count = len(batch.events)
+    each = max(1, count * SLICE_BYTES // max(size, SLICE_BYTES))
+    if count <= each:
         reply, row = collector.accept(batch, caller=caller)
+        if not reply.refused:
+            batch.events.clear()
         await collector.journal.durable(row)
         return reply
     collector.require_room(batch)
     slices = list[_Slice]()
     failure: Refusal | None = None
-    for first in range(0, len(batch.events), each):
+    for first in range(0, count, each):
         piece = msgspec.structs.replace(batch, events=batch.events[first : first + each])
         try:
             reply, row = collector.accept_slice(piece, first, caller)
@@ -52,6 +58,9 @@ async def take(
             break
         slices.append(_Slice(first, reply, collector.journal.when_durable(row)))
         await asyncio.sleep(0)
+    if failure is None and not any(one.reply.refused for one in slices):
+        batch.events.clear()
+        piece.events.clear()
     outcomes = await asyncio.gather(*(one.durable for one in slices), return_exceptions=True)
     whole = wire.EventsReply(durable=collector.keeps, accepted=0)
     end = 0
@@ -70,6 +79,6 @@ async def take(
     if failure is not None and not end:
         raise failure
     if failure is not None:
-        rest = range(end, len(batch.events))
+        rest = range(end, count)
         whole.refused += [wire.ItemError.of(index, failure) for index in rest]
     return whole

@@ -46,6 +46,7 @@ from ingest.web.limits import (
 )
 from storage.declarations.policy_files import load_declarations
 from storage.system.files import FileLock
+from storage.system.memory import few_arenas
 from storage.system.startup import loading
 
 log = logging.getLogger("headrace.server")
@@ -143,7 +144,7 @@ class Server:
         self._following: list[_ServerTask] = [self.access, self._watch]
         trainers = self._watch_trainers(options.root)
         if tap is None:  # a trainer's process manages its own memory
-            self._following.append(MemoryWatch(self.collector, budget))
+            self._following.append(MemoryWatch(self.collector, budget, limits))
         routes = Routes(
             self.collector,
             self.live,
@@ -267,6 +268,7 @@ def serve(options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(COLLECT_EVERY)
     allow_all_descriptors()
+    few_arenas()
     if options.supervise:
         with starting():
             supervisor = Supervisor()

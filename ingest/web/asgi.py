@@ -86,6 +86,13 @@ class Request(msgspec.Struct, frozen=True):
 
     def decode(self, kind: type[wire.M]) -> wire.M:
         """Decode the body as a message. Raises Refusal."""
+        try:
+            return self._decode(kind)
+        except MemoryError:
+            text = "no memory is left to decode the body"
+            raise Refusal("busy", text, retry_after=1.0) from None
+
+    def _decode(self, kind: type[wire.M]) -> wire.M:
         if len(self.body) <= LONG_BODY:
             return wire.decode(self.body, self.content_type, kind)
         # Each collection would traverse everything decoded so far, which takes seconds for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingest.protocol.errors import Refusal
 
@@ -16,6 +16,9 @@ LONG_BODY = 65_536
 
 RESERVED_PART = 8
 """Long bodies leave one part in this many of the room for bodies to short ones."""
+
+DECODED, VALUE = 8, 240
+"""The memory of a decoded message: a multiple of its body, or bytes for each list and object."""
 
 BACKLOG = 256
 """The most connections that may wait to be accepted, in addition to the connection limit."""
@@ -71,6 +74,51 @@ class ServerLimits:
             except ValueError as error:
                 raise ValueError(f"limit {name}: expected a number, got {text!r}") from error
         return cls(**changed)
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes a collector at these limits takes, beyond what it has at its start.
+
+        A body is in memory up to three times: as read, as a journal row and on its way to the disk.
+        One at a time is being decoded. Plain rewards may exceed `max_open` by a quarter, and parts
+        are copied to the shard writer.
+        """
+        decoded = max(DECODED * self.max_message, VALUE * self.max_values)
+        return 3 * self.max_bodies + decoded + self.max_open * 5 // 4 + 2 * self.max_pending
+
+    def within(self, room: int) -> ServerLimits:
+        """These limits, or lower ones that take at most `room` bytes."""
+        if self.memory <= room:
+            return self
+        message = _round(min(self.max_message, room // 20))
+        values = min(self.max_values, _round(room // 3) // VALUE)
+        rest = room - max(DECODED * message, VALUE * values)
+        bodies = _round(min(self.max_bodies, max(rest * 2 // 5 // 3, message * 5 // 4)))
+        rest -= 3 * bodies
+        pending = _round(min(self.max_pending, rest // 8))
+        opened = _round(min(self.max_open, (rest - 2 * pending) * 4 // 5))
+        bulk = min(self.max_bulk, _round(bodies * 7 // 8))
+        return replace(
+            self,
+            max_message=message,
+            max_bulk=bulk,
+            max_bodies=bodies,
+            max_values=values,
+            max_open=opened,
+            max_pending=pending,
+        )
+
+    def words(self, other: ServerLimits) -> list[str]:
+        """The limits that differ from another's, as `of` reads them."""
+        return [
+            f"{name}={getattr(self, name)}"
+            for name in self.__dataclass_fields__
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+def _round(nbytes: int) -> int:
+    return max(nbytes - nbytes % 100_000, 1_000)
 
 
 class Budget:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from ingest.access.tokens import LOCAL
@@ -16,7 +17,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.errors import JournalFull
 from storage.journal.sqlite_journal import MemoryJournal
-from tests.ingest.collector.test_collector import registered, run, running
+from tests.ingest.collector.test_collector import GatedJournal, registered, run, running
 from tests.ingest.simulated_collector import numbered
 
 LONG = 4 * SLICE_BYTES
@@ -95,6 +96,35 @@ def test_others_have_their_turn_between_slices() -> None:
     run(body)
 
 
+def copied(batch: wire.Batch) -> wire.Batch:
+    """A copy to be taken, as its events are removed once they are accepted."""
+    return msgspec.structs.replace(batch, events=list(batch.events))
+
+
+def test_accepted_events_are_not_kept_in_memory_for_the_disk() -> None:
+    """While a request waits for the disk, its decoded events are gone, unless one was refused: the
+    share that was refused is counted afterwards."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            instance = await registered(collector)
+            for number, size in enumerate((LONG, 1)):
+                whole = arrived(instance, f"e{number}", number, 10)
+                journal.gate.clear()
+                waiting = asyncio.create_task(take(collector, whole, size, LOCAL))
+                while whole.events:
+                    assert not waiting.done()
+                    await asyncio.sleep(0)
+                journal.gate.set()
+                assert (await waiting).accepted == 12
+            bad = arrived(instance, "e0", 2, 1)  # its episode has ended
+            assert len((await take(collector, bad, 1, LOCAL)).refused) == 1
+            assert len(bad.events) == 3
+
+    run(body)
+
+
 def test_what_follows_a_slice_that_was_lost_is_refused_and_comes_again() -> None:
     """The first slice is durable; the disk is full for the others, and each of their events is
     refused. The same batch sent again counts every event once."""
@@ -114,12 +144,12 @@ def test_what_follows_a_slice_that_was_lost_is_refused_and_comes_again() -> None
             journal.room = 1
             journal.committed.clear()
             slices.clear()
-            reply = await take(collector, long, LONG, LOCAL)
+            reply = await take(collector, copied(long), LONG, LOCAL)
             assert reply.accepted == 3
             assert [one.index for one in reply.refused] == list(range(3, len(long.events)))
             assert {one.error["code"] for one in reply.refused} == {"disk_full"}
             await resumed(collector)
-            again = await take(collector, long, LONG, LOCAL)
+            again = await take(collector, copied(long), LONG, LOCAL)
             assert (again.duplicates, again.accepted) == (3, len(long.events) - 3)
 
     run(body)
@@ -134,9 +164,9 @@ def test_a_batch_of_which_nothing_was_taken_is_refused_as_a_whole() -> None:
             long = arrived(await registered(collector), "e", 0, 10)
             journal.room = 0
             with pytest.raises(Refusal, match="disk is full"):
-                await take(collector, long, LONG, LOCAL)
+                await take(collector, copied(long), LONG, LOCAL)
             await resumed(collector)
-            assert (await take(collector, long, LONG, LOCAL)).accepted == len(long.events)
+            assert (await take(collector, copied(long), LONG, LOCAL)).accepted == len(long.events)
 
     run(body)
 
@@ -160,8 +190,8 @@ def test_no_slice_is_taken_after_a_rebuild_that_came_between() -> None:
             journal.room = 0
             slices.clear()
             with pytest.raises(Refusal, match="disk is full"):
-                await take(collector, long, LONG, LOCAL)
+                await take(collector, copied(long), LONG, LOCAL)
             await resumed(collector)
-            assert (await take(collector, long, LONG, LOCAL)).accepted == len(long.events)
+            assert (await take(collector, copied(long), LONG, LOCAL)).accepted == len(long.events)
 
     run(body)
