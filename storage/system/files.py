@@ -140,24 +140,27 @@ class FileLock:
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1  # in this order: a fork's child may find the number used again
+        _locks.discard(self)
         if fd >= 0:
             os.close(fd)
-        _locks.discard(self)
 
     def disown(self) -> None:
         """Close a forked child's copy of the descriptor; the parent keeps the lock.
 
-        While the parent was acquiring or releasing it, only the file is known, not the number.
+        While the parent was acquiring or releasing it, only the file is known, not the number: then
+        all descriptors of the file are closed, among them those of other locks.
         """
         if self._fd >= 0:
-            return self.release()
+            with contextlib.suppress(OSError):  # closed for another lock of the same file
+                self.release()
+            return
         with contextlib.suppress(OSError):
             ours = self.path.stat()
             for name in os.listdir("/dev/fd"):
                 with contextlib.suppress(OSError):  # that of the listing, which is closed by now
                     if os.path.samestat(os.fstat(int(name)), ours):
                         os.close(int(name))
-        return _locks.discard(self)
+        _locks.discard(self)
 
     def __enter__(self) -> FileLock:
         self.acquire()

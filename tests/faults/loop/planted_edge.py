@@ -35,9 +35,9 @@ def propensity_of_the_first_step(patch: Patch) -> None:
 
     def first(self: Acting, answer: Any, request: Any) -> None:
         episode = self._collector.assembler.episodes[name_of(answer)]
-        logp = episode.logp[0]
+        logp = episode.action_logp[0]
         answer.action_logp = logp if math.isfinite(logp) else None
-        answer.policy_version = episode.version[-1]
+        answer.policy_version = episode.policy_version[-1]
         answer.hold = episode.started.policy_id in request.held
 
     patch.replace(Acting, "_fill", first)
