@@ -202,7 +202,7 @@ class Prefetcher:
         self._source.wake()
         with self._changed:
             self._changed.wait_for(
-                lambda: self._busy or self._channel.filled or self._answered >= ticket, _HANGING
+                lambda: self._channel.filled or self._answered >= ticket, _HANGING
             )
             return self._answered >= ticket and not (self._busy or self._channel.filled)
 
