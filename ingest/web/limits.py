@@ -94,6 +94,7 @@ class ServerLimits:
         values = min(self.max_values, _round(room // 3) // VALUE)
         rest = room - max(DECODED * message, VALUE * values)
         bodies = _round(min(self.max_bodies, max(rest * 2 // 5 // 3, message * 5 // 4)))
+        message = min(message, bodies * 7 // 8)  # both are rounded
         rest -= 3 * bodies
         pending = _round(min(self.max_pending, rest // 8))
         opened = _round(min(self.max_open, (rest - 2 * pending) * 4 // 5))

@@ -143,6 +143,7 @@ OPENED: Mapping[str, tuple[str, ...]] = {
     "flow/default.json": (FOLLOW, COLLECT),
     "keys/tokens.json": ("token list", COLLECT),
     "keys/redaction.key": ("pseudonym", COLLECT),
+    "keys/etag.key": (COLLECT,),
     "manifests/????????????????.json": ("train --manifest", "freeze"),
     "manifests/*.train-*.json": ("train --manifest", "freeze"),
     "numbers/default.json": ("publish", "versions", FOLLOW, COLLECT),

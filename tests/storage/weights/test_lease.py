@@ -286,7 +286,7 @@ def test_a_record_of_other_types_is_damaged(directory: Path) -> None:
         for name, value in (("expires", "later"), ("status", [1]), ("pid", None)):
             path.write_bytes(seal_document("lease", {**body, name: value}))
             with pytest.raises(WeightsDamaged, match=r"1\.json: expected a lease"):
-                LeaseRecord.read(path)
+                LeaseRecord.read(files_in(directory), 1)
 
 
 def test_an_error_nobody_expected_ends_no_renewal(
