@@ -191,11 +191,15 @@ def test_each_call_notices_a_fork_without_hooks(collector: CollectorProcess, spo
 
 FORK = """
 client = PolicyClient(address, **SPOOL)
+started, starts = os.pipe()
 client.log_step(OBS, 1, 1.0, episode_id="parent")
 for number in range(20):
     if os.fork() == 0:
+        os.write(starts, b"x")
         os.read(0, 1)  # it lives until the test ends
         os._exit(0)
+for number in range(20):
+    os.read(started, 1)
 print("forked", flush=True)
 os.read(0, 1)
 """

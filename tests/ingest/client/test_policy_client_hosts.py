@@ -118,16 +118,8 @@ def test_workers_that_are_forked_without_hooks_log_each_request_once(
     so that the thread waits for it while they are forked."""
     port, names = free_port(), [f"decision-{number}" for number in range(40)]
     (program,) = [file.locate() for file in files("uwsgi") or () if file.name == "uwsgi"]
-    words = [str(program), "--http-socket", f"127.0.0.1:{port}"]
-    words += [
-        "--master",
-        "--processes",
-        "2",
-        "--threads",
-        "2",
-        "--die-on-term",
-        "--disable-logging",
-    ]
+    words = [str(program), "--http-socket", f"127.0.0.1:{port}", "--master", "--processes", "2"]
+    words += ["--enable-threads", "--die-on-term", "--disable-logging"]
     words += ["--virtualenv", sys.prefix, "--module", f"{HOSTED}:wsgi"]
     os.kill(collector.serving_pid(), signal.SIGSTOP)
     settings = {"COLLECTOR": collector.address, "PYTHONPATH": str(ROOT), "BUSY": "1", "IDLE": "1"}
