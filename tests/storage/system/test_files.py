@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from storage.system.files import FileLock
 
@@ -59,21 +58,15 @@ def child_of(fork: Callable[[], int], *, calls: bool) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize(
-    ("fork", "calls"), [(os.fork, False), (ctypes.PyDLL(None).fork, True)], ids=["os", "libc"]
-)
-def test_a_forked_child_does_not_hold_its_parents_locks(
-    tmp_path: Path, fork: Callable[[], int], calls: bool
-) -> None:
-    """Neither one that another thread holds, nor one that it waits for. In a child without fork
-    hooks this is so from the next lock on. The parent keeps its lock until it releases it."""
-    held, waiting, other = (FileLock(tmp_path / "lock") for _ in range(3))
+def check_forks(folder: Path, fork: Callable[[], int], *, calls: bool) -> None:
+    """Fork while one thread has taken a lock and another waits for it."""
+    held, waiting, other = (FileLock(folder / "lock") for _ in range(3))
     taken = threading.Thread(target=held.acquire)
     taken.start()
     taken.join()
     waits = threading.Thread(target=waiting.acquire)
     waits.start()
-    while _times_open(tmp_path / "lock") < 2:
+    while _times_open(folder / "lock") < 2:
         assert waits.is_alive()
     for _ in range(8):  # whichever of both is renewed first
         with child_of(fork, calls=calls):
@@ -87,6 +80,23 @@ def test_a_forked_child_does_not_hold_its_parents_locks(
         waiting.release()
         assert other.acquire(blocking=False)
         other.release()
+
+
+def test_a_forked_child_does_not_hold_its_parents_locks(tmp_path: Path) -> None:
+    """Neither one that another thread took, nor one that it waits for. The parent keeps its lock
+    until it releases it."""
+    check_forks(tmp_path, os.fork, calls=False)
+
+
+def test_a_child_without_fork_hooks_lets_go_at_its_next_lock(tmp_path: Path) -> None:
+    """The same, in a process without the test runner's threads, which can hang such a child."""
+    program = f"""
+from pathlib import Path
+from tests.ingest.bare_fork import bare_fork
+from tests.storage.system.test_files import check_forks
+check_forks(Path({str(tmp_path)!r}), bare_fork, calls=True)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], check=True)
 
 
 def test_a_fork_within_the_opening_of_a_lock_leaves_it_to_the_parent(tmp_path: Path) -> None:
