@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ingest.server.memory import MUCH, SPARE, WRITER, Ebb, shortages
@@ -72,6 +72,7 @@ def words_in(text: str) -> list[str]:
 
 
 @given(st.integers(MB, 4_000 * MB), st.integers(60 * MB, 500 * MB))
+@example(size=22_105_264, used=60 * MB)  # where both limits round to the same
 def test_proposed_limits_fit(size: int, used: int) -> None:
     """They take no more memory than there is, and are proposed only if the given ones take more.
 
