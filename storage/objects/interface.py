@@ -18,6 +18,7 @@ machines. `exclusive` holds at least between the threads and processes of one ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -118,10 +119,12 @@ class Objects(Protocol):
         """
 
 
+_NAME = re.compile(r"(?:[^/.\0][^/\0]*/)*[^/.\0][^/\0]*")
+
+
 def check_name(name: str) -> str:
     """Return a valid name; else raise ValueError."""
-    parts = name.split("/")
-    if any(not part or part.startswith(".") or "\0" in part for part in parts):
+    if _NAME.fullmatch(name) is None:
         raise ValueError(
             "name: expected a relative one whose components are not empty and do not begin with a "
             f"dot, got {name!r:.200}"

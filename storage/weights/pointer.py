@@ -59,6 +59,7 @@ class LivePointer:
         served: ServedRecords,
     ) -> None:
         self._files = files
+        self._names = files.name(_FILE), files.name(_COPY)
         self._versions, self._numbers, self._served = versions, numbers, served
         self._last_warning = ""
 
@@ -89,10 +90,13 @@ class LivePointer:
 
     def stamp(self) -> Hashable:
         """A value that changes with live.json; costs one `stat`."""
-        for name in (_FILE, _COPY):
-            with contextlib.suppress(OSError):
-                if (status := self._status(name)) is not None:
-                    return status.stamp
+        for name in self._names:
+            try:
+                status = self._files.objects.status(name)
+            except OSError:
+                continue
+            if status is not None:
+                return status.stamp
         return None
 
     def copy_damage(self) -> str | None:
