@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 FOLLOW_SECONDS = 0.005
 """Seconds between checks of live.json: a stat takes a microsecond and works on all file systems."""
-CHECKS, ROUND_SECONDS, PAUSE_SECONDS = 4_000, 0.5, 0.05
+CHECKS, ROUND_SECONDS, PAUSE_SECONDS = 3_000, 0.7, 0.05
 """Many policies take turns: `CHECKS` a second, or more if a round would take longer than this. The
 thread sleeps for at most `PAUSE_SECONDS` in between."""
 LOOK_SECONDS = 0.5

@@ -91,7 +91,7 @@ class WeightFollower(Generic[P]):
         self._stamp: Hashable = None
         self._again_at, self._again = float("inf"), AGAIN_SECONDS
         self._renew_at = float("-inf")
-        self._unwritten: str | None = None  # the error of the latest record's write
+        self._unwritten: str | None = None  # why the latest record was not written
         self._versions: RangeSet | None = None  # the served versions, once they are read
         self._refused: dict[str, str] = {}
 
@@ -241,14 +241,15 @@ class WeightFollower(Generic[P]):
         try:
             store.served.write(self.record(seconds))
         except OSError as error:
-            if str(error) != self._unwritten:
+            why = error.strerror or str(error)  # not the name of a temporary file
+            if why != self._unwritten:
                 log.warning(
                     "policy %s: this collector cannot register the version that it serves, so "
                     "publishers under the root must ask it: %s",
                     self._policy_id,
                     error,
                 )
-            self._unwritten = str(error)
+            self._unwritten = why
         else:
             self._unwritten = None
 

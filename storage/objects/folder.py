@@ -140,14 +140,17 @@ class FolderObjects(Objects):
 
     def replace(self, name: str, content: ObjectContent, *, durable: bool = True) -> None:
         path = self._path(name)
-        if not durable:  # the root is not made again where it was moved away
-            path.parent.mkdir(exist_ok=True)
-        else:
+        if durable:
             self._make_folder(path.parent)
         if isinstance(content, bytes):
-            if path.is_dir() and not path.is_symlink():  # nobody makes one; it must not stay
+            try:
+                replace_file(path, content, durable=durable)
+            except IsADirectoryError:  # nobody makes one; it must not stay
                 os.rename(path, f"{path}.damaged")
-            replace_file(path, content, durable=durable)
+                replace_file(path, content, durable=durable)
+            except (FileNotFoundError, NotADirectoryError):
+                path.parent.mkdir()  # a root that was moved away is not made again
+                replace_file(path, content, durable=durable)
             return
         os.rename(content, path)
         try:

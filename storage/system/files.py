@@ -204,7 +204,7 @@ def make_directory(directory: Path, *, parents: bool = True) -> None:
     sync_directory(directory.parent)
 
 
-def write_synced(path: Path, data: bytes, *, private: bool = False) -> None:
+def write_synced(path: Path | str, data: bytes, *, private: bool = False) -> None:
     """Write a new file and sync its content, but not yet its name.
 
     `private`: only the owner may read it. The mode is set on opening: a umask would affect all
@@ -226,15 +226,16 @@ def replace_file(path: Path, data: bytes, *, private: bool = False, durable: boo
     `private`: only the owner may read it. With `durable=False` nothing is synced. Raises OSError;
     the old file is then unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = f"{path.parent}/.{path.name}.{secrets.token_hex(6)}.tmp"
     try:
         if durable:
             write_synced(temporary, data, private=private)
         else:
-            temporary.write_bytes(data)
+            with open(temporary, "wb") as file:
+                file.write(data)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
     if durable:
         sync_directory(path.parent)

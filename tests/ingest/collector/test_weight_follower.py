@@ -217,14 +217,18 @@ def test_what_was_served_outlives_a_restart(store: WeightFolder) -> None:
     assert store.served.read()[0].served == [[1, 2]]
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
 def test_a_folder_that_takes_no_record_is_said_once(
-    store: WeightFolder, caplog: pytest.LogCaptureFixture
+    store: WeightFolder, caplog: pytest.LogCaptureFixture, is_taken: bool
 ) -> None:
-    """`weights/` may be read-only; following goes on."""
+    """`weights/` may be read-only; following goes on. Each try names another temporary file."""
     times = Times()
     follower = follower_of(store, times)
     store.publish(add(store, 1.0))
-    (store.directory / "served").write_text("")
+    if is_taken:
+        (store.directory / "served").write_text("")
+    else:
+        follower.collector_id = "c" * 240  # no room for the temporary name
     follower.look()
     for _ in range(5):
         follower.register()
