@@ -23,8 +23,8 @@ import numpy as np
 
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs import judged_sample
-from policy.jobs.evaluate import evaluate
+from policy.judging import judged_sample
+from policy.judging.evaluate import evaluate
 from policy.ope.cross_fitting import EarlierScores
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration

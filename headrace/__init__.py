@@ -94,6 +94,9 @@ if TYPE_CHECKING:
     from policy.algorithms.learner import Learner as Learner
     from policy.algorithms.ppo import PPOConfig as PPOConfig
     from policy.algorithms.trainable_policy import TrainablePolicy as TrainablePolicy
+    from policy.data.freeze import FrozenDataError as FrozenDataError
+    from policy.data.freeze import NothingToFreeze as NothingToFreeze
+    from policy.data.run_once import DataIncomplete as DataIncomplete
     from policy.envs.base_env import BaseEnv as BaseEnv
     from policy.envs.env_context import EnvContext as EnvContext
     from policy.envs.env_runner import EnvFailed as EnvFailed
@@ -104,10 +107,6 @@ if TYPE_CHECKING:
     from policy.inference.spec import PolicySpec as PolicySpec
     from policy.inference.spec import SpecError as SpecError
     from policy.inference.weight_store import WeightStore as WeightStore
-    from policy.jobs.freeze import FrozenDataError as FrozenDataError
-    from policy.jobs.freeze import NothingToFreeze as NothingToFreeze
-    from policy.jobs.run_once import DataIncomplete as DataIncomplete
-    from policy.jobs.train import NothingToTrainOn as NothingToTrainOn
     from policy.networks.export import ExportError as ExportError
     from policy.networks.policy import Policy as Policy
     from policy.ope import estimators as estimators
@@ -117,6 +116,7 @@ if TYPE_CHECKING:
     from policy.ope.intervals import StudentT as StudentT
     from policy.sampling.callbacks import Callbacks as Callbacks
     from policy.sampling.metrics import RolloutMetrics as RolloutMetrics
+    from policy.training.train import NothingToTrainOn as NothingToTrainOn
     from policy.worker.batch_io import IOContext as IOContext
     from policy.worker.group import WorkerGroup as WorkerGroup
     from policy.worker.rollout_worker import RolloutWorker as RolloutWorker
@@ -306,7 +306,7 @@ _HOMES = {
     "CollectorFailed": "ingest.protocol.errors",
     "CollectorUnavailable": "ingest.protocol.errors",
     "ConformanceError": "storage.conformance",
-    "DataIncomplete": "policy.jobs.run_once",
+    "DataIncomplete": "policy.data.run_once",
     "DeclarationError": "storage.declarations.declaration",
     "EndOfInput": "storage.experience.interfaces",
     "EnvFailed": "policy.envs.env_runner",
@@ -322,11 +322,11 @@ _HOMES = {
     "JournalLocked": "storage.errors",
     "JournalLookedAt": "storage.errors",
     "LeaseHeld": "storage.errors",
-    "FrozenDataError": "policy.jobs.freeze",
+    "FrozenDataError": "policy.data.freeze",
     "MixedSchemas": "storage.experience.interfaces",
     "NotFinite": "policy.inference.distributions",
-    "NothingToFreeze": "policy.jobs.freeze",
-    "NothingToTrainOn": "policy.jobs.train",
+    "NothingToFreeze": "policy.data.freeze",
+    "NothingToTrainOn": "policy.training.train",
     "NewerFormat": "storage.errors",
     "NothingYet": "storage.errors",
     "ObjectChanged": "storage.errors",
@@ -357,9 +357,9 @@ _HOMES = {
 # that can be loaded.
 _SERVER = "ingest.embedded.policy_server_input"
 _READERS = (
-    "policy.jobs.freeze",
-    "policy.jobs.run_once",
-    "policy.jobs.train",
+    "policy.data.freeze",
+    "policy.data.run_once",
+    "policy.training.train",
     "storage.reading.multi_agent_reader",
     "storage.reading.shard_reader",
 )
@@ -391,7 +391,7 @@ _NEEDED_BY = {
     ),
     "torch": (
         "policy.algorithms",
-        "policy.jobs.train",
+        "policy.training.train",
         "policy.networks",
         "policy.worker.rollout_worker",
     ),

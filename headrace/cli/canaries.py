@@ -65,7 +65,7 @@ def start(
     as_json: bool,
 ) -> None:
     """Start a canary, and print about how many episodes a verdict needs."""
-    from policy.jobs.canary import start_canary
+    from policy.judging.canary import start_canary
 
     document = start_canary(root, policy_id, candidate, share_of(share))
     version = document["canary"]
@@ -94,7 +94,7 @@ def canary(
     """
     require_root(root, policy_id)
     from headrace.output import console, results
-    from policy.jobs.canary import judge_canary
+    from policy.judging.canary import judge_canary
 
     found = judge_canary(root, policy_id, age=age)
     if found["verdict"] not in STATUSES:
@@ -140,7 +140,7 @@ def promote(
     """
     require_root(root, policy_id)
     from headrace.output import console
-    from policy.jobs.canary import promote as run
+    from policy.judging.canary import promote as run
 
     document = run(root, policy_id, gated=gate, age=age)
     if not document["promoted"]:

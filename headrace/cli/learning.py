@@ -51,7 +51,7 @@ from storage.wording import counted
 
 if TYPE_CHECKING:
     from policy.inference.weight_store import WeightStore
-    from policy.jobs.gate import Elsewhere
+    from policy.judging.gate import Elsewhere
 
 
 _WITHOUT_GATE = (
@@ -112,7 +112,7 @@ def freeze(
     """Write a manifest of the stored ordinals; the same shards give the same file."""
     require_root(root, policy_id)
     from headrace.output import console
-    from policy.jobs.freeze import freeze as run
+    from policy.data.freeze import freeze as run
 
     frozen = run(root, policy_id, schema_id=schema_id, retry_for=retry_for)
     if as_json:
@@ -172,10 +172,10 @@ def train(
     if follow and not lease_wait:
         _require_no_other(root, policy_id)
     from headrace.output import console
+    from policy.data.freeze import load_frozen
     from policy.inference.action_rule import ActionRule
-    from policy.jobs.freeze import load_frozen
-    from policy.jobs.train import ALGORITHMS, HELD_OUT, train_once
-    from policy.jobs.train import train as run
+    from policy.training.train import ALGORITHMS, HELD_OUT, train_once
+    from policy.training.train import train as run
 
     settings: dict[str, Any]
     if schema_id is not None and (follow or manifest is not None):
@@ -240,8 +240,8 @@ def _require_none_with_follow(action_rule: str | None, since: object, until: obj
 def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:
     from headrace.output import console, results
     from ingest.server.logs import configure
-    from policy.jobs.train import finite
-    from policy.jobs.train_live import follow
+    from policy.training.train import finite
+    from policy.training.train_live import follow
     from storage.system.process import stop_on_signal
 
     configure()
@@ -312,7 +312,7 @@ def evaluate(
     from headrace.output import console, results
     from headrace.output.report_page import evaluation_page
     from policy.inference.weight_store import WeightStore
-    from policy.jobs.gate import evaluate_logs
+    from policy.judging.gate import evaluate_logs
 
     chosen = _weights(WeightStore(root, policy_id), weights)
     with console.progress() as progress:
@@ -344,7 +344,7 @@ def evaluate(
 
 
 def _weights(store: WeightStore, name: str) -> str | int | None:
-    """Parse the name of weights on the command line for `policy.jobs.evaluate`."""
+    """Parse the name of weights on the command line for `policy.judging.evaluate`."""
     if name == "live":
         return None
     if name != "latest":
@@ -401,10 +401,10 @@ def publish(
     """
     require_root(root, policy_id)
     from headrace.output import console, results
+    from policy.data.freeze import load_frozen
     from policy.inference.weight_store import WeightStore
-    from policy.jobs.freeze import load_frozen
-    from policy.jobs.gate import Gate
-    from policy.jobs.gate import publish as run
+    from policy.judging.gate import Gate
+    from policy.judging.gate import publish as run
 
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
     settings = Gate(

@@ -30,7 +30,7 @@ def report(
     require_root(root, policy_id)
     from headrace.output import console
     from headrace.output.report_page import report_page
-    from policy.jobs.overview import overview
+    from policy.data.overview import overview
 
     with console.progress() as progress:
         document = overview(root, policy_id, retry_for=retry_for, on_progress=progress)

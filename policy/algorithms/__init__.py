@@ -1,8 +1,8 @@
 """Update rules: one file per algorithm, with its config, its loss and its update.
 
 Imports networks, batches and value models. `Learner` also imports the reader's ledger, which is
-part of its checkpoint; `TrainablePolicy` accepts gymnasium's spaces. Imports no shards, jobs,
-environments or samplers.
+part of its checkpoint; `TrainablePolicy` accepts gymnasium's spaces. Imports no shards,
+environments or samplers, and nothing of the jobs (`data`, `training`, `judging`).
 """
 
 __all__ = ["bandit", "base", "cql", "data_parallel", "learner", "ppo", "trainable_policy"]

@@ -5,7 +5,7 @@
     mean, variance, skew = moments(column)
 
 A judgement needs only a few numbers per episode, but those of all episodes. Here they are in
-memory; `policy.jobs.scratch` stores them on disk. Pure.
+memory; `policy.judging.scratch` stores them on disk. Pure.
 """
 
 from __future__ import annotations

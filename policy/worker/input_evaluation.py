@@ -140,7 +140,7 @@ class InputEvaluation:
         if isinstance(batch, MultiAgentBatch):
             raise NotImplementedError(
                 "input_evaluation: expected the batches of a single policy, got a MultiAgentBatch; "
-                "judge each policy's log by policy.jobs.evaluate"
+                "judge each policy's log by policy.judging.evaluate"
             )
         if not batch.count:
             return

@@ -169,7 +169,7 @@ class RolloutWorker(EnvRunner):
         if len(self.policies) > 1:
             raise NotImplementedError(
                 "input_evaluation: expected a single policy; judge each policy's log by "
-                "policy.jobs.evaluate"
+                "policy.judging.evaluate"
             )
         policy = next(iter(self.policies.values()))
         return InputEvaluation(estimators, policy, policy.settings.algorithm.gamma)

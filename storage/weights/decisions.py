@@ -7,7 +7,7 @@
 
 A decision's `kind` is "canary start", "canary" (a promotion, or one that was refused), or
 "rollback"; those of the gate have none. Rollbacks are recorded by the store (`...store`), because a
-collector makes them too; the others by the jobs that make them (policy.jobs).
+collector makes them too; the others by the jobs that make them (policy.judging).
 
 The confidence of a verdict depends on how many looks at a candidate, and how many candidates, the
 same episodes have served before. Only these files have these numbers.

@@ -23,7 +23,7 @@ from storage.weights.decisions import record
 from storage.weights.manifest import Served
 from storage.weights.off_chain import mark_off_chain
 from tests.headrace.command import Collect, headrace
-from tests.policy.jobs import live_log
+from tests.policy.training import live_log
 
 EPISODES, STEPS = 43, 10
 COLLECTOR = live_log.STREAM.partition("-")[0]

@@ -16,9 +16,9 @@ MAY_IMPORT = {
     "headrace.cli": (
         "headrace.demo headrace.output headrace.up ingest.access ingest.client ingest.collector"
         " ingest.delivery ingest.episodes ingest.importing ingest.protocol ingest.server"
-        " ingest.verification ingest.web policy.inference policy.jobs storage.declarations"
-        " storage.errors storage.experience storage.journal storage.system storage.verify"
-        " storage.weights storage.wording msgspec typer"
+        " ingest.verification ingest.web policy.data policy.inference policy.judging"
+        " policy.training storage.declarations storage.errors storage.experience storage.journal"
+        " storage.system storage.verify storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
@@ -87,17 +87,20 @@ MAY_IMPORT = {
         " storage.experience storage.reading storage.spaces storage.system storage.weights"
         " storage.wording gymnasium msgspec numpy safetensors torch"
     ),
+    "policy.data": (
+        "policy.progress storage.declarations storage.errors storage.experience storage.reading"
+        " storage.shards storage.spaces storage.system storage.weights storage.wording numpy"
+    ),
     # `vector_env` splits nested observations as acting does
     "policy.envs": (
         "policy.inference storage.experience storage.spaces storage.wording gymnasium numpy torch"
     ),
     # `weight_store` refuses weights that numpy cannot act with
     "policy.inference": "storage.declarations storage.errors storage.spaces storage.weights numpy",
-    "policy.jobs": (
-        "policy.algorithms policy.inference policy.networks policy.ope policy.progress"
-        " storage.declarations storage.errors storage.experience storage.reading storage.shards"
-        " storage.spaces storage.system storage.weights storage.wording matplotlib msgspec numpy"
-        " torch"
+    "policy.judging": (
+        "policy.data policy.inference policy.ope policy.progress storage.declarations"
+        " storage.errors storage.experience storage.reading storage.spaces storage.system"
+        " storage.weights storage.wording matplotlib numpy"
     ),
     "policy.networks": (
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
@@ -107,6 +110,11 @@ MAY_IMPORT = {
     # advantages are those of PPO
     "policy.sampling": (
         "policy.algorithms policy.envs policy.inference storage.experience storage.spaces numpy"
+    ),
+    "policy.training": (
+        "policy.algorithms policy.data policy.inference policy.networks policy.progress"
+        " storage.declarations storage.errors storage.experience storage.reading storage.system"
+        " storage.weights storage.wording msgspec numpy torch"
     ),
     # estimates of the data that is read are part of a worker's metrics
     "policy.worker": (

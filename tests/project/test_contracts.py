@@ -92,7 +92,7 @@ REFUSED = {
     "inference": (("policy.inference",), {"HTTP": ("http", "urllib", "urllib3", "requests")}),
     "policy-in-ingest": (
         tuple(sorted(graph().find_children("ingest"))),
-        {"policy": ("policy.ope.estimators", "policy.inference.spec", "policy.jobs.train")},
+        {"policy": ("policy.ope.estimators", "policy.inference.spec", "policy.training.train")},
     ),
     "tests": (PACKAGES, {"ours": ("tests", "benchmarks")}),
 }

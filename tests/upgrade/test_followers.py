@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policy.inference.weight_store import WeightStore
-from policy.jobs.train_live import follow
+from policy.training.train_live import follow
 from storage.experience.range_set import RangeSet
 from tests.collector_process import CollectorProcess
 from tests.upgrade.fixture import BUILDS, steps_in_shards, unpacked, verified

@@ -17,8 +17,8 @@ from ingest.access.key_files import load_tokens
 from ingest.access.tokens import TokenError
 from ingest.delivery.spool import SpoolSegment
 from ingest.delivery.spool_frames import HEAD, framed
-from policy.jobs.freeze import load_frozen
-from policy.jobs.run_once import once
+from policy.data.freeze import load_frozen
+from policy.data.run_once import once
 from storage.declarations.declaration import DeclarationError
 from storage.declarations.dropped_steps import read_dropped
 from storage.declarations.held_policies import held_version

@@ -6,7 +6,7 @@ version whose checkpoint is lost is marked as off the chain.
 
 from __future__ import annotations
 
-from policy.jobs.checkpoint_files import CheckpointFiles
+from policy.training.checkpoint_files import CheckpointFiles
 from tests.faults.loop.damaged_shards import flip
 from tests.faults.loop.running_loop import POLICY, Loop
 from tests.faults.scenario import Scenario, Trial, Verdict

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow.parquet as pq
 import safetensors
 
-from policy.jobs.checkpoint_files import CheckpointFiles
+from policy.training.checkpoint_files import CheckpointFiles
 from storage.errors import WeightsNotFound
 from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 import headrace.up
 from policy.algorithms.learner import Learner
-from policy.jobs.checkpoint_files import CheckpointFiles
-from policy.jobs.follower_state import FollowerState
-from policy.jobs.retrying import Retrying
-from policy.jobs.train_live import _Follower
+from policy.training.checkpoint_files import CheckpointFiles
+from policy.training.follower_state import FollowerState
+from policy.training.retrying import Retrying
+from policy.training.train_live import _Follower
 from storage.errors import WeightsDamaged
 from storage.reading import loading
 from storage.reading.ledger import Ledger

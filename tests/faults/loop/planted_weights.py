@@ -10,7 +10,7 @@ import storage.objects.folder
 import storage.system.files
 import storage.weights.lease
 import storage.weights.store
-from policy.jobs.follower_state import FollowerState
+from policy.training.follower_state import FollowerState
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.manifest import HighestVersions, Live
 from storage.weights.store import WeightFolder

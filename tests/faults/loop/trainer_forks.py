@@ -28,8 +28,8 @@ import headrace.output.console
 import headrace.output.results
 from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
-from policy.jobs import train_live
 from policy.networks.policy import Policy
+from policy.training import train_live
 from storage.system.process import die_with_parent
 from tests.faults import mutants
 from tests.faults.loop import file_call_strikes, trainer_witness

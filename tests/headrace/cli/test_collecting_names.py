@@ -16,7 +16,7 @@ import urllib3
 from headrace import AsyncPolicyClient, PolicyClient, Refusal, ShardReader, SpaceError
 from policy.algorithms.bandit import BanditConfig
 from policy.inference.weight_store import WeightStore
-from policy.jobs.train import train
+from policy.training.train import train
 from storage.declarations.policy_files import load_declarations
 from storage.spaces.descriptors import Box, Dict, Discrete
 from tests.collector_process import CollectorProcess, shard_rows

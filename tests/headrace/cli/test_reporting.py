@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.headrace.command import answer, headrace, process, refused
-from tests.policy.jobs.test_canary import EQUAL, Traffic
+from tests.policy.judging.test_canary import EQUAL, Traffic
 
 
 def test_a_report_is_one_file(tmp_path: Path) -> None:

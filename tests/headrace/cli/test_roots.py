@@ -13,7 +13,7 @@ from headrace.__main__ import _command_line
 from headrace.cli.roots import require_root
 from storage.declarations.policy_files import save_declaration
 from tests.headrace.command import ROOT
-from tests.policy.jobs.test_canary import EQUAL, Traffic
+from tests.policy.judging.test_canary import EQUAL, Traffic
 from tests.storage.weights.any_weights import add, store_in
 
 READERS = [

@@ -16,10 +16,10 @@ import pytest
 from ingest.access.key_files import kept_key, load_tokens
 from ingest.collector.address_file import ADDRESS, LiveAddress, say_address
 from policy.algorithms.learner import _read_checkpoint
+from policy.data.freeze import load_frozen
+from policy.data.run_once import _read as read_record
 from policy.inference.weight_store import WeightStore
-from policy.jobs.freeze import load_frozen
-from policy.jobs.run_once import _read as read_record
-from policy.jobs.train import declared_spec
+from policy.training.train import declared_spec
 from storage.declarations.dropped_steps import dropped_steps
 from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations
@@ -47,7 +47,7 @@ from tests.headrace.damaged_root import (
     make_root,
     run,
 )
-from tests.policy.jobs import live_log
+from tests.policy.training import live_log
 from tests.storage.shards.test_footers import changed, every, in_name
 
 BAD_STEPS = 20 * STEPS

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.output.report_page import report_page
-from policy.jobs.canary import promote, start_canary
-from policy.jobs.gate import Gate, publish
-from policy.jobs.overview import overview
-from tests.policy.jobs.test_canary import EQUAL, SHARE, Traffic
-from tests.policy.jobs.test_evaluate_verdicts import probabilities, stored, uniform_log
+from policy.data.overview import overview
+from policy.judging.canary import promote, start_canary
+from policy.judging.gate import Gate, publish
+from tests.policy.judging.test_canary import EQUAL, SHARE, Traffic
+from tests.policy.judging.test_evaluate_verdicts import probabilities, stored, uniform_log
 
 HOUR = 3_600_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from ingest.client.policy_client import PolicyClient
 from policy.inference.weight_store import WeightStore
-from policy.jobs.canary import judge_canary
+from policy.judging.canary import judge_canary
 from storage.experience.hashed import ARM, is_canary
 from tests.collector_process import CollectorProcess
 from tests.ingest.client.test_local_inference_canary import wait_served

@@ -14,8 +14,8 @@ from headrace import PolicyClient, PolicyServerInput, RolloutWorker
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.train_live import follow
 from policy.networks.policy import Policy
+from policy.training.train_live import follow
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.reading.multi_agent_reader import MultiAgentReader

@@ -14,8 +14,8 @@ from policy.algorithms.learner import Learner
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec
-from policy.jobs.train import acting_spec
 from policy.networks.policy import Policy
+from policy.training.train import acting_spec
 from storage.experience.sample_batch import SampleBatch
 from storage.spaces.descriptors import Box, Discrete
 

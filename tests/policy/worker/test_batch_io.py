@@ -20,7 +20,7 @@ from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
 from storage.shards.output_writer import ParquetOutputWriter
 from storage.spaces.descriptors import Box, Discrete
-from tests.policy.jobs.test_evaluate_verdicts import log_episodes
+from tests.policy.judging.test_evaluate_verdicts import log_episodes
 from tests.policy.toy_envs import AgentsEnv, CountEnv
 
 

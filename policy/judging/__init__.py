@@ -1,0 +1,7 @@
+"""Judging candidates by held-out episodes or in a canary, and publishing through the gate.
+
+Imports `policy.data`, the estimators and the weight store; nothing that trains or speaks HTTP.
+`scratch` is separate from `evaluate` because it handles temporary files and nothing of a judgement.
+"""
+
+__all__ = ["canary", "gate"]

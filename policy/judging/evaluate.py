@@ -1,0 +1,641 @@
+"""The evaluation job: estimate the return of weights, and compare them with the live version.
+
+    result = evaluate("run", "default", digest, reward_range=(0.0, 1.0))
+    result.judgement.verdict, result.judgement.reasons   # "cannot tell", ("... 24,000 more ...",)
+    for estimate in result.target:
+        print(estimate.name, estimate.value, estimate.interval, estimate.ess)
+    result.behaviour.value                        # the mean return of the logging policy
+
+`EvaluationResult` and its plot are in policy.judging.report.
+
+By default it judges by complete episodes that were held out of training; others are counted by
+reason. The bars are the live version and the logging policy, over the same episodes, none of which
+the candidate or the live version was trained on. A policy's probabilities are those of its action
+rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.data.log_selection import LogSelection
+from policy.data.schemas import HELD_OUT, require_fit
+from policy.inference.finite import NOT_FINITE
+from policy.inference.numpy_policy import NotFinite, NumpyPolicy
+from policy.inference.preprocessors import columns_of
+from policy.inference.spec import PolicySpec
+from policy.judging.judged_log import JudgedBlock, JudgedLog, Lineage
+from policy.judging.judged_sample import Sample, Taken, ahead
+from policy.judging.report import EvaluationResult, Split
+from policy.judging.scratch import Scratch
+from policy.ope.cross_fitting import CrossFitted, cross_fit
+from policy.ope.diagnostics import LEAST_ESS, Diagnostic, at_most
+from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
+from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolicy
+from policy.ope.value_models import LinearRewardModel
+from policy.progress import Progress, no_progress
+from storage.declarations.policy_files import load_declarations
+from storage.errors import NothingYet
+from storage.experience.endings import UNOBSERVED
+from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.sample_batch import ACTION_LOGP, REWARDS, SampleBatch
+from storage.reading.ledger import Ranges
+from storage.reading.retries import RETRY_FOR
+from storage.reading.shard_reader import Reserve
+from storage.spaces.descriptors import Discrete
+from storage.system.memory import return_memory
+from storage.weights.decisions import Document, Earlier, earlier_of
+from storage.weights.store import Candidate, Manifest, WeightFolder
+from storage.wording import counted
+
+__all__ = ["EvaluationResult", "evaluate"]
+
+_ONE_STEP = ("ips", "snips", "dm", "dr")
+_ONE_STEP_ANY_ACTION = ("ips", "snips")
+_ANY_LENGTH = ("is", "pdis", "wis", "cwpdis")
+_NEEDS_MODEL = frozenset({"dm", "dr", "sndr", "switch_dr", "dr_os"})
+
+_NO_DENSITY = "greedy actions have no density in a continuous space"
+
+RETURN_ROWS = 1 << 18
+"""Rows between two requests to return freed memory to the operating system; each takes some ms."""
+MOST_LOST = 0.05
+MOST_WITHOUT_PROPENSITY = 0.5
+MOST_WITHOUT_TAG = 0.5
+OTHER_UNIT = "other_unit"
+"""The name of a check that `publish` notes."""
+
+
+def evaluate(
+    root: Path | str,
+    policy_id: str = DEFAULT_POLICY,
+    weights: str | int | None = None,
+    *,
+    split: Split = "held_out",
+    evaluation_share: float | None = None,
+    cluster: str | None = None,
+    since: int | None = None,
+    until: int | None = None,
+    schema_id: str | None = None,
+    estimators: Sequence[str] | None = None,
+    gamma: float = 1.0,
+    confidence: float = 0.95,
+    interval: Literal["student", "bootstrap"] = "student",
+    reward_range: tuple[float, float] | None = None,
+    min_ess: float = 100.0,
+    earlier: Sequence[Document] = (),
+    alpha_budget: float | None = None,
+    folds: int = 5,
+    seed: int = 0,
+    manifest: Mapping[str, Ranges] | None = None,
+    store: WeightFolder | None = None,
+    label: str | None = None,
+    retry_for: float = RETRY_FOR,
+    on_progress: Progress = no_progress,
+) -> EvaluationResult:
+    """Judge weights by the shards under `root`.
+
+    - `weights`: a candidate (digest) or version (number); None: the live version, compared with the
+      logging policy only. `store`: the folder of the weights, by default under `root`.
+    - `split`: the episodes that training held out, or "all". `evaluation_share` and `cluster`: how
+      training reserved them; default: as recorded with the weights. With a cluster ("tag:NAME") the
+      sampling units are the tag's values; each has the mean of its episodes' returns.
+    - `since`, `until`: only episodes that began in this period (microseconds of the client's `ts`).
+      `manifest`: only these ordinals (stream -> inclusive ranges). `schema_id`: instead of the
+      declared schema. `retry_for`: seconds for which an unreadable shard is tried again.
+    - `reward_range`: the limits of a step's reward, by default the declared ones, never the log's.
+      Without limits, or with infinite ones, the verdict is approximate. `gamma` discounts rewards;
+      `confidence` is that of the two-sided intervals; `min_ess` is the effective sample size that a
+      verdict needs.
+    - `earlier`: decisions (storage.weights.decisions), to count earlier looks. `alpha_budget`: the
+      error of all candidates on overlapping rows together; the k-th gets 6 / (pi k)^2 of it.
+    - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide. One with an
+      effective sample size below 30 has an infinite interval.
+
+    Without usable episodes, the verdict says what is missing. Raises NothingYet if no weights are
+    named and none are live, ValueError for invalid arguments and for spaces that do not fit.
+    """
+    informing = _Estimating(gamma, confidence, interval, seed, folds)
+    limits = _limits(reward_range, root, policy_id)
+    _check_names(split, estimators)
+    loaded, live = _load_both(store or WeightFolder(root, policy_id), weights)
+    share = loaded.reserve.share if evaluation_share is None else evaluation_share
+    reserve = Reserve(share, loaded.reserve.cluster if cluster is None else cluster)
+    unit = _unit(reserve, split)
+    rules = Rules(
+        confidence=confidence, gamma=gamma, reward_range=limits, min_ess=min_ess, unit=unit
+    )
+    log = JudgedLog(
+        loaded.policy.spec,
+        reserve if split == "held_out" else replace(reserve, share=1.0),
+        [loaded.lineage, *([live.lineage] if live else [])],
+    )
+    asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "cluster": reserve.cluster}
+    asked |= {"evaluation_share": reserve.share, "weights": loaded.name}
+    asked["label"] = label or f"{policy_id} {str(loaded.name)[:12]}"
+    with Scratch() as scratch:
+        gathered = _Gathered(log, loaded, live, rules, scratch)
+        asked |= {"since": since, "until": until, "gamma": gamma, "reward_range": limits}
+        read: dict[str, Any] = {"manifest": manifest, "retry_for": retry_for}
+        read |= {"since": since, "until": until, "schema_id": schema_id}
+        gathered.read(log.blocks(LogSelection(root=root, policy_id=policy_id, **read), on_progress))
+        before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes, asked)
+        rules = _with_earlier(rules, before, alpha_budget, streams=len(log.rows))
+        found = gathered.judged(rules, _other_unit(log, live, earlier))
+        judged = _judged(log, live, rules, before, found)
+    estimates = informing.found(loaded.policy, gathered.sample, log, estimators)
+    return EvaluationResult(**asked, **judged, **estimates)
+
+
+def _unit(reserve: Reserve, split: Split) -> str:
+    """What is counted as one observation, as a text."""
+    unit = f"values of {reserve.cluster}" if reserve.cluster else "episodes"
+    return f"held-out {unit}" if split == "held_out" and reserve.share < 1 else unit
+
+
+def _judged(
+    log: JudgedLog, live: _Loaded | None, rules: Rules, before: Earlier, judgement: Judgement
+) -> dict[str, Any]:
+    """The fields of a result with the judgement, its rules and its data."""
+    if live is None and any("canary" in one for one in judgement.reasons):
+        first = (
+            "a canary needs a live version: `publish --no-gate` makes a first one live, unjudged"
+        )
+        judgement = replace(judgement, reasons=(*judgement.reasons, first))
+    return {
+        "confidence": rules.confidence,
+        "looks": before.looks,
+        "others": before.others,
+        "live": None if live is None else live.version,
+        "judgement": judgement,
+        "episodes": log.episodes,
+        "rows": log.rows,
+        "excluded": dict(log.excluded),
+        "not_read": log.not_read,
+        "skipped": log.skipped,
+    }
+
+
+def _limits(
+    given: tuple[float, float] | None, root: Path | str, policy_id: str
+) -> tuple[float, float] | None:
+    """The limits of a step's reward: given or declared; None without, or with infinite ones."""
+    if given is None:
+        declaration = load_declarations(Path(root)).get(policy_id)
+        return None if declaration is None else declaration.reward_range
+    return None if given == (-math.inf, math.inf) else given
+
+
+def _with_earlier(rules: Rules, before: Earlier, budget: float | None, *, streams: int) -> Rules:
+    """The rules after earlier looks. Further episodes are appended to those of one stream only, and
+    only under the same settings."""
+    confidence = rules.confidence if budget is None else _spent(budget, before.others + 1)
+    in_order = streams < 2 and before.alike
+    return replace(rules, looks=before.looks, confidence=confidence, in_order=in_order)
+
+
+def _spent(budget: float, number: int) -> float:
+    """The confidence of the n-th candidate's interval, so that all errors sum to the budget.
+
+    The sum of 6 / (pi n)^2 over all n is 1 (the Basel problem).
+    """
+    if not 0 < budget < 1:
+        raise ValueError(f"alpha_budget: expected a probability in (0, 1), got {budget}")
+    return 1 - 2 * budget * 6 / (math.pi * number) ** 2
+
+
+# --- the weights -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """Weights as a policy that acts, and the data that they were trained on."""
+
+    name: str | int  # digest or version
+    policy: NumpyPolicy
+    reserve: Reserve
+    lineage: Lineage
+    candidate: str  # the digest of the candidate that they came from
+    version: int | None
+
+
+def _load(store: WeightFolder, weights: str | int | None) -> _Loaded:
+    """Load a candidate or a version; the live version if `weights` is None."""
+    if weights is None:
+        live = store.live()
+        if live is None:
+            raise NothingYet(
+                f"policy {store.policy_id!r}: expected a live version, got none; name the weights"
+            )
+        weights = live.version
+    found: Candidate | Manifest
+    if isinstance(weights, int):
+        store.require_version(weights, "judge")
+        manifest, arrays = store.load(weights)
+        found, lineage, digest = manifest, store.lineage(weights), manifest.candidate
+    else:
+        found, arrays = store.load_candidate(weights)
+        weights = digest = found.digest
+        lineage = store.candidate_lineage(digest)
+    policy = NumpyPolicy(PolicySpec.from_json(found.spec), arrays, filter_state=found.filter_state)
+    version = weights if isinstance(weights, int) else None
+    return _Loaded(weights, policy, _reserve(found.metrics), lineage, digest, version)
+
+
+def _reserve(metrics: Mapping[str, Any]) -> Reserve:
+    """The episodes that the training of these weights reserved."""
+    share = metrics.get("evaluation_share", HELD_OUT)
+    return Reserve(float(share), str(metrics.get("cluster", "")))
+
+
+def _load_both(store: WeightFolder, weights: str | int | None) -> tuple[_Loaded, _Loaded | None]:
+    """The weights to judge, and the live version as a bar (see `_live_bar`)."""
+    loaded = _load(store, weights)
+    return loaded, _live_bar(store, loaded)
+
+
+def _live_bar(store: WeightFolder, judged: _Loaded) -> _Loaded | None:
+    """The live version; None if there is none or if it is the one to judge."""
+    live = store.live()
+    if live is None or live.version == judged.version:
+        return None
+    found = _load(store, live.version)
+    return None if found.candidate == judged.candidate else found
+
+
+# --- the judgement ---------------------------------------------------------------------------
+
+
+class _Gathered:
+    """Reads a log once, for the judgement's sums and for a sample for the estimates.
+
+    Several threads prepare blocks and compute probabilities; sums are added in the log's order.
+    """
+
+    def __init__(
+        self,
+        log: JudgedLog,
+        judged: _Loaded,
+        live: _Loaded | None,
+        rules: Rules,
+        scratch: Scratch,
+    ) -> None:
+        self._log, self._policy, self._live = log, judged.policy, live
+        self._comparability, self._bar = _comparable(judged.policy.spec, live)
+        names = ["the logging policy"]
+        if self._bar is not None and live is not None:
+            names.insert(0, f"live version {live.version}")
+        self._evidence = Evidence(names, rules, scratch.column)
+        self._certain = self._kept = 0.0  # steps of propensity 1; the candidate's expected matches
+        self.sample = Sample()
+
+    def read(self, batches: Iterable[SampleBatch]) -> None:
+        """Read all batches. Raises ValueError if no judged episode has the cluster's tag.
+
+        Freed blocks of many sizes fragment the heap, so freed memory is returned from time to time.
+        """
+        rows = 0
+        for block, candidate, bar, kept in ahead(self._asked, batches):
+            rows += block.steps.count
+            if rows >= RETURN_ROWS:
+                rows = 0
+                return_memory()
+            units = self._log.note(block)
+            self._certain, self._kept = self._certain + block.certain.count, self._kept + kept
+            self.sample.add(block, units)
+            self._evidence.add_left_out(block.beyond)
+            if candidate is None or not block.lengths.size:
+                continue
+            policies = [None] if bar is None else [bar, None]
+            self._evidence.add(self._data(block, units), candidate, policies)
+        self._log.require_tag()
+
+    def judged(self, rules: Rules, checks: Sequence[Diagnostic]) -> Judgement:
+        """The judgement by these rules and the log's checks, with those of the caller."""
+        apart = max(0.0, 1 - self._kept / self._certain) if self._certain else 0.0
+        counted = [
+            *_counted(self._log, self._live),
+            _certain_check(self._log, apart),
+            *self._comparability,
+        ]
+        return self._evidence.judged(rules, [*counted, *checks])
+
+    def _asked(
+        self, batch: SampleBatch
+    ) -> tuple[JudgedBlock, TargetPolicy | None, TargetPolicy | None, float]:
+        """(block, candidate, live version, the candidate's expected matches of certain steps)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                return self._weighed(self._log.prepared(batch))
+            except NotFinite:  # an accepted observation overflows in a network
+                known = [self._policy] if self._bar is None else [self._policy, self._bar]
+                return self._weighed(self._log.prepared(batch, known))
+
+    def _weighed(
+        self, block: JudgedBlock
+    ) -> tuple[JudgedBlock, TargetPolicy | None, TargetPolicy | None, float]:
+        policy, kept = self._policy, 0.0
+        if not policy.spec.has_propensity:
+            return block, None, None, 0.0
+        if block.certain.count:
+            actions = columns_of(policy.spec.action, "actions", block.certain)
+            flat = policy.flatten(columns_of(policy.spec.observation, "obs", block.certain))
+            kept = float(np.exp(policy.logp(flat, actions)).sum())
+        bar = None if self._bar is None else _target(self._bar, block)
+        return block, _target(policy, block), bar, kept
+
+    def _data(self, block: JudgedBlock, units: npt.NDArray[np.int64] | None) -> Judged:
+        space = self._policy.spec.action
+        start, names = (space.start, space.names) if isinstance(space, Discrete) else (0, ())
+        taken = None
+        if isinstance(space, Discrete):
+            taken = block.steps["actions"].astype(np.int64) - start
+        return Judged(
+            rewards=np.asarray(block.steps[REWARDS], np.float64),
+            lengths=block.lengths,
+            behaviour_logp=np.asarray(block.steps[ACTION_LOGP], np.float64),
+            flat=block.flat,
+            taken=taken,
+            start=start,
+            names=names or (),
+            discrete=self._policy.spec.layout.is_discrete,
+            units=units,
+            pass_prob=block.pass_prob,
+        )
+
+
+def _comparable(
+    spec: PolicySpec, live: _Loaded | None
+) -> tuple[list[Diagnostic], NumpyPolicy | None]:
+    """(checks that fail if the policies cannot be compared, the live policy if it is a bar)."""
+    checks = []
+    if not spec.has_propensity:
+        checks.append(at_most("no_density", 1, 0, f"the candidate's {_NO_DENSITY}: use a canary"))
+    if live is None:
+        return checks, None
+    who = f"live version {live.version}"
+    if live.policy.spec.action != spec.action:
+        sentence = f"{who} has another action space: use a canary"
+        return [*checks, at_most("live_action_space", 1, 0, sentence)], None
+    try:
+        require_fit((spec.observation, spec.action), (live.policy.spec.observation, spec.action))
+    except ValueError:
+        sentence = f"{who} has another observation space: use a canary"
+        return [*checks, at_most("live_observation_space", 1, 0, sentence)], None
+    if not live.policy.spec.has_propensity:
+        sentence = f"{who}: its {_NO_DENSITY}: use a canary"
+        return [*checks, at_most("live_no_density", 1, 0, sentence)], None
+    return checks, live.policy
+
+
+def _target(policy: NumpyPolicy, block: JudgedBlock) -> TargetPolicy:
+    if not block.lengths.size:
+        return TargetPolicy(np.empty(0))
+    actions = columns_of(policy.spec.action, "actions", block.steps)
+    flat = policy.flatten(columns_of(policy.spec.observation, "obs", block.steps))
+    discrete = isinstance(policy.spec.action, Discrete)
+    return TargetPolicy(
+        policy.logp(flat, actions), policy.probabilities(flat) if discrete else None
+    )
+
+
+def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
+    """Checks of the episodes that were left out before the judgement."""
+    trained = log.excluded.get("in_lineage", 0)
+    whom = "the candidate" if live is None else f"the candidate or live version {live.version}"
+    sentence = f"{counted(trained, 'episode')} left out: {whom} was trained on them"
+    none = not log.episodes
+    found = [at_most("in_lineage", trained, None, sentence)]
+    if not log.reserve.share or (trained and none):
+        sentence = "nothing was reserved: train with --evaluation-share, or use a canary"
+        source = "an episode that was trained on cannot be judged by"
+        found.append(at_most("nothing_reserved", 1, 0, sentence, source))
+    seen = sum(log.excluded.values()) - trained + log.episodes
+    lost = sum(log.excluded.get(word, 0) for word in UNOBSERVED)
+    share = lost / max(1, seen)
+    sentence = (
+        f"{counted(lost, 'episode')} ({share:.1%}) abandoned or broken, so with an unknown end"
+    )
+    if share > MOST_LOST:
+        sentence += "; fix the cause, or use a canary, which counts them"
+    source = "chosen here: if the loss depends on the action, the estimate's bias is as large"
+    found.append(at_most("lost_episodes", share, MOST_LOST, sentence, source))
+    found.append(_dropped_check(log))
+    unknown = log.excluded.get("no_propensity", 0)
+    share = unknown / max(1, seen)
+    sentence = f"{counted(unknown, 'episode')} ({share:.1%}) without a propensity"
+    if unknown:
+        sentence += ": log actions with action_prob or action_logp"
+    source = "chosen here: at least half of the log is to be judged by"
+    found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
+    found.append(_not_finite_check(log, seen))
+    found.append(_sampled_check(log))
+    if log.reserve.cluster:
+        found.append(_tag_check(log))
+    if none:
+        sentence = f"no episodes to judge by; left out: {log.left_out()}"
+        found.append(at_most("no_episodes", 1, 0, sentence, "an empty log has no evidence"))
+    return found
+
+
+def _tag_check(log: JudgedLog) -> Diagnostic:
+    """Check the share of judged episodes whose unit is unknown, as they lack the cluster's tag."""
+    share = log.untagged / max(1, log.episodes)
+    episodes = f"{counted(log.untagged, 'episode')} ({share:.1%})"
+    sentence = f"{episodes} without the tag {log.reserve.tag!r}, each its own unit"
+    if share > MOST_WITHOUT_TAG:
+        sentence += "; log the tag with them (if they are independent, a value of its own for each)"
+    source = "chosen here: if they depend on each other, the interval is too narrow"
+    return at_most("without_tag", share, MOST_WITHOUT_TAG, sentence, source)
+
+
+def _other_unit(
+    log: JudgedLog, live: _Loaded | None, earlier: Sequence[Document]
+) -> list[Diagnostic]:
+    """A note if single episodes are counted, but the live version or a candidate had a tag."""
+    by_tag = [
+        f"candidate {one['candidate'][:12]} was judged by {one['cluster']}"
+        for one in earlier
+        if one.get("cluster")
+    ]
+    if live is not None and live.reserve.cluster:
+        by_tag.append(f"live version {live.version} was trained with {live.reserve.cluster}")
+    if log.reserve.cluster or not by_tag:
+        return []
+    sentence = f"{by_tag[-1]}; this judgement counts single episodes"
+    return [at_most(OTHER_UNIT, 1, None, sentence)]
+
+
+def _dropped_check(log: JudgedLog) -> Diagnostic:
+    """Check the share of steps that clients dropped, as they reported it."""
+    steps, episodes = log.dropped.steps, log.dropped.episodes
+    share = steps / max(1, steps + log.shard_rows)
+    dropped = f"{counted(steps, 'step')} ({share:.1%}) of {counted(episodes, 'episode')}"
+    sentence = f"{dropped} dropped by full clients"
+    if share > MOST_LOST:
+        sentence += "; fix what fills their queues, then judge by later episodes (--since)"
+    source = "chosen here, as lost_episodes: a full queue means high load, which may affect rewards"
+    return at_most("client_dropped", share, MOST_LOST, sentence, source)
+
+
+def _not_finite_check(log: JudgedLog, seen: int) -> Diagnostic:
+    """Check the share of episodes that were left out for numbers beyond float32."""
+    number = log.excluded.get(NOT_FINITE, 0)
+    share = number / max(1, seen)
+    sentence = f"{counted(number, 'episode')} ({share:.1%}) with numbers beyond float32"
+    if share > MOST_LOST:
+        sentence += "; log smaller numbers, then judge by later episodes (--since)"
+    source = "chosen here, as lost_episodes: the numbers may depend on the action"
+    return at_most(NOT_FINITE, share, MOST_LOST, sentence, source)
+
+
+def _sampled_check(log: JudgedLog) -> Diagnostic:
+    """Check sampled logging: `pass_prob` must not differ between episodes of one unit."""
+    sentence = f"{counted(log.sampled, 'episode')} whose logging was sampled"
+    if log.torn:
+        sentence += f": a value of {log.reserve.cluster} has several with different pass_prob"
+        sentence += "; judge without --cluster, or use a canary"
+    source = "a unit's mean is biased if its episodes are logged with different probabilities"
+    return at_most("sampled_log", log.sampled, 0 if log.torn else None, sentence, source)
+
+
+def _certain_check(log: JudgedLog, apart: float) -> Diagnostic:
+    """Check steps with propensity 1, after which the return of other actions is unknown.
+
+    `apart` is the probability that the candidate chooses another action there. The check's value is
+    `apart` times the share of episodes with such steps.
+    """
+    episodes = log.excluded.get("certain", 0)
+    share = episodes / max(1, log.candidates)
+    sentence = f"{counted(episodes, 'episode')} ({share:.1%}) with steps of probability 1 left out"
+    if episodes:
+        sentence += (
+            f"; the candidate chooses another action in {apart:.0%} of these steps: log with "
+            "exploration, or use a canary"
+        )
+    source = "as unsupported_near: the candidate's probability of actions that were impossible"
+    return at_most("certain", share * apart, MOST_LOST, sentence, source)
+
+
+# --- the estimates ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Estimating:
+    gamma: float
+    confidence: float
+    interval: str
+    seed: int
+    folds: int
+
+    def __post_init__(self) -> None:
+        if self.interval not in ("student", "bootstrap"):
+            raise ValueError(f"interval: expected student or bootstrap, got {self.interval!r}")
+        self._interval()  # raises ValueError for a confidence outside (0, 1)
+
+    def found(
+        self, policy: NumpyPolicy, sample: Sample, log: JudgedLog, names: Sequence[str] | None
+    ) -> dict[str, Any]:
+        """The fields of a result that are for information."""
+        names = _fitting(policy.spec, log) if names is None else names
+        taken = sample.taken(log.excluded)
+        target, unavailable = self.all(policy, taken, names)
+        behaviour = None
+        if taken is not None:
+            behaviour = self.one("v_behavior", _episodes(taken, policy))
+        return {"target": tuple(target), "behaviour": behaviour, "unavailable": unavailable}
+
+    def all(
+        self, policy: NumpyPolicy, log: Taken | None, names: Sequence[str]
+    ) -> tuple[list[Estimate], dict[str, str]]:
+        """(estimates, estimator -> why there is none)."""
+        if log is None:
+            return [], dict.fromkeys(names, "no episodes to judge by")
+        if not policy.spec.has_propensity:
+            return [], dict.fromkeys(names, _NO_DENSITY)
+        fitted, why_not = None, ""
+        if _NEEDS_MODEL & set(names):
+            fitted, why_not = self._fit(policy, log)
+        episodes = _episodes(log, policy, fitted)
+        estimates, unavailable = [], {}
+        for name in names:
+            if why_not and name in _NEEDS_MODEL:
+                unavailable[name] = why_not
+                continue
+            try:
+                found = self.one(name, episodes)
+            except ValueError as error:
+                unavailable[name] = str(error)
+                continue
+            if found.ess < LEAST_ESS:
+                found = replace(found, stderr=math.inf, interval=(-math.inf, math.inf))
+            estimates.append(found)
+        return estimates, unavailable
+
+    def one(self, name: str, episodes: Episodes) -> Estimate:
+        return ESTIMATORS[name](episodes, gamma=self.gamma, interval=self._interval())
+
+    def _interval(self) -> Interval:
+        if self.interval == "student":
+            return StudentT(self.confidence)
+        return Bootstrap(np.random.default_rng(self.seed), self.confidence)
+
+    def _fit(self, policy: NumpyPolicy, log: Taken) -> tuple[CrossFitted | None, str]:
+        """q and v cross-fitted over the episodes, or why there are none."""
+        space = policy.spec.action
+        if not isinstance(space, Discrete):
+            return None, "reward models need a Discrete action space"
+        folds = min(self.folds, len(log.lengths))
+        if folds < 2:
+            return None, "cross-fitting needs 2 or more episodes"
+        return cross_fit(
+            lambda: LinearRewardModel(space.n, start=space.start),
+            log.flat,
+            log.steps["actions"],
+            log.steps[REWARDS],
+            policy.probabilities(log.flat),
+            lengths=log.lengths,
+            terminated=log.steps["ended"][np.cumsum(log.lengths) - 1] == "terminated",
+            gamma=self.gamma,
+            rng=np.random.default_rng(self.seed),
+            folds=folds,
+        ), ""
+
+
+def _episodes(log: Taken, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
+    """The log with the target policy's log probabilities, if any, and a fitted model's q and v."""
+    actions = columns_of(policy.spec.action, "actions", log.steps)
+    known = policy.spec.has_propensity
+    return Episodes.from_flat(
+        log.steps[REWARDS],
+        lengths=log.lengths,
+        behaviour_logp=log.steps[ACTION_LOGP],
+        target_logp=policy.logp(log.flat, actions) if known else None,
+        q=None if fitted is None else fitted.q,
+        v=None if fitted is None else fitted.v,
+        excluded=log.excluded,
+        densities=not policy.spec.layout.is_discrete,
+        units=log.units,
+        pass_prob=None if (log.pass_prob == 1).all() else log.pass_prob,
+    )
+
+
+def _fitting(spec: PolicySpec, log: JudgedLog) -> tuple[str, ...]:
+    if not log.one_step:
+        return _ANY_LENGTH
+    return _ONE_STEP if isinstance(spec.action, Discrete) else _ONE_STEP_ANY_ACTION
+
+
+def _check_names(split: str, estimators: Sequence[str] | None) -> None:
+    if split not in ("held_out", "all"):
+        raise ValueError(f"split: expected held_out or all, got {split!r}")
+    unknown = [name for name in estimators or () if name not in ESTIMATORS]
+    if unknown or (estimators is not None and not estimators):
+        raise ValueError(f"estimators: expected names of {sorted(ESTIMATORS)}, got {unknown}")

@@ -1,0 +1,283 @@
+"""Judge a candidate and publish it through the gate; on a frozen data set, each is done once.
+
+    decided = publish("run", "default", digest, Gate(reward_range=(0.0, 1.0)))
+    decided["published"], decided["gate"]["verdict"], decided["gate"]["reasons"]
+
+A candidate passes the gate if it is better than the live version and the logging policy. Every
+decision is recorded (storage.weights.decisions), also one without a gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from policy.data.freeze import Frozen, load_frozen
+from policy.data.run_once import Document, once, require_all
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.judging.evaluate import OTHER_UNIT, evaluate
+from policy.judging.report import Split, plot_intervals
+from policy.ope.comparison import BETTER
+from policy.progress import Progress, no_progress
+from storage.errors import WeightStoreError
+from storage.reading.retries import RETRY_FOR
+from storage.weights.decisions import load_decisions, record
+
+
+class Numbered(Protocol):
+    """The numbers of the live version."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+
+class Elsewhere(Protocol):
+    """A collector that has its own versions, such as an `ingest.client.publisher.Publisher`."""
+
+    def live_of(self, store: WeightStore, digest: str) -> Numbered | None:
+        """What is live there, if it came from this candidate of a local store."""
+
+    def publish_candidate(self, store: WeightStore, digest: str) -> Numbered:
+        """Make a candidate of a local store live there."""
+
+
+__all__ = ["WITHOUT_EXPLORATION", "Gate", "evaluate_logs", "evaluate_once", "publish"]
+
+
+WITHOUT_EXPLORATION = (
+    "it acts without exploration, so its log has no rewards of other actions: the next candidate "
+    "can only be judged by a canary"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """The settings of a judgement; see `policy.judging.evaluate.evaluate`."""
+
+    min_ess: float = 100.0
+    confidence: float = 0.95
+    gamma: float = 1.0
+    reward_range: tuple[float, float] | None = None
+    alpha_budget: float | None = None
+    cluster: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+
+def evaluate_once(
+    root: Path | str,
+    policy_id: str,
+    candidate: str,
+    frozen: Frozen,
+    *,
+    retry_for: float = RETRY_FOR,
+    on_progress: Progress = no_progress,
+    **settings: Any,
+) -> Document:
+    """Judge a candidate on a frozen data set, unless that is recorded already.
+
+    `settings` are arguments of `policy.judging.evaluate.evaluate`, plain values only. Returns a
+    dict with `weights` (the full digest), `logs` (a list with the result as plain types),
+    `manifest` and `unchanged`. Raises DataIncomplete, and the errors of `evaluate`.
+    """
+    candidate = WeightStore(root, policy_id).candidate(candidate).digest
+    key = {"policy_id": policy_id, "candidate": candidate, **settings}
+
+    def work() -> Document:
+        result = evaluate(
+            root,
+            policy_id,
+            candidate,
+            manifest=frozen.streams,
+            earlier=load_decisions(root, policy_id).known,
+            retry_for=retry_for,
+            on_progress=on_progress,
+            **settings,
+        )
+        require_all(frozen, result.skipped)
+        return {"weights": candidate, "logs": [result.to_dict()]}
+
+    return once(frozen, "evaluate", key, work)
+
+
+def evaluate_logs(
+    root: Path | str,
+    policy_id: str,
+    weights: str | int | None,
+    *,
+    others: Sequence[Path] = (),
+    manifest: Path | None = None,
+    plot: Path | None = None,
+    split: Split = "held_out",
+    retry_for: float = RETRY_FOR,
+    on_progress: Progress = no_progress,
+    **settings: Any,
+) -> Document:
+    """Judge weights by the log under `root`, and by all episodes of the logs `others` (roots).
+
+    `settings` are arguments of `policy.judging.evaluate.evaluate`. Returns a dict with `weights`,
+    `logs` (one result per log, as plain types) and `plot` (the path of a PNG, or None). With a
+    manifest file it calls `evaluate_once`, without other logs or a plot. Raises ValueError for
+    settings that exclude each other, and the errors of `evaluate`.
+    """
+    if manifest is not None:
+        if others or plot or not isinstance(weights, str):
+            raise ValueError("--manifest: expected a candidate, and neither --log nor --plot")
+        if settings.pop("schema_id", None) is not None:
+            raise ValueError("--schema-id: expected none with --manifest, which is of one schema")
+        frozen, settings = load_frozen(manifest), {"split": split, **settings}
+        options: dict[str, Any] = {"retry_for": retry_for, "on_progress": on_progress}
+        return evaluate_once(root, policy_id, weights, frozen, **options, **settings)
+    store = WeightStore(root, policy_id)
+    shared = {
+        "store": store,
+        "earlier": load_decisions(root, policy_id).known,
+        "retry_for": retry_for,
+        "on_progress": on_progress,
+        **settings,
+    }
+    judged = [
+        evaluate(root, policy_id, weights, split=split, label=Path(root).name, **shared),
+        *(
+            evaluate(other, policy_id, weights, split="all", label=other.name, **shared)
+            for other in others
+        ),
+    ]
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_intervals(judged, plot)
+    logs = [result.to_dict() for result in judged]
+    return {"weights": weights, "logs": logs, "plot": plot and str(plot)}
+
+
+def publish(
+    root: Path | str,
+    policy_id: str,
+    candidate: str,
+    settings: Gate | None,
+    *,
+    frozen: Frozen | None = None,
+    on_progress: Progress = no_progress,
+    elsewhere: Elsewhere | None = None,
+) -> Document:
+    """Publish a candidate if the gate finds it better; `settings=None`: without a gate.
+
+    Returns a dict: `published`, `candidate` (the full digest), its `action_rule`, `notes` on that
+    and on the unit of the judgement, `gate` (the judgement; None without a gate, or if the
+    candidate is live already), `already_live`, `decision` (the path of what was recorded; None if
+    this version had its decision), and the live `version` and `generation` (None if it was not
+    published). `elsewhere`: the collector that publishes; None: this root.
+
+    With a frozen data set, the candidate is judged only by that, and the decision is recorded: a
+    late retry returns it, without judging again and without making an older version live again. The
+    dict then also has `manifest` and `unchanged`.
+
+    Raises ValueError for invalid settings, DataIncomplete, PolicyPinned and GenerationConflict.
+    """
+    store = WeightStore(root, policy_id)
+    found = store.candidate(candidate)
+    candidate, rule = found.digest, PolicySpec.from_json(found.spec).action_rule
+
+    def work() -> Document:
+        decided = None
+        if elsewhere is None:
+            store.require_no_hold()  # before a look at the episodes is spent
+            live = _live_of(store, candidate)
+        else:
+            live = elsewhere.live_of(store, candidate)
+        already_live = live is not None
+        if settings is not None and not already_live:
+            decided = _judge(root, candidate, store, settings, frozen, on_progress)
+        passed = decided is None or decided["verdict"] == BETTER
+        if passed and live is None:
+            there = WeightStore.publish if elsewhere is None else elsewhere.publish_candidate
+            live = there(store, candidate)
+        done = {
+            "published": passed,
+            "candidate": candidate,
+            "version": live and live.version,
+            "generation": live and live.generation,
+            "action_rule": rule.to_json(),
+            "notes": _notes(decided, explores=live is None or rule.explores),
+        }
+        path = None
+        if not already_live or not _is_recorded(root, policy_id, done):
+            kept = _kept(decided, already_live=already_live)
+            path = record(root, {"policy_id": policy_id, **done, **kept})
+        return {**done, "already_live": already_live, "gate": decided, "decision": path}
+
+    if frozen is None:
+        return work()
+    key = {"policy_id": policy_id, "candidate": candidate, "gate": settings and asdict(settings)}
+    return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
+
+
+def _notes(decided: Document | None, *, explores: bool) -> list[str]:
+    checks = [] if decided is None else decided["diagnostics"]
+    units = [one["sentence"] for one in checks if one["name"] == OTHER_UNIT]
+    return units if explores else [*units, WITHOUT_EXPLORATION]
+
+
+def _live_of(store: WeightStore, candidate: str) -> Numbered | None:
+    """What is live, if it came from this candidate."""
+    live = store.live()
+    if live is None or store.manifest(live.version).candidate != candidate:
+        return None
+    return live
+
+
+def _is_recorded(root: Path | str, policy_id: str, done: Document) -> bool:
+    """Whether there is a decision on this version; a job may have been killed before it."""
+    made = (done["candidate"], done["version"])
+    known = load_decisions(root, policy_id).known
+    return any((one.get("candidate"), one.get("version")) == made for one in known)
+
+
+def _kept(decided: Document | None, *, already_live: bool) -> Document:
+    """The judgement as a decision records it; `verdict` is None without one."""
+    if decided is None:
+        why = "it is live already" if already_live else "without a gate"
+        return {"verdict": None, "reasons": [why], "rows": {}, "episodes": 0}
+    return decided
+
+
+def _judge(
+    root: Path | str,
+    candidate: str,
+    store: WeightStore,
+    settings: Gate,
+    frozen: Frozen | None,
+    on_progress: Progress,
+) -> Document:
+    """The evaluation as plain types, without the fields that the decision has itself."""
+    result = evaluate(
+        root,
+        store.policy_id,
+        candidate,
+        manifest=None if frozen is None else frozen.streams,
+        store=store,
+        earlier=load_decisions(root, store.policy_id).known,
+        on_progress=on_progress,
+        **asdict(settings),
+    )
+    if frozen is not None:
+        require_all(frozen, result.skipped)
+    document = result.to_dict()
+    return {
+        name: document[name] for name in document if name not in ("policy_id", "weights", "label")
+    }
+
+
+def _still_numbered(store: WeightStore, known: Document) -> bool:
+    """Whether the version of a decision still exists; always true if nothing was published."""
+    if not known["published"]:
+        return True
+    try:
+        return bool(store.manifest(known["version"]).candidate == known["candidate"])
+    except WeightStoreError:
+        return False

@@ -1,0 +1,296 @@
+"""The episodes that a candidate is judged by, read from shards in blocks; others are counted.
+
+    log = JudgedLog(spec, Reserve(0.3), trained_on=[lineage, ...])
+    for block in log.blocks(selection, on_progress):   # whole episodes with propensities
+        ...
+    log.excluded                                     # reason -> episodes, once all are read
+
+Episodes are in the order of their ordinals. So in one stream, episodes of an earlier look come
+before new ones, as an interval for several looks requires.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.data.log_selection import LogSelection
+from policy.data.schemas import require_fit
+from policy.inference.finite import LARGEST, NOT_FINITE, not_finite
+from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.preprocessors import columns_of
+from policy.inference.spec import PolicySpec
+from policy.progress import Progress
+from storage.declarations.dropped_steps import Lost, dropped_steps
+from storage.experience.endings import UNOBSERVED
+from storage.experience.range_set import RangeSet
+from storage.experience.sample_batch import (
+    ACTION_LOGP,
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    EPS_ID,
+    ORDINAL,
+    REWARDS,
+    STREAM,
+    SampleBatch,
+    T,
+)
+from storage.reading.holdout import tag_names
+from storage.reading.ledger import Ledger
+from storage.reading.shard_reader import EndOfInput, Reserve
+from storage.spaces.descriptors import Discrete
+from storage.wording import counted
+
+__all__ = ["CERTAIN_LOGP", "JudgedBlock", "JudgedLog"]
+
+Lineage = Mapping[str, RangeSet]
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+PASS_PROB = "pass_prob"
+_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended", PASS_PROB)
+
+CERTAIN_LOGP = -1e-12
+"""Above it the propensity counts as 1: the logging policy could not choose another action."""
+BLOCK_ROWS = 1 << 16
+BLOCK_CELLS = 1 << 22  # numbers of a block's observations
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedBlock:
+    """n complete episodes with propensities; their S steps follow each other."""
+
+    steps: SampleBatch
+    flat: npt.NDArray[np.float32]  # (S, D) observations
+    lengths: IntArray  # (n,)
+    names: list[str]  # (n,) the name of each episode's unit
+    untagged: int  # episodes without the tag whose values are the units
+    other_tags: set[str]  # the names of the tags that these have
+    certain: SampleBatch  # steps with propensity 1; their episodes are left out
+    beyond: npt.NDArray[np.float64]  # rewards of the episodes left out as not_finite
+    excluded: Mapping[str, int]  # reason -> episodes
+
+    @property
+    def starts(self) -> IntArray:
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def pass_prob(self) -> npt.NDArray[np.float64]:
+        """(n,) the probability that each episode was logged."""
+        return np.asarray(self.steps[PASS_PROB], np.float64)[self.starts]
+
+
+class JudgedLog:
+    """Selects the episodes to judge by, and counts all episodes while they are read."""
+
+    def __init__(self, spec: PolicySpec, reserve: Reserve, trained_on: Sequence[Lineage]) -> None:
+        """`trained_on`: lineages of policies, whose episodes are left out."""
+        self.reserve, self._spec, self._trained_on = reserve, spec, trained_on
+        self.episodes = self.candidates = 0  # judged by; these and those with certain steps
+        self.excluded: Counter[str] = Counter()  # reason -> episodes
+        self.not_read: dict[str, int] = {}  # reason -> steps
+        self.skipped: dict[str, str] = {}  # damaged shard -> reason
+        self.rows: dict[str, list[int]] = {}  # stream -> first and last ordinal judged by
+        self.shard_rows = 0  # steps of all episodes in the shards
+        self.dropped = Lost(0, 0)  # dropped by clients, as they reported it to the collectors
+        self.one_step = True
+        self.sampled = 0  # episodes with pass_prob < 1
+        self.untagged = 0  # episodes without the tag whose values are the units
+        self._other_tags: set[str] = set()
+        self._chances = (1.0, 0.0)  # the smallest and the largest pass_prob
+        self._units: dict[str, int] = {}
+
+    @property
+    def torn(self) -> bool:
+        """Whether episodes have different pass_prob, and a unit has several episodes."""
+        several = self._chances[0] < self._chances[1]
+        return several and bool(self._units) and len(self._units) < self.episodes
+
+    def blocks(self, selection: LogSelection, on_progress: Progress) -> Iterator[SampleBatch]:
+        """Read batches of logged episodes; pass each to `prepared`, then its result to `note`."""
+        rows = 0
+        self.dropped = dropped_steps(Path(selection.root))
+        size = self._spec.flattener.size
+        with selection.reader(
+            mode="episodes",
+            batch_size=max(1, min(BLOCK_ROWS, BLOCK_CELLS // max(1, size))),
+            select=self.reserve.rows,
+            incomplete=True,
+            columns=tuple(dict.fromkeys((*_COLUMNS, *self.reserve.columns))),
+        ) as reader:
+            while True:
+                try:
+                    batch = reader.next()
+                except EndOfInput:
+                    break
+                if reader.spaces is not None:
+                    require_fit(reader.spaces, (self._spec.observation, self._spec.action))
+                rows += batch.count
+                on_progress("reading", rows, None)
+                yield batch
+            selection.count_other_schemas(reader)
+            self.not_read = {
+                ("not_held_out" if why == "select" else why): n
+                for why, n in reader.stats.excluded.items()
+            }
+            self.skipped = dict(reader.stats.excluded_shards)
+        self.shard_rows = rows + sum(self.not_read.values())
+
+    def prepared(self, steps: SampleBatch, policies: Sequence[NumpyPolicy] = ()) -> JudgedBlock:
+        """Select the episodes to judge by from a batch. Safe to call from several threads.
+
+        Episodes whose observations overflow in one of the `policies` are left out, too.
+        """
+        spec = self._spec
+        steps, lengths, excluded = _usable(steps, _lengths(steps), self._trained_on)
+        odd = _any(_not_finite(steps, spec, policies), lengths)
+        beyond = np.asarray(steps[REWARDS][np.repeat(odd, lengths)], np.float64)
+        steps, lengths, gone = _without(steps, lengths, odd)
+        if gone:
+            excluded[NOT_FINITE] = gone
+        certain = np.zeros(steps.count, np.bool_)
+        if not isinstance(spec.action, Discrete) or spec.action.n > 1:
+            certain = np.asarray(steps[ACTION_LOGP] >= CERTAIN_LOGP) & spec.layout.is_discrete
+        left = steps.take(certain)
+        steps, lengths, gone = _without(steps, lengths, _any(certain, lengths))
+        if gone:
+            excluded["certain"] = gone
+        heads = steps.take(np.cumsum(lengths) - lengths)
+        untagged = heads.take(~self.reserve.tagged(heads))
+        return JudgedBlock(
+            steps=steps,
+            flat=spec.flattener.columns(columns_of(spec.observation, "obs", steps)),
+            lengths=lengths,
+            names=self.reserve.units(heads),
+            untagged=untagged.count,
+            other_tags=tag_names(untagged) if untagged.count else set(),
+            certain=left,
+            beyond=beyond,
+            excluded=excluded,
+        )
+
+    def note(self, block: JudgedBlock) -> IntArray | None:
+        """Count a block. Returns the number of each episode's unit (n,), or None without units."""
+        self.episodes += len(block.lengths)
+        self.untagged += block.untagged
+        self._other_tags |= block.other_tags
+        self.excluded.update(block.excluded)
+        self.candidates += len(block.lengths) + block.excluded.get("certain", 0)
+        if not block.lengths.size:
+            return None
+        self.one_step &= bool((block.lengths == 1).all())
+        streams = block.steps[STREAM].astype(str)
+        for stream in np.unique(streams):
+            ordinals = block.steps[ORDINAL][streams == stream]
+            first, last = self.rows.get(str(stream), [2**63 - 1, -1])
+            self.rows[str(stream)] = [
+                min(first, int(ordinals.min())),
+                max(last, int(ordinals.max())),
+            ]
+        chances, (low, high) = block.pass_prob, self._chances
+        self.sampled += int((chances < 1).sum())
+        self._chances = min(low, float(chances.min())), max(high, float(chances.max()))
+        if not self.reserve.cluster:
+            return None
+        known = self._units
+        return np.array([known.setdefault(name, len(known)) for name in block.names], np.int64)
+
+    def require_tag(self) -> None:
+        """Raise ValueError, with the known tags, if no judged episode has the cluster's."""
+        if self.episodes and self.untagged == self.episodes:
+            self.reserve.require_tag(self._other_tags)
+
+    def left_out(self) -> str:
+        """The counts of what was not used, as text."""
+        counts = [f"{why}: {counted(n, 'episode')}" for why, n in self.excluded.items() if n]
+        words = {"time": "outside the period", "other_policy": "of other policies"}
+        counts += [
+            f"{counted(n, 'step')} {words[why]}" if why in words else f"{why}: {counted(n, 'step')}"
+            for why, n in self.not_read.items()
+            if n
+        ]
+        return ", ".join([*counts, *self.skipped.values()]) or "none were found"
+
+
+def _lengths(steps: SampleBatch) -> IntArray:
+    """(n,) the number of rows of each episode or track; the rows of one follow each other."""
+    begins = np.zeros(steps.count, np.bool_)
+    begins[:1] = True
+    for name in (STREAM, EPISODE_ORDINAL, AGENT_ID):
+        begins[1:] |= steps[name][1:] != steps[name][:-1]
+    return np.diff(np.append(np.flatnonzero(begins), steps.count))
+
+
+def _usable(
+    steps: SampleBatch, lengths: npt.NDArray[np.int64], trained_on: Sequence[Lineage]
+) -> tuple[SampleBatch, npt.NDArray[np.int64], dict[str, int]]:
+    """(steps, lengths) of the usable episodes, and the number of others by their first reason."""
+    last = np.cumsum(lengths) - 1
+    first = last - lengths + 1
+    ended, t = steps["ended"][last], steps[T]
+    reasons: dict[str, npt.NDArray[np.bool_]] = {
+        "in_lineage": _any(_trained(steps, trained_on), lengths),
+        "incomplete": (t[first] != 0) | (t[last] != lengths - 1),
+        "unfinished": np.array([word is None for word in ended], np.bool_),
+        **{word: np.asarray(ended == word, np.bool_) for word in UNOBSERVED},
+        "no_propensity": _any(np.isnan(steps[ACTION_LOGP]), lengths),
+    }
+    leave, excluded = np.zeros(len(lengths), np.bool_), {}
+    for reason, episodes in reasons.items():
+        number = int((episodes & ~leave).sum())
+        if number:
+            excluded[reason] = number
+        leave |= episodes
+    steps, lengths, _ = _without(steps, lengths, leave)
+    return steps, lengths, excluded
+
+
+def _not_finite(
+    steps: SampleBatch, spec: PolicySpec, policies: Sequence[NumpyPolicy]
+) -> npt.NDArray[np.bool_]:
+    """(S,) whether a step has numbers beyond float32, or a policy computes such from it.
+
+    The weights 1 / propensity and 1 / pass_prob are such numbers, too, but 1 / density is not.
+    """
+    found = not_finite(steps, (REWARDS,), "obs", "actions", ACTION_LOGP)
+    found |= steps[PASS_PROB] < 1 / LARGEST
+    if spec.layout.is_discrete:
+        found |= steps[ACTION_LOGP] < -math.log(LARGEST)
+    for policy in policies:
+        observed = columns_of(policy.spec.observation, "obs", steps)
+        found |= ~policy.where_finite(policy.flatten(observed))
+    return found
+
+
+def _without(
+    steps: SampleBatch, lengths: npt.NDArray[np.int64], leave: npt.NDArray[np.bool_]
+) -> tuple[SampleBatch, npt.NDArray[np.int64], int]:
+    """(steps, lengths) without the episodes marked in `leave` (n,), and the number of these."""
+    if not leave.any():
+        return steps, lengths, 0
+    return steps.take(np.repeat(~leave, lengths)), lengths[~leave], int(leave.sum())
+
+
+def _trained(steps: SampleBatch, lineages: Sequence[Lineage]) -> npt.NDArray[np.bool_]:
+    """(S,) whether a lineage has the row's ordinal."""
+    found = np.zeros(steps.count, np.bool_)
+    streams = steps[STREAM].astype(str)
+    for lineage in lineages:
+        ledger = Ledger(lineage)
+        for stream in lineage:
+            rows = streams == stream
+            found[rows] |= ledger.contains(stream, steps[ORDINAL][rows])
+    return found
+
+
+def _any(marked: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """(n,) whether any step of the episode is marked (S,)."""
+    if not lengths.size:
+        return np.zeros(0, np.bool_)
+    return np.logical_or.reduceat(marked, np.cumsum(lengths) - lengths)

@@ -1,0 +1,6 @@
+"""Training from shards: a job on a frozen data set or a log, and a follower of a running collector.
+
+Imports `policy.data`, the learner and the weight store; nothing that judges or speaks HTTP.
+"""
+
+__all__ = ["train", "train_live"]

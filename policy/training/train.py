@@ -1,0 +1,443 @@
+"""The training job: shards -> learner -> candidate.
+
+    result = train("run", "default", BanditConfig(objective="dr"), seed=7)
+    result.candidate           # digest of weights/default/candidates/{digest}
+    result.rows_trained, result.excluded
+
+A fixed share of the episodes is reserved for policy.judging.evaluate
+(storage.reading.shard_reader.Reserve), the same ones in every run. The same shards, settings and
+seed give the same candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from policy.algorithms.bandit import BanditConfig
+from policy.algorithms.base import AlgorithmConfig, default_rule
+from policy.algorithms.cql import CQLConfig
+from policy.algorithms.learner import Learner
+from policy.data.freeze import Frozen
+from policy.data.log_selection import LogSelection
+from policy.data.run_once import Document, once, require_all
+from policy.data.schemas import HELD_OUT, never_stored, require_fit
+from policy.inference.action_rule import SAMPLE, ActionRule
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from policy.progress import Progress, no_progress
+from storage.declarations.declaration import DeclarationError
+from storage.declarations.policy_files import load_declarations
+from storage.errors import NothingYet, WeightStoreError
+from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.sample_batch import (
+    EPISODE_ORDINAL,
+    ORDINAL,
+    STREAM,
+    SampleBatch,
+    T,
+    concat_samples,
+)
+from storage.reading.holdout import tag_names
+from storage.reading.ledger import Ranges
+from storage.reading.retries import RETRY_FOR
+from storage.reading.shard_reader import Reserve, ShardReader
+from storage.weights.manifest import finite
+from storage.wording import counted
+
+__all__ = [
+    "ALGORITHMS",
+    "HELD_OUT",
+    "NothingToTrainOn",
+    "TrainResult",
+    "acting_spec",
+    "declared_spec",
+    "finite",
+    "train",
+    "train_once",
+]
+
+READ_ROWS = 4096
+BLOCK_ROWS = 500_000
+"""Rows are trained on in blocks of about this size, which bounds memory. A log that fits in one
+block is trained on as a whole."""
+
+ALGORITHMS: Mapping[str, AlgorithmConfig] = {
+    "ips": BanditConfig(objective="ips"),
+    "snips": BanditConfig(objective="snips"),
+    "dr": BanditConfig(objective="dr"),
+    "cql": CQLConfig(),
+}
+"""The algorithms of the command line by name, with their default settings."""
+
+
+class NothingToTrainOn(ValueError):
+    """No row can be trained on; the text says how many were left out, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """The result of a training run. Rows are steps: read = trained + excluded.
+
+    `rows_held_out` and `not_read` are further rows of the same shards.
+    """
+
+    candidate: str
+    policy_id: str
+    algorithm: str
+    seed: int
+    evaluation_share: float  # the reserved share of the episodes or clusters
+    cluster: str
+    action_rule: Mapping[str, Any]  # of the candidate
+    rows_read: int
+    rows_trained: int
+    rows_held_out: int
+    excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
+    not_read: Mapping[str, int] = field(default_factory=dict)  # reason -> rows, as other_policy
+    lineage: Mapping[str, list[list[int]]] = field(default_factory=dict)  # stream -> ordinals
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last update
+    skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> reason
+    unchanged: bool = False  # the candidate existed already: the same rows and settings
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain types for strict JSON."""
+        return {**asdict(self), "metrics": finite(self.metrics)}
+
+
+def train(
+    root: Path | str,
+    policy_id: str = DEFAULT_POLICY,
+    algorithm: AlgorithmConfig | None = None,
+    *,
+    spec: PolicySpec | None = None,
+    action_rule: ActionRule | None = None,
+    evaluation_share: float = HELD_OUT,
+    cluster: str = "",
+    since: int | None = None,
+    until: int | None = None,
+    schema_id: str | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    manifest: Mapping[str, Ranges] | None = None,
+    checkpoint: Path | str | None = None,
+    threads: int = 1,
+    retry_for: float = RETRY_FOR,
+    on_progress: Progress = no_progress,
+) -> TrainResult:
+    """Train a policy on the shards under `root`, and store the weights as a candidate.
+
+    - `algorithm` defaults to `BanditConfig()`; `epochs` overrides its number of epochs.
+    - `spec` defaults to the declared one, or to a default network between the declared (or stored)
+      spaces. `action_rule` defaults to the spec's (see `acting_spec`).
+    - `evaluation_share`: the share of the episodes that is reserved for evaluation. With `cluster`
+      "tag:NAME" it is the share of the tag's values, each with all its episodes.
+    - `since` and `until`: only episodes that began in this period, in microseconds of the client's
+      `ts`. `manifest`: read only these ordinals (stream -> inclusive ranges).
+    - `schema_id`: read this schema instead of the declared one. Its rows must fit the spec;
+      `not_read` counts the rows of other schemas.
+    - `checkpoint`: a file for the learner's state and the reader's position.
+    - `threads`: torch's threads; more than one slows down a collector on the same machine.
+    - `retry_for`: seconds for which an unreadable shard is tried again. A damaged one is left out
+      and named in `skipped`.
+
+    Raises NothingYet if later episodes may be trained on, and NothingToTrainOn if the stored rows
+    or the selection do not fit; ValueError for settings, spaces or shards that do not fit, and
+    ReaderError, which names the shards, if they cannot be read.
+    """
+    torch.set_num_threads(threads)
+    config = _configured(algorithm, epochs)
+    wanted = spec or declared_spec(Path(root), policy_id)
+    reserve = Reserve(evaluation_share, cluster)
+    selection = LogSelection(
+        root=root,
+        policy_id=policy_id,
+        since=since,
+        until=until,
+        manifest=manifest,
+        schema_id=schema_id,
+        retry_for=retry_for,
+    )
+    not_reserved = _NotReserved(reserve)
+    with selection.reader(
+        batch_size=READ_ROWS,
+        select=not_reserved,
+        columns=(*reserve.columns, *config.columns),
+    ) as reader:
+        make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
+        learner = None if wanted is None else make(wanted)
+        metrics: dict[str, float] = {}
+        for block in _blocks(reader, on_progress):
+            if wanted is not None and reader.spaces is not None:
+                require_fit(reader.spaces, (wanted.observation, wanted.action))
+            learner = learner or make(_stored_spec(reader))
+            metrics = learner.update(block, on_progress) or metrics
+        selection.count_other_schemas(reader)
+        if learner is None or not learner.counts.rows_trained:
+            raise _nothing(selection, reserve, learner, reader)
+        reserve.require_tag(not_reserved.tags)
+        if checkpoint is not None:
+            learner.save(checkpoint, reader_state=reader.state_dict())
+        result = _result(learner, reader, metrics, policy_id, seed, reserve)
+        return _keep(learner, result, root, checkpoint)
+
+
+def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> AlgorithmConfig:
+    config = algorithm or BanditConfig()
+    return config if epochs is None else replace(config, epochs=epochs)
+
+
+def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
+    """The spec in `policies/{id}.json`, or a default network between its spaces; None without.
+
+    Raises DeclarationError, which names the file.
+    """
+    declaration = load_declarations(root).get(policy_id)
+    if declaration is None:
+        return None
+    if declaration.spec is not None:
+        try:
+            return PolicySpec.from_json(dict(declaration.spec))
+        except ValueError as error:
+            path = Path(root) / "policies" / f"{policy_id}.json"
+            raise DeclarationError(f"{path}: spec: {error}") from error
+    return PolicySpec(declaration.observation, declaration.action)
+
+
+def _stored_spec(reader: ShardReader) -> PolicySpec:
+    if reader.spaces is None:
+        raise NothingToTrainOn("expected rows in shards that name their spaces, got none")
+    return PolicySpec(*reader.spaces)
+
+
+def acting_spec(
+    spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None = None
+) -> PolicySpec:
+    """The spec with `action_rule`; without one, with its own rule.
+
+    If its own is the default (sampling), the algorithm's default replaces it, because values of
+    actions cannot be sampled from.
+    """
+    own = spec.action_rule if spec.action_rule != SAMPLE else default_rule(config)
+    return replace(spec, action_rule=own if action_rule is None else action_rule)
+
+
+def _learner(
+    spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None, seed: int
+) -> Learner:
+    learner = Learner(Policy(acting_spec(spec, config, action_rule), seed=seed), config, seed=seed)
+    learner.warns = False  # the result, or the error without one, counts what is left out
+    return learner
+
+
+class _NotReserved:
+    """Chooses the rows to train on, and notes which tags the episodes have."""
+
+    def __init__(self, reserve: Reserve) -> None:
+        self._reserve = reserve
+        self.tags: set[str] = set()
+
+    def __call__(self, batch: SampleBatch) -> npt.NDArray[np.bool_]:
+        if self._reserve.cluster:
+            self.tags |= tag_names(batch)
+        return ~self._reserve.rows(batch)
+
+
+def _blocks(reader: ShardReader, on_progress: Progress) -> Iterator[SampleBatch]:
+    """Yield batches of about BLOCK_ROWS rows, each sorted by streams and ordinals."""
+    held: list[SampleBatch] = []
+    rows = read = 0
+    for batch in reader:
+        held.append(batch)
+        rows, read = rows + batch.count, read + batch.count
+        on_progress("reading", read, None)
+        if rows >= BLOCK_ROWS:
+            yield _ordered(held)
+            held, rows = [], 0
+    if rows:
+        yield _ordered(held)
+
+
+def _ordered(batches: list[SampleBatch]) -> SampleBatch:
+    """One batch in an order that does not depend on the division into shards."""
+    batch = concat_samples(batches)
+    streams = np.unique(batch[STREAM].astype(str), return_inverse=True)[1]
+    return batch.take(np.lexsort((batch[T], batch[ORDINAL], batch[EPISODE_ORDINAL], streams)))
+
+
+def _result(
+    learner: Learner,
+    reader: ShardReader,
+    metrics: Mapping[str, float],
+    policy_id: str,
+    seed: int,
+    reserve: Reserve,
+) -> TrainResult:
+    not_read = dict(reader.stats.excluded)
+    return TrainResult(
+        candidate="",
+        policy_id=policy_id,
+        algorithm=type(learner.config).__name__,
+        seed=seed,
+        evaluation_share=reserve.share,
+        cluster=reserve.cluster,
+        action_rule=learner.policy.spec.action_rule.to_json(),
+        rows_read=learner.counts.rows_read,
+        rows_trained=learner.counts.rows_trained,
+        rows_held_out=not_read.pop("select", 0),
+        excluded=dict(learner.counts.excluded),
+        not_read=not_read,
+        lineage=learner.lineage,
+        metrics=metrics,
+        skipped=dict(reader.stats.excluded_shards),
+    )
+
+
+def _keep(
+    learner: Learner, result: TrainResult, root: Path | str, checkpoint: Path | str | None
+) -> TrainResult:
+    """Store the candidate. Its metrics have the reserved share, which evaluation needs."""
+    policy, store = learner.policy, WeightStore(root, result.policy_id)
+    before = store.candidates()
+    digest = store.add_candidate(
+        policy.get_weights(),
+        spec=policy.spec.to_json(),
+        metrics={
+            "algorithm": result.algorithm,
+            "config": finite(asdict(learner.config)),
+            "seed": result.seed,
+            "evaluation_share": result.evaluation_share,
+            "cluster": result.cluster,
+            "rows_trained": result.rows_trained,
+            **finite(result.metrics),
+        },
+        lineage=learner.lineage,
+        filter_state=policy.filter.to_json(),
+        checkpoint=None if checkpoint is None else Path(checkpoint).name,
+    )
+    return replace(result, candidate=digest, unchanged=digest in before)
+
+
+def _nothing(
+    selection: LogSelection, reserve: Reserve, learner: Learner | None, reader: ShardReader
+) -> NothingYet | NothingToTrainOn:
+    """NothingYet if episodes that are stored later may be trained on with the same settings.
+
+    Not if stored rows could not be used, if no episode has or will have a requested schema, or if
+    the data set is frozen or held out as a whole.
+    """
+    never = never_stored(selection.root, selection.policy_id, selection.schema_id)
+    refused = learner is not None and any(learner.counts.excluded.values())
+    misnamed = selection.schema_id is not None and "other_schema" in reader.stats.excluded
+    damaged = bool(reader.stats.excluded_shards)
+    closed = selection.manifest is not None or reserve.share >= 1
+    message = _why_nothing(selection.policy_id, learner, reader) + never
+    if closed or never or refused or misnamed or damaged:
+        return NothingToTrainOn(message)
+    return NothingYet(message)
+
+
+def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -> str:
+    counts = {**reader.stats.excluded, **(learner.counts.excluded if learner else {})}
+    counts["held_out"] = counts.pop("select", 0)
+    if not (reader.stats.shards or reader.stats.excluded_shards or any(counts.values())):
+        return (
+            f"policy {policy_id!r}: expected rows to learn from, found no shard yet. An episode is "
+            "in a shard seconds after its end or its reward window; `headrace ls` counts them"
+        )
+    reasons = (f"{why.replace('_', ' ')}: {rows}" for why, rows in counts.items() if rows)
+    left_out = ", ".join(reasons) or "none"
+    bad = (
+        f"; {counted(len(reader.stats.excluded_shards), 'damaged shard')}"
+        if reader.stats.excluded_shards
+        else ""
+    )
+    longer = "; dr, ips and snips learn episodes of one step: use --algorithm cql for longer ones"
+    likely = (
+        "; dr, ips and snips need propensities: log or import them (--action-prob, or --uniform if "
+        "that is true), or use --algorithm cql"
+    )
+    hint = longer if counts.get("not_one_step") else likely if counts.get("no_propensity") else ""
+    return (
+        f"policy {policy_id!r}: expected rows to learn from, found none in "
+        f"{counted(reader.stats.shards, 'shard')} (rows left out: {left_out}{bad}){hint}"
+    )
+
+
+def train_once(
+    root: Path | str,
+    policy_id: str,
+    algorithm: AlgorithmConfig,
+    frozen: Frozen,
+    *,
+    action_rule: ActionRule | None = None,
+    evaluation_share: float = HELD_OUT,
+    cluster: str = "",
+    since: int | None = None,
+    until: int | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    checkpoint: Path | str | None = None,
+    threads: int = 1,
+    retry_for: float = RETRY_FOR,
+    on_progress: Progress = no_progress,
+) -> Document:
+    """Train on a frozen data set, unless the same training is recorded and its candidate exists.
+
+    The arguments are those of `train`. Returns `TrainResult.to_dict` with `manifest` (the hash) and
+    `unchanged`. Raises DataIncomplete if a shard was skipped (the training is then not recorded),
+    and the errors of `train`.
+    """
+    config = algorithm if epochs is None else replace(algorithm, epochs=epochs)
+    declaration = load_declarations(Path(root)).get(policy_id)
+    key = {
+        "policy_id": policy_id,
+        "spec": declaration and declaration.spec,
+        "algorithm": type(config).__name__,
+        "config": asdict(config),
+        "evaluation_share": evaluation_share,
+        "cluster": cluster,
+        "since": since,
+        "until": until,
+        "seed": seed,
+    }
+    if action_rule is not None:
+        key["action_rule"] = action_rule.to_json()
+    store = WeightStore(root, policy_id)
+
+    def work() -> Document:
+        result = train(
+            root,
+            policy_id,
+            config,
+            action_rule=action_rule,
+            evaluation_share=evaluation_share,
+            cluster=cluster,
+            since=since,
+            until=until,
+            seed=seed,
+            manifest=frozen.streams,
+            checkpoint=checkpoint,
+            threads=threads,
+            retry_for=retry_for,
+            on_progress=on_progress,
+        )
+        require_all(frozen, result.skipped)
+        return result.to_dict()
+
+    return once(frozen, "train", key, work, lambda known: _is_there(store, known["candidate"]))
+
+
+def _is_there(store: WeightStore, candidate: str) -> bool:
+    try:
+        store.load_candidate(candidate)
+    except WeightStoreError:
+        return False
+    return True
