@@ -120,7 +120,7 @@ class Training(Child):
     """The trainer: restarted without a limit, with back-off until one ran for a while."""
 
     def __init__(self, words: Sequence[str], on_line: Callable[[dict[str, Any]], None]) -> None:
-        self._backoff = Backoff()
+        self._failures = 0
         self._due: float | None = None
         super().__init__(words, on_line)
 
@@ -131,9 +131,8 @@ class Training(Child):
         now = time.monotonic()
         if self._due is None:
             if now - self._began >= LASTED_SECONDS:
-                self._backoff.reset()
-            wait = self._backoff.failed()
-            self._due = now + wait
+                self._failures = 0
+            wait = self._put_off(now)
             status = self.process.returncode
             how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
             log.error("the trainer (process %d) %s; the next starts in %.1f s; logging continues",
@@ -143,9 +142,14 @@ class Training(Child):
             try:
                 self.restart()
             except OSError as error:  # out of memory or processes: try again later
-                wait = self._backoff.failed()
-                self._due = now + wait
+                wait = self._put_off(now)
                 log.error("no trainer can be started: %s; trying again in %.1f s", error, wait)
+
+    def _put_off(self, now: float) -> float:
+        self._failures += 1
+        wait = Backoff().delay(self._failures)
+        self._due = now + wait
+        return wait
 
 
 class Up:

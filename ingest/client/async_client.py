@@ -281,9 +281,7 @@ class AsyncPolicyClient(PolicyClient):
         wait = min(HOLD_SECONDS, self._timeout / 2)
         self._sender.hold_back(requests)
         batch = wire.ActionBatch(actions=requests, durable=False, wait=wait, record=False)
-        delivery = Delivery(
-            self._transport, "POST", "/v1/actions", _encode(batch), _MSGPACK, self._sender.backoff
-        )
+        delivery = Delivery(self._transport, "POST", "/v1/actions", _encode(batch), _MSGPACK)
         reply = delivery.run(ActionsReply, self._timeout)
         if len(reply.actions) != len(requests):
             raise CollectorUnavailable("expected one action for each observation")

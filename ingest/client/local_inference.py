@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from ingest.client.open_episodes import ClientEpisode
-from ingest.delivery.transport import Answer, RetryDelays, Transport
+from ingest.delivery.transport import RETRY_DELAYS, Answer, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
 from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy
@@ -244,17 +244,17 @@ class LocalPolicy:
         return answer
 
     def _poll(self) -> None:
-        backoff, failures = RetryDelays(), 0
+        failures = 0
         while not self._closed and threading.current_thread() is self._thread:
             try:
                 refused = self.refused
                 self._take(self._ask(LONG_POLL_SECONDS))
                 failures = 0 if self.refused == refused else failures + 1
-                if failures and self._transport.closing.wait(backoff.delay(failures)):
+                if failures and self._transport.closing.wait(RETRY_DELAYS.delay(failures)):
                     return  # weights that cannot be used would come again at once
             except (CollectorUnavailable, Refusal) as error:
                 failures += 1
-                if self._transport.closing.wait(backoff.delay(failures)):
+                if self._transport.closing.wait(RETRY_DELAYS.delay(failures)):
                     return
                 log.debug("policy %s: %s", self.policy_id, error)
 

@@ -186,8 +186,7 @@ class RemoteActor:
             durable=self._wait_for_disk,
             wait=min(HOLD_SECONDS, max(0.0, deadline - time.monotonic()) / 2),
         )
-        transport, backoff = self._sender.transport, self._sender.backoff
-        return Delivery(transport, "POST", "/v1/actions", _encode(batch), _MSGPACK, backoff)
+        return Delivery(self._sender.transport, "POST", "/v1/actions", _encode(batch), _MSGPACK)
 
     def _again(
         self,

@@ -4,8 +4,8 @@
 `weights/{policy}/served/`. It runs on the thread for weights. The event loop receives its results
 `served` and `standing`, which are immutable.
 
-A live version that cannot be loaded is tried again after 0.1 to 30 seconds, as during the restore
-of a folder or a short disk failure.
+A live version that cannot be loaded is tried again with back-off of at most 30 seconds, as during
+the restore of a folder or a short disk failure.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 from ingest.protocol.weights import Published, PublishedCanary
 from storage.errors import StorageError
 from storage.experience.range_set import RangeSet
+from storage.system.backoff import Backoff
 from storage.weights.manifest import Live, Manifest, Served
 from storage.weights.served import REGISTERED_SECONDS
 from storage.weights.store import WeightFolder
@@ -29,7 +30,7 @@ log = logging.getLogger("headrace.collector")
 
 RENEW_SECONDS, RENEW_AT_MOST = REGISTERED_SECONDS / 3, REGISTERED_SECONDS * 2 / 3
 RENEWALS = 50
-AGAIN_SECONDS, AGAIN_AT_MOST = 0.1, 30.0
+AGAIN = Backoff(0.1, 30.0)
 MOST_RANGES, MOST_REFUSALS = 256, 32
 
 P = TypeVar("P")
@@ -89,7 +90,7 @@ class WeightFollower(Generic[P]):
         self._store, self._load = store, load
         self._monotonic, self._clock = monotonic, clock
         self._stamp: Hashable = None
-        self._again_at, self._again = float("inf"), AGAIN_SECONDS
+        self._again_at, self._failures = float("inf"), 0
         self._renew_at = float("-inf")
         self._unwritten: str | None = None  # why the latest record was not written
         self._versions: RangeSet | None = None  # the served versions, once they are read
@@ -101,7 +102,7 @@ class WeightFollower(Generic[P]):
         if stamp == self._stamp and now < self._again_at:
             return False
         if stamp != self._stamp:
-            self._again = AGAIN_SECONDS
+            self._failures = 0
             self._renew_at = float("-inf")  # also after a restored backup
         self._stamp, self._again_at = stamp, float("inf")
         before = self.served, self.standing
@@ -131,7 +132,8 @@ class WeightFollower(Generic[P]):
             why, kind = repr(error), "unusable"
         refused = dict(self.standing.refused)
         if why is not None:
-            self._again_at, self._again = now + self._again, min(2 * self._again, AGAIN_AT_MOST)
+            self._failures += 1
+            self._again_at = now + AGAIN.delay(self._failures)
             if (wanted, why) != (self.standing.wanted, self.standing.why):
                 refused[kind] += 1
                 self._say(wanted, why, kind)

@@ -49,10 +49,10 @@ from ingest.delivery.outbox import Outbox
 from ingest.delivery.results import EventResults, summary, to_repeat
 from ingest.delivery.shared_spool import RETRY_SECONDS, SharedSpool
 from ingest.delivery.transport import (
+    RETRY_DELAYS,
     UNAVAILABLE,
     Delivery,
     M,
-    RetryDelays,
     Transport,
     refusal_from_json,
 )
@@ -118,7 +118,6 @@ class Sender:
         *,
         name: str | None,
         on_error: Callable[[Refusal], None] | None = None,
-        backoff: RetryDelays | None = None,
     ) -> None:
         self.transport = transport
         self.outbox = outbox
@@ -129,7 +128,6 @@ class Sender:
         self.known_starts: list[tuple[int, int]] = []
         self._name = name
         self._book = book
-        self.backoff = backoff or RetryDelays()
         self._reset()
         _senders.add(self)
         _export()
@@ -247,7 +245,7 @@ class Sender:
                 log.exception("unexpected error; sending %s again", counted(self.pending, "event"))
             self._failure = error
             self._put_back()
-            return not self.transport.closing.wait(self.backoff.delay(self._failures))
+            return not self.transport.closing.wait(RETRY_DELAYS.delay(self._failures))
         if self._failure is not None:
             errors = counted(self._failures, "unexpected error")
             log.warning("sending resumed after %s", errors)
@@ -300,7 +298,7 @@ class Sender:
 
     def _learn_all(self) -> None:
         if not self.declarations.is_complete:
-            delivery = Delivery(self.transport, "GET", "/v1/spec", backoff=self.backoff)
+            delivery = Delivery(self.transport, "GET", "/v1/spec")
             self.take_up(
                 self._patiently(
                     delivery,
@@ -414,7 +412,7 @@ class Sender:
         if chunk and not packed:
             return
         chunk = packed
-        delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK, self.backoff)
+        delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK)
         delivery.maybe_applied = tried
         try:
             reply = self._patiently(delivery, wire.EventsReply, _as_is)
@@ -578,7 +576,7 @@ class Sender:
         if put_off:
             self.outbox.put_off(put_off)
             wait = max(wait, RETRY_SECONDS)
-        if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
+        if wait and self.transport.closing.wait(RETRY_DELAYS.delay(4, wait)):
             raise _Closing
 
     def forget(self, instance: str, again: Sequence[Event]) -> None:
@@ -628,7 +626,7 @@ class Sender:
 
     def _registration(self) -> Delivery:
         body = _encode(wire.Register(name=self._name))
-        return Delivery(self.transport, "POST", "/v1/instances", body, _MSGPACK, self.backoff)
+        return Delivery(self.transport, "POST", "/v1/instances", body, _MSGPACK)
 
     def _register_patiently(self) -> None:
         with self._registering:
@@ -647,7 +645,7 @@ class Sender:
                 failures += 1
                 if failures == 1:
                     log.error("%s: sending waits until the instance can be written", error)
-                if self.transport.closing.wait(self.backoff.delay(failures)):
+                if self.transport.closing.wait(RETRY_DELAYS.delay(failures)):
                     raise _Closing from error
         if failures:
             log.warning("the instance was written after %s", counted(failures, "failure"))

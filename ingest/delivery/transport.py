@@ -11,7 +11,6 @@ from __future__ import annotations
 import encodings.idna  # noqa: F401  # as a thread connects: a child forked meanwhile has half of it
 import errno
 import io
-import random
 import re
 import ssl
 import threading
@@ -34,6 +33,7 @@ from urllib3.util import Url, parse_url
 
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
+from storage.system.backoff import LONGEST_RETRY_AFTER, Backoff
 from storage.system.forks import notice_fork, renewed_by_fork
 
 UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
@@ -51,8 +51,7 @@ _FALLBACK_CODES = {
     415: "unsupported_media",
     422: "invalid",
 }
-_LONGEST_RETRY_AFTER = 60.0
-_CHANCE = random.SystemRandom()  # does not change the program's random state
+RETRY_DELAYS = Backoff(0.05, 5.0)
 _IDLE_SECONDS = 50.0  # a connection that was idle for longer may be dead
 _CONNECTIONS = 64  # the most that stay open; further threads open and close their own
 
@@ -103,27 +102,6 @@ class Answer:
                 f"collector, got HTTP {self.status} with {content_type or 'no content type'}: "
                 f"{error}"
             ) from error
-
-
-@dataclass(frozen=True)
-class RetryDelays:
-    """Delays between attempts: doubling, with jitter, never less than Retry-After."""
-
-    first: float = 0.05
-    longest: float = 5.0
-
-    def delay(self, failures: int, retry_after: float | None = None) -> float:
-        """Seconds to wait after `failures` failures in a row (1, 2, ...).
-
-        Jitter spreads clients that failed at the same time: half of the delay is fixed, half
-        random. A Retry-After is extended by up to a tenth, never shortened.
-        """
-        ceiling = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
-        own = ceiling * (0.5 + 0.5 * _CHANCE.random())
-        if retry_after is None:
-            return own
-        asked = min(retry_after, _LONGEST_RETRY_AFTER)
-        return max(own, asked * (1.0 + 0.1 * _CHANCE.random()))
 
 
 class _Connections:
@@ -423,7 +401,7 @@ class Transport:
             raise CollectorUnavailable(
                 f"{self.address}: {_reason(self._url, error, known=self._is_known)}",
                 maybe_applied=not _never_connected(error),
-                retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
+                retry_after=LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
 
     def _head(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
@@ -485,11 +463,11 @@ class Delivery:
         path: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        backoff: RetryDelays | None = None,
+        backoff: Backoff = RETRY_DELAYS,
     ) -> None:
         self._transport = transport
         self._request = (method, path, body, headers)
-        self._backoff = backoff or RetryDelays()
+        self._backoff = backoff
         self.failures = 0
         self.maybe_applied = False
 

@@ -40,7 +40,7 @@ class Retrying:
 
         `what` names it in messages. Raises Stopped, and errors that are not the file system's.
         """
-        backoff = Backoff()
+        backoff, failures = Backoff(), 0
         while True:
             try:
                 result = action()
@@ -48,11 +48,12 @@ class Retrying:
                 if not _passes(error):
                     raise
                 self.waiting = f"{what}: {error}"
-                seconds = backoff.failed()
+                failures += 1
+                seconds = backoff.delay(failures)
                 log.warning("%s; trying again in %.1f s", self.waiting, seconds)
             else:
                 if self.waiting is not None:
-                    log.warning("%s: succeeded after %s", what, counted(backoff.tries, "failure"))
+                    log.warning("%s: succeeded after %s", what, counted(failures, "failure"))
                 self.waiting = None
                 return result
             self._wait(seconds)

@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 from storage.experience.interfaces import ReaderError
 from storage.reading.exclusion import TRANSIENT, Excluded
 from storage.reading.loading import Fetched, LoadedShard, fetch, stated_rows
-from storage.reading.retries import MOST_DELAY, Retries
+from storage.reading.retries import DELAYS, Retries
 from storage.reading.sources import (
     Content,
     GrowingSource,
@@ -236,7 +236,7 @@ class Prefetcher:
             if self._channel.closed or self._asked > self._answered:
                 return
         due = self._retries.next_due()
-        wait = self._poll_interval if self._follow else MOST_DELAY
+        wait = self._poll_interval if self._follow else DELAYS.longest
         self._source.wait(wait if due is None else min(wait, due))
 
     def _pass(self) -> bool:

@@ -1,22 +1,21 @@
-"""Retrying reads that fail for a cause that may be temporary: with back-off and jitter."""
+"""Retrying reads that fail for a cause that may be temporary: with back-off."""
 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from storage.experience.interfaces import ReaderError
+from storage.system.backoff import Backoff
 
 Result = TypeVar("Result")
 
 log = logging.getLogger("headrace.reader")
 
-FIRST_DELAY, MOST_DELAY = 0.05, 10.0  # s, doubled with each failure
-_CHANCE = random.SystemRandom()  # does not touch the random state of the program
+DELAYS = Backoff(0.05, 10.0)
 RETRY_FOR = 60.0  # s for which a reader without `follow` retries
 
 
@@ -59,8 +58,7 @@ class Retries:
         else:
             trial.failures += 1
             trial.error = text
-        longest = min(MOST_DELAY, FIRST_DELAY * 2.0 ** min(trial.failures - 1, 20))
-        trial.due = now + _CHANCE.uniform(longest / 2, longest)
+        trial.due = now + DELAYS.delay(trial.failures)
         if self._retry_for is not None:  # the last try is at the end of `retry_for`
             trial.due = min(trial.due, max(now, trial.since + self._retry_for))
         self._tell()

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-__all__ = ["Backoff"]
+import random
+from dataclasses import dataclass
+
+__all__ = ["LONGEST_RETRY_AFTER", "Backoff"]
+
+LONGEST_RETRY_AFTER = 60.0
+_CHANCE = random.SystemRandom()  # does not change the program's random state
 
 
-FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0
-
-
+@dataclass(frozen=True)
 class Backoff:
-    """Delays in seconds that double, from the first to the longest; `reset` after a success."""
+    """Delays in seconds that double from the first to the longest, with jitter.
 
-    def __init__(self) -> None:
-        self.tries = 0
+    Jitter spreads processes that failed at the same time: half of a delay is fixed, half random.
+    """
 
-    def failed(self) -> float:
-        """Count a failure, and return the seconds to wait before the next try."""
-        seconds = min(FIRST_SECONDS * 2.0 ** min(self.tries, 60), MOST_SECONDS)
-        self.tries += 1
-        return seconds
+    first: float = 0.5
+    longest: float = 30.0
 
-    def reset(self) -> None:
-        self.tries = 0
+    def delay(self, failures: int, retry_after: float | None = None) -> float:
+        """Seconds to wait after `failures` failures in a row (1, 2, ...).
+
+        A Retry-After of up to a minute is extended by up to a tenth, never shortened.
+        """
+        ceiling = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
+        own = ceiling * (0.5 + 0.5 * _CHANCE.random())
+        if retry_after is None:
+            return own
+        asked = min(retry_after, LONGEST_RETRY_AFTER)
+        return max(own, asked * (1.0 + 0.1 * _CHANCE.random()))

@@ -108,7 +108,6 @@ TESTED_BY = {
     "storage.shards.unrecorded_shards": "ingest/collector/test_backup_restore",
     "storage.shards.writer_main": "storage/shards/test_writer_process",
     "storage.spaces.leaves": "storage/spaces/test_codec",
-    "storage.system.backoff": "policy/training/test_train_live",
     "storage.system.forks": "ingest/client/test_policy_client_forks",
     "storage.system.formats": "upgrade/test_formats",
     "storage.system.process": "ingest/server/test_supervisor",

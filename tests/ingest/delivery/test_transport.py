@@ -27,13 +27,13 @@ from ingest.delivery.transport import (
     UNAVAILABLE,
     Answer,
     Delivery,
-    RetryDelays,
     Transport,
     refusal_from_json,
     refusal_of,
 )
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
+from storage.system.backoff import Backoff
 from tests.certificates import certify
 from tests.ingest import scripted_collector
 from tests.ingest.scripted_collector import (
@@ -165,7 +165,7 @@ def test_a_delivery_repeats_identical_bytes(
     effect.
     """
     collector.faults.extend([answering(503, "draining"), cut_after])
-    delivery = Delivery(transport, *REGISTER, backoff=RetryDelays(0.001))
+    delivery = Delivery(transport, *REGISTER, backoff=Backoff(0.001, 5.0))
     with pytest.raises(CollectorUnavailable):
         delivery.attempt(wire.Registered)
     assert not delivery.maybe_applied
@@ -224,24 +224,6 @@ def test_retry_after_may_be_a_date(collector: ScriptedCollector, transport: Tran
     with pytest.raises(CollectorUnavailable) as caught:
         transport.attempt(*REGISTER)
     assert caught.value.retry_after is None
-
-
-@given(st.integers(1, 10_000), st.none() | st.floats(0, 1e9))
-def test_backoff_grows_within_bounds(failures: int, retry_after: float | None) -> None:
-    """The wait is between half and all of the doubled ceiling, and at least Retry-After, up to a
-    minute.
-    """
-    backoff = RetryDelays(first=0.1, longest=8.0)
-    delay = backoff.delay(failures, retry_after)
-    ceiling = min(8.0, 0.1 * 2.0 ** min(failures - 1, 30))
-    asked = min(retry_after or 0.0, 60.0)
-    assert max(ceiling / 2, asked) <= delay <= max(ceiling, asked * 1.1) + 1e-9
-
-
-def test_backoff_is_jittered() -> None:
-    """Clients that failed together do not retry together."""
-    assert len({RetryDelays().delay(3, 1.0) for _ in range(20)}) > 1
-    assert len({RetryDelays().delay(3) for _ in range(20)}) > 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Following a log: weights before any row, each row once through kills, old rows excluded.
 
-Also of `policy.training.retrying` and `storage.system.backoff`.
+Also of `policy.training.retrying`.
 """
 
 import json
