@@ -661,9 +661,7 @@ class Outbox:
         """Put the rest of the flight back to the head of the queue; return its number of events."""
         with self._lock:
             rest = self.queue.flight
-            self.queue.return_flight(rest)
-            self.queue.land(rest)
-            self._changed.notify_all()
+            self.return_flight(rest)
             return len(rest)
 
     def return_pulled(self, events: Sequence[Event], pull: int) -> None:

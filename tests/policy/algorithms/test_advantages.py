@@ -1,6 +1,4 @@
-"""GAE and V-trace: golden numbers, brute force, and fragments that are independent of each
-other.
-"""
+"""GAE: golden numbers, brute force, and fragments that are independent of each other."""
 
 import json
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.algorithms.advantages import gae, vtrace
+from policy.algorithms.advantages import gae
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "losses.json").read_text())
 CASE = GOLDEN["gae"]
@@ -25,15 +23,6 @@ def test_gae_gives_the_golden_numbers():
     result = gae(*ROWS, **FORMS, lam=CASE["lambda"])
     np.testing.assert_allclose(result.advantages, CASE["advantages"], atol=1e-12)
     np.testing.assert_allclose(result.value_targets, CASE["value_targets"], atol=1e-12)
-
-
-def test_vtrace_gives_the_golden_numbers():
-    """Weights above the bars are clipped, those below count unchanged."""
-    case = GOLDEN["vtrace"]
-    log_ratios = np.log(np.array(case["pi"]) / np.array(case["mu"]))
-    result = vtrace(*ROWS, **FORMS, log_ratios=log_ratios)
-    np.testing.assert_allclose(result.value_targets, case["vs"], atol=1e-12)
-    np.testing.assert_allclose(result.advantages, case["pg_advantages"], atol=1e-12)
 
 
 @st.composite
@@ -64,31 +53,17 @@ def test_gae_is_the_sum_of_discounted_errors(case, gamma, lam):
 def test_a_fragment_knows_nothing_of_the_others(case):
     """A fragment's advantages are the same alone or among other fragments."""
     r, v, after, terminated, ends = case
-    log_ratios = np.sin(r)
-    forms = {"gamma": 0.9, "terminated": terminated, "ends": ends}
-    together = vtrace(r, v, after, log_ratios=log_ratios, **forms)
+    forms = {"gamma": 0.9, "lam": 0.8}
+    together = gae(r, v, after, terminated=terminated, ends=ends, **forms)
     start = 0
     for stop in (np.flatnonzero(ends) + 1).tolist():
         at = slice(start, stop)
-        alone = vtrace(
-            r[at], v[at], after[at], log_ratios=log_ratios[at],
-            gamma=0.9, terminated=terminated[at], ends=ends[at],
+        alone = gae(
+            r[at], v[at], after[at], terminated=terminated[at], ends=ends[at], **forms
         )  # fmt: skip
         np.testing.assert_allclose(together.advantages[at], alone.advantages)
         np.testing.assert_allclose(together.value_targets[at], alone.value_targets)
         start = stop
-
-
-@given(fragments())
-def test_vtrace_on_policy_is_gae_with_lambda_one(case):
-    """With pi = mu, vs is the n-step return of the whole fragment (IMPALA, remark 1)."""
-    r, v, _, terminated, ends = case
-    after = np.append(v[1:], 0.7)  # a fragment's values are one function of its states
-    forms = {"gamma": 0.9, "terminated": terminated, "ends": ends}
-    traced = vtrace(r, v, after, log_ratios=np.zeros(len(r)), **forms)
-    np.testing.assert_allclose(
-        traced.value_targets, gae(r, v, after, lam=1.0, **forms).value_targets
-    )
 
 
 def test_columns_that_do_not_fit_are_refused():
