@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from policy.algorithms.base import (
     RowsLeftOut,
@@ -36,7 +37,7 @@ from policy.algorithms.base import (
     require_not_negative,
     require_positive,
 )
-from policy.algorithms.losses import cql_regulariser, double_q_targets, td_loss
+from policy.algorithms.losses import cql_regulariser, double_q_targets
 from policy.inference.action_rule import ActionRule
 from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.policy import Policy
@@ -181,7 +182,7 @@ class CQL:
             held = target.dist_inputs(rows.following)  # type: ignore[operator]
         wanted = double_q_targets(rows.rewards, rows.over, after, held, self.config.gamma)
         gap = cql_regulariser(values, rows.actions)
-        loss = 0.5 * td_loss(taken, wanted) + self.config.alpha * gap
+        loss = 0.5 * functional.mse_loss(taken, wanted) + self.config.alpha * gap
         if not torch.isfinite(loss):
             raise FloatingPointError(f"cql: the loss became {loss.item()}; try a smaller lr")
         self.optimizer.zero_grad()

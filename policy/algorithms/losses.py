@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 __all__ = [
     "clipped_surrogate",
     "cql_regulariser",
     "double_q_targets",
-    "expectile_loss",
     "k1",
     "k3",
-    "td_loss",
 ]
 
 
@@ -65,13 +62,6 @@ def double_q_targets(
     return rewards + gamma * following
 
 
-def td_loss(q_taken: Tensor, targets: Tensor, *, huber: bool = False) -> Tensor:
-    """The mean squared error, or the Huber loss with threshold 1; both arguments are (B,)."""
-    if huber:
-        return functional.smooth_l1_loss(q_taken, targets)
-    return functional.mse_loss(q_taken, targets)
-
-
 def cql_regulariser(q: Tensor, actions: Tensor) -> Tensor:
     """Mean of logsumexp_a Q(s, a) - Q(s, a taken); q (B, A), actions (B,) counted from 0.
 
@@ -79,13 +69,3 @@ def cql_regulariser(q: Tensor, actions: Tensor) -> Tensor:
     """
     taken = q.gather(1, actions[:, None])[:, 0]
     return (torch.logsumexp(q, dim=1) - taken).mean()
-
-
-def expectile_loss(difference: Tensor, tau: float) -> Tensor:
-    """Mean of |tau - 1(u < 0)| u^2 with u = Q - V.
-
-    Kostrikov, Nair & Levine 2022, Offline Reinforcement Learning with Implicit Q-Learning, eq. 5.
-    No algorithm here uses it yet; it is kept to its reference numbers by a test.
-    """
-    weight = (tau - (difference < 0).to(difference.dtype)).abs()
-    return (weight * difference.square()).mean()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ import numpy.typing as npt
 __all__ = [
     "FILTERS",
     "ConcurrentMeanStdFilter",
-    "Filter",
     "MeanStdFilter",
     "NoFilter",
     "RunningStat",
@@ -34,18 +33,6 @@ __all__ = [
 FloatArray = npt.NDArray[np.float64]
 # keeps the quotient finite for a feature that never changes
 _EPSILON = 1e-8
-
-
-class Filter(Protocol):
-    """Maps (B, D) or (D,) float32 to the same shape and dtype."""
-
-    def __call__(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
-
-    def push(self, flat: npt.ArrayLike) -> None:
-        """Learn from observations (B, D)."""
-
-    def to_json(self) -> dict[str, Any] | None:
-        """The state to publish with the weights, None if there is none."""
 
 
 class RunningStat:
@@ -129,7 +116,7 @@ class RunningStat:
 
 
 class NoFilter:
-    """Returns observations unchanged."""
+    """Returns observations (B, D) or (D,) unchanged."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -151,7 +138,7 @@ class NoFilter:
 
 
 class MeanStdFilter:
-    """x -> (x - mean) / (std + 1e-8), optionally clipped to [-clip, clip].
+    """x -> (x - mean) / (std + 1e-8), optionally clipped to [-clip, clip], in float32.
 
     Without any observation yet, x is unchanged.
     """
@@ -275,11 +262,6 @@ class ConcurrentMeanStdFilter(MeanStdFilter):
     def take_buffer(self) -> MeanStdFilter:
         with self._lock:
             return super().take_buffer()
-
-    def copy(self) -> Self:
-        twin = type(self)(self.size, clip=self.clip)
-        twin.sync(self)
-        return twin
 
     def as_serialisable(self) -> MeanStdFilter:
         with self._lock:
