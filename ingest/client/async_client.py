@@ -28,7 +28,7 @@ import msgspec
 
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.policy_client import PolicyClient
-from ingest.delivery.declarations import ClientPolicy, CollectorSpec
+from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.transport import Delivery, HttpSession, refusal_from_json
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import label_of
@@ -207,19 +207,6 @@ class AsyncPolicyClient(PolicyClient):
             await self._in_time(self._actor.wait, policy)
         elif is_local:
             await asyncio.sleep(0)  # nothing else here gives other tasks their turn
-        elif not is_local and "actions.record" not in self._declarations.fields:
-            await self._in_time(self._ask_again)
-
-    def _ask_again(self) -> None:
-        """Ask for the collector's fields, which a policy file does not have. Raises ClientError."""
-        if "actions.record" in self._declarations.fields:
-            return  # another call has asked meanwhile
-        self._sender.take_up(CollectorSpec.fetch(self._transport))
-        if "actions.record" not in self._declarations.fields:
-            raise ClientError(
-                f"{self._transport.address}: expected a collector that lists the field "
-                "actions.record: use a collector of this client's version, or PolicyClient"
-            )
 
     async def _in_time(self, function: Callable[..., T], *arguments: Any) -> T:
         """`_in_thread` for at most `timeout` seconds, including the wait for a free thread."""
@@ -333,7 +320,7 @@ def _decided(episode: ClientEpisode, obs: bytes, reply: ActionReply) -> tuple[De
         policy_version=reply.policy_version,
         action_dist_inputs=reply.action_dist_inputs,
         ts=time_ns() // 1000,
-        pass_prob=episode.policy.pass_prob("decision", episode.pass_prob),
+        pass_prob=episode.pass_prob,
         schema_id=episode.schema_id,
     )
     return event, episode.policy.action_value(reply.action)

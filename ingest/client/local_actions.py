@@ -102,7 +102,7 @@ class LocalActor:
             policy_version=version,
             action_dist_inputs=chosen.dist_inputs.tobytes(),
             ts=time_ns() // 1000,
-            pass_prob=policy.pass_prob("decision", episode.pass_prob),
+            pass_prob=episode.pass_prob,
             schema_id=episode.schema_id,
         )
         return event, policy.action.named(chosen.action_env)

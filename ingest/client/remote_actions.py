@@ -119,7 +119,7 @@ class RemoteActor:
                 ts=time_ns() // 1000,
                 decided=episode.decided,
                 env_t=env_t,
-                pass_prob=episode.policy.pass_prob("get_action", episode.pass_prob),
+                pass_prob=episode.pass_prob,
                 schema_id=episode.schema_id,
             )
         if before.obs != obs:

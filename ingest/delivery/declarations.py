@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -103,11 +103,8 @@ class ClientPolicy:
         steps_per_version: int | None = None,
         reward_combination: str = "sum",
         max_policy_lag: int | None = None,
-        fields: Collection[str] = wire.FIELDS,
     ) -> None:
         self.policy_id = policy_id
-        self._fields = frozenset(fields)
-        self._left_out: set[str] = set()  # what was said of them once
         self.sums = reward_combination == "sum"  # rewards may be added up before they are sent
         self.steps_per_version = steps_per_version
         self.paced = steps_per_version is not None or max_policy_lag is not None
@@ -137,22 +134,6 @@ class ClientPolicy:
 
     def _draft(self, is_action: bool, value: Any, where: str) -> Any:
         return Draft(self, is_action, value)
-
-    def pass_prob(self, message: str, value: float) -> float:
-        """The `pass_prob` to send in a message: 1 if the collector does not know the field."""
-        field = f"{message}.pass_prob"
-        if value == 1.0 or field in self._fields:
-            return value
-        if field not in self._left_out:
-            self._left_out.add(field)
-            log.warning(
-                "policy %s: the collector does not list the field %s: pass_prob %g is not sent, "
-                "and 1 is stored",
-                self.policy_id,
-                field,
-                value,
-            )
-        return 1.0
 
     def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
         """Canonical bytes of both. Raises SpaceError (a ValueError) for an invalid value."""
@@ -225,7 +206,7 @@ class CollectorSpec:
         self.live_versions: dict[str, int | None] = {}
         self.policies: dict[str, ClientPolicy] = {}
         for name, policy in document["policies"].items():
-            self.policies[name] = _policy_of(name, policy, self.fields)
+            self.policies[name] = _policy_of(name, policy)
             self.live_versions[name] = policy.get("live_version")
 
     @classmethod
@@ -247,7 +228,7 @@ class CollectorSpec:
         return found
 
 
-def _policy_of(name: str, document: Mapping[str, Any], fields: Collection[str]) -> ClientPolicy:
+def _policy_of(name: str, document: Mapping[str, Any]) -> ClientPolicy:
     flow = document.get("flow", {})
     return ClientPolicy(
         name,
@@ -256,7 +237,6 @@ def _policy_of(name: str, document: Mapping[str, Any], fields: Collection[str]) 
         flow.get("steps_per_version"),
         document.get("reward_combination", "sum"),
         flow.get("max_policy_lag"),
-        fields,
     )
 
 
@@ -278,9 +258,10 @@ class Declarations:
         self._wanted: dict[str | None, ClientPolicy] = {}
 
     @property
-    def fields(self) -> frozenset[str]:
-        """The optional fields that the collector accepts."""
-        return frozenset() if self.spec is None else self.spec.fields
+    def unlisted(self) -> list[str]:
+        """The later fields that the collector does not list, and would refuse."""
+        listed = frozenset[str]() if self.spec is None else self.spec.fields
+        return [field for field in wire.FIELDS if field not in listed]
 
     @property
     def is_durable(self) -> bool:
@@ -310,6 +291,8 @@ class Declarations:
         self._compare(spec)
         known = None if self.spec is None else self.spec.document
         self.spec, self.is_confirmed, self.is_outdated = spec, True, False
+        if self.unlisted:
+            log.warning("%s does not list %s: not sent", self.address, ", ".join(self.unlisted))
         for policy_id in list(self._wanted):
             policy = self._wanted.pop(policy_id)
             try:

@@ -66,7 +66,7 @@ from ingest.protocol.errors import (
     CollectorUnavailable,
     Refusal,
 )
-from ingest.protocol.messages import End, Event, GetAction, LogReturns, Start
+from ingest.protocol.messages import End, Event, GetAction, Start
 from storage.system.forks import notice_fork, renewed_by_fork
 from storage.wording import counted
 
@@ -326,12 +326,12 @@ class Sender:
         self.outbox.ask()
 
     def hold_back(self, events: Iterable[Event | GetAction]) -> None:
-        """Leave out the schema ids of events for a collector that does not know them."""
-        if "start.schema_id" in self.declarations.fields:
-            return
-        for event in events:
-            if not isinstance(event, LogReturns):
-                event.schema_id = None
+        """Reset the fields that the collector does not list to their defaults."""
+        unlisted = self.declarations.unlisted
+        for event in events if unlisted else ():
+            for field in msgspec.structs.fields(event):
+                if f"{event.__struct_config__.tag}.{field.name}" in unlisted:
+                    setattr(event, field.name, field.default)
 
     def connect(self, timeout: float | None, ready: Callable[[], bool]) -> None:
         """Wait until `ready()` is true, as after the collector's answer.
@@ -384,8 +384,6 @@ class Sender:
 
     def _deliver(self, events: list[Event], instance: str) -> None:
         """Send a batch until each of its events is judged or back in the queue."""
-        if self.outbox.has_cut and "end.broken" not in self.declarations.fields:
-            events = self._without_cuts(events)  # the collector's timeout ends their episodes
         self.hold_back(events)
         todo = deque([(events, self._unsure > 0)])
         while todo:
@@ -467,21 +465,13 @@ class Sender:
             self.results.refuse(one, refusal, foreign=foreign, reason="client_error")
         self.outbox.judged(gone)
 
-    def _without_cuts(self, events: list[Event]) -> list[Event]:
-        """A batch without `broken` ends, if the collector does not know that field."""
-        self.outbox.judged(list(filter(_is_cut, events)))
-        return [event for event in events if not _is_cut(event)]
-
     def _logged(self, events: Sequence[Event]) -> int:
         """The number of events that the caller logged, without the client's own `broken` ends."""
         return len(events) - (sum(map(_is_cut, events)) if self.outbox.has_cut else 0)
 
     def _owes_drops(self) -> bool:
-        """Whether dropped steps are to be reported to a collector that counts them."""
-        return (
-            self.outbox.dropped.total > self._reported_drops
-            and "batch.dropped" in self.declarations.fields
-        )
+        """Whether dropped steps are to be reported."""
+        return self.outbox.dropped.total > self._reported_drops
 
     def _tell_drops(self, instance: str) -> None:
         """Report dropped steps in a request without events."""
@@ -516,7 +506,7 @@ class Sender:
     ) -> tuple[list[Event], bytes]:
         """Encode a batch; events that cannot be encoded are refused one by one."""
         batch = wire.Batch(instance=instance, events=events)
-        if dropped > self._base and "batch.dropped" in self.declarations.fields:
+        if dropped > self._base:
             episodes, steps = (now - then for now, then in zip(dropped, self._base, strict=True))
             batch.dropped = wire.Dropped(episodes=episodes, steps=steps)
         try:

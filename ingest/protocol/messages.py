@@ -215,7 +215,11 @@ class GetAction(
             self.pass_prob = EVERY_STEP
 
 
-FIELDS = (
+FIELDS: tuple[str, ...] = ()
+"""Fields that were added to this protocol after release 0.1.0, as `message.field`. `/v1/spec` lists
+them, and a client sends one only to a collector that lists it."""
+
+EARLIER_FIELDS = (
     "decision.pass_prob",
     "get_action.pass_prob",
     "end.broken",
@@ -228,8 +232,7 @@ FIELDS = (
     "end.schema_id",
     "get_action.schema_id",
 )
-"""Fields that were added to this protocol later, as `message.field`. `/v1/spec` lists them, and a
-client sends one only to a collector that lists it. `weights.canary` is sent by the collector."""
+"""Fields that every release has. `/v1/spec` lists them for clients of 0.1.0, which ask for them."""
 
 Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
 

@@ -270,7 +270,7 @@ class Routes:
             "version": self._version,
             "collector_id": self.collector.collector_id,
             "durable": self.collector.keeps,
-            "fields": wire.FIELDS,
+            "fields": wire.EARLIER_FIELDS + wire.FIELDS,
             "policies": policies,
             "limits": {
                 "max_body": self.limits.max_message,

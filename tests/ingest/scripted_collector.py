@@ -130,7 +130,6 @@ class ScriptedCollector(Closing):
         self.late: list[wire.LogReturns] = []
         self.version: int | None = 3
         self.policies = ["default"]
-        self.fields: tuple[str, ...] | None = wire.FIELDS  # None: an older collector
         self.limits = {"max_body": 64_000_000, "max_events": wire.MAX_EVENTS}
         self._next_instance = 0
         self._lock = threading.RLock()
@@ -198,8 +197,7 @@ class ScriptedCollector(Closing):
             "live_version": self.version,
         }
         policies = dict.fromkeys(self.policies, policy)
-        spec = {"protocol": 1, "durable": True, "policies": policies, "limits": self.limits}
-        return spec if self.fields is None else spec | {"fields": self.fields}
+        return {"protocol": 1, "durable": True, "policies": policies, "limits": self.limits}
 
     def _register(self, request: wire.Register) -> wire.Registered:
         if request.name in self.named:

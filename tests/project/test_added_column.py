@@ -28,7 +28,7 @@ EDITS = {
     ),
     "ingest/protocol/messages.py": (
         ("    replayed: bool = False\n", "    urgency: float | None = None\n"),
-        ("FIELDS = (\n", '    "log_action.urgency",\n'),
+        ("\nFIELDS: tuple[str, ...] = (", '"log_action.urgency",'),
     ),
     "ingest/episodes/journal_events.py": (
         (
@@ -119,6 +119,18 @@ print(json.dumps({"found": found, "refused": refused, "accepted": accepted["acce
                   "invalid": invalid["refused_by"], "earlier": earlier}))
 """
 
+EARLIER = """
+import sys
+import numpy as np
+from headrace import PolicyClient
+
+with PolicyClient(sys.argv[1]) as client:
+    client.start_episode("earlier")
+    client.log_action("earlier", np.zeros(4, np.float32), 1, urgency=0.25)
+    client.end_episode("earlier")
+"""
+"""The client of the copy with a collector that lacks the field."""
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
@@ -142,20 +154,26 @@ def test_a_number_of_each_step_is_added_in_few_files(tree: Path, tmp_path: Path)
     """It gets from client and import through wire, journal and shard into a batch.
 
     Values out of the range of the table are refused on both ways. A shard that was written before
-    has the default in every row.
+    has the default in every row. A collector without the field is not sent it.
     """
     assert len(EDITS) <= 6
+    env = {**os.environ, "PYTHONPATH": str(tree)}
     old, root = tmp_path / "old", tmp_path / "root"
     declare(old)
     with CollectorProcess(old) as collector:
         collector.post("/v1/episodes", {"episode_id": "e"})
         collector.post("/v1/episodes/e/log_action", {"obs": [0.0] * 4, "action": 1})
         collector.post("/v1/episodes/e/end", {})
+        sent = subprocess.run(
+            [sys.executable, "-c", EARLIER, collector.address],
+            env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=300,
+        )  # fmt: skip
+        assert sent.returncode == 0, sent.stderr
+        assert "does not list log_action.urgency: not sent" in sent.stderr
         collector.stop()
     declare(root)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    env = {**os.environ, "PYTHONPATH": str(tree)}
     words = [sys.executable, "-m", "ingest", "collect", "--root", str(root), "--port", "0"]
     with subprocess.Popen(
         words, env=env, cwd=tree, stdout=subprocess.PIPE, text=True
@@ -177,4 +195,4 @@ def test_a_number_of_each_step_is_added_in_few_files(tree: Path, tmp_path: Path)
     assert "urgency: Episode refused: expected a number in [0, 1], got 7" in result["refused"]
     assert result["accepted"] == 5
     assert list(result["invalid"]) == ["urgency: expected a number in [0, 1]"]
-    assert result["earlier"] == [0.5]
+    assert result["earlier"] == [0.5, 0.5]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -114,30 +113,7 @@ def test_the_collector_refuses_a_decision_with_a_wrong_pass_prob(tmp_path: Path)
                 assert item["error"]["path"] == "$.events[0].pass_prob"
 
 
-@pytest.mark.parametrize("mode", ["local", "remote"])
-def test_a_collector_that_does_not_list_a_field_is_not_sent_it(
-    mode: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An older collector refuses unknown fields: the field is left out, with one warning. Fields of
-    the first protocol version are always sent."""
-    with ScriptedCollector() as scripted, PolicyClient(scripted.address, mode) as client:
-        scripted.fields = None
-        name = client.start_episode(pass_prob=0.5)
-        client.log_action(name, [0.0, 0.0], 1)
-        if mode == "remote":
-            with caplog.at_level(logging.WARNING, "headrace.client"):
-                for _ in range(2):
-                    client.get_action(name, [0.0, 0.0])
-            assert sum("get_action.pass_prob" in one.message for one in caplog.records) == 1
-        client.flush()
-        sent = posted(scripted)
-    kinds = {event["type"]: event.get("pass_prob", 1.0) for event in sent}
-    assert kinds["log_action"] == 0.5
-    if mode == "remote":
-        assert kinds["get_action"] == 1.0
-
-
-def test_a_collector_that_lists_a_field_is_sent_it() -> None:
+def test_a_request_for_an_action_has_its_pass_prob() -> None:
     with ScriptedCollector() as scripted, PolicyClient(scripted.address, "remote") as client:
         name = client.start_episode(pass_prob=0.5)
         client.get_action(name, [0.0, 0.0])
@@ -146,9 +122,10 @@ def test_a_collector_that_lists_a_field_is_sent_it() -> None:
     assert [e["pass_prob"] for e in sent if e["type"] == "get_action"] == [0.5]
 
 
-def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
-    """Each is a field of a message, and its default means what held before it existed;
-    `reward_range` belongs to the policy."""
+def test_the_spec_lists_the_fields_that_clients_ask_for(tmp_path: Path) -> None:
+    """Clients of release 0.1.0 send them only to a collector that does. Each is a field of a
+    message, and its default means what held before it existed; `reward_range` belongs to the
+    policy."""
     save_declaration(
         tmp_path,
         PolicyDeclaration(
@@ -159,7 +136,7 @@ def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
     )
     with CollectorProcess(tmp_path) as collector:
         spec = collector.get("/v1/spec")[1]
-    assert spec["fields"] == list(wire.FIELDS)
+    assert spec["fields"] == [*wire.EARLIER_FIELDS, *wire.FIELDS]
     assert spec["policies"]["default"]["reward_range"] == [-1.0, 2.5]
     structs = {
         wire.Start: "start",

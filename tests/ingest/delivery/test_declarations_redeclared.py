@@ -24,7 +24,6 @@ from storage.declarations.policy_files import save_declaration
 from storage.reading.shard_reader import ShardReader
 from storage.spaces.descriptors import Box, Discrete
 from tests.collector_process import CollectorProcess
-from tests.ingest.scripted_collector import ScriptedCollector
 
 
 def box(size: int, dtype: str) -> Box:
@@ -187,19 +186,3 @@ def check_by_json(collector: CollectorProcess, before: str, today: str) -> None:
     ask = {"episode_id": "none", "obs": "DE", "schema_id": before}
     _, answer = collector.post("/v1/actions", {"actions": [ask], "record": False})
     assert answer["actions"][0]["error"]["code"] == "other_schema"
-
-
-def test_a_collector_that_does_not_list_the_field_gets_none() -> None:
-    """An older collector, which would refuse an unknown field, does not get it."""
-    with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
-        client.connect()
-        client.log_step([0.0, 0.0], 1, 1.0, episode_id="new")
-        client.flush(60)
-        assert collector.episodes["new"].start.schema_id is not None
-        collector.fields = None
-    with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
-        collector.fields = None
-        client.log_step([0.0, 0.0], 1, 1.0, episode_id="old")
-        client.flush(60)
-        start, (step, end) = collector.episodes["old"].start, collector.episodes["old"].events
-    assert {start.schema_id, step.schema_id, end.schema_id} == {None}

@@ -206,29 +206,24 @@ def test_what_was_dropped_is_told_when_nothing_follows() -> None:
 
 
 def test_an_open_episode_that_does_not_fit_is_cut_at_its_last_step() -> None:
-    """The cut episode ends as broken with the reason `client_dropped`, which is not sent to an
-    older collector."""
-    for fields in (wire.FIELDS, None):
-        with ScriptedCollector() as collector:
-            collector.fields = fields
-            with PolicyClient(collector.address, on_full="drop", max_pending=6) as client:
-                gate = hold(collector, client)
-                name = client.start_episode()
-                for _ in range(9):
-                    client.log_action(name, SHORT, 1)
-                    client.log_returns(name, 1.0)
-                client.end_episode(name)
-                with pytest.raises(Refusal, match="already completed"):
-                    client.log_action(name, SHORT, 1)
-                assert (client.stats.dropped_episodes, client.stats.dropped_steps) == (1, 5)
-                gate.opened.set()
-                client.flush()
-                assert (client.stats.waiting, client.stats.acknowledged) == (0, 9)  # all but that
-            events = collector.episodes[name].events
-            assert collector.episodes[name].rewards == [1.0] * 4
-            assert [getattr(e, "broken", None) for e in events[4:]] == (
-                [] if fields is None else ["client_dropped"]
-            )
+    """The cut episode ends as broken with the reason `client_dropped`."""
+    with ScriptedCollector() as collector:
+        with PolicyClient(collector.address, on_full="drop", max_pending=6) as client:
+            gate = hold(collector, client)
+            name = client.start_episode()
+            for _ in range(9):
+                client.log_action(name, SHORT, 1)
+                client.log_returns(name, 1.0)
+            client.end_episode(name)
+            with pytest.raises(Refusal, match="already completed"):
+                client.log_action(name, SHORT, 1)
+            assert (client.stats.dropped_episodes, client.stats.dropped_steps) == (1, 5)
+            gate.opened.set()
+            client.flush()
+            assert (client.stats.waiting, client.stats.acknowledged) == (0, 9)  # all but that
+        events = collector.episodes[name].events
+        assert collector.episodes[name].rewards == [1.0] * 4
+        assert [getattr(e, "broken", None) for e in events[4:]] == ["client_dropped"]
 
 
 @pytest.mark.usefixtures("thawed")
