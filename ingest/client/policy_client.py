@@ -61,7 +61,7 @@ from ingest.delivery.spool import Spool
 from ingest.delivery.transport import HttpSession, TokenSource, Transport
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
-from ingest.protocol.messages import Decision, End, LogAction, LogReturns, Start
+from ingest.protocol.messages import Decision, End, LogAction, LogReturns
 from storage.experience.hashed import SAMPLING, hash_fraction
 from storage.system.forks import notice_fork
 from storage.wording import counted
@@ -123,8 +123,6 @@ class PolicyClient:
         policy_mapping_fn: makes episodes of several agents. The function maps an agent's id (or
             that and the episode's id) to a policy id when the agent first appears; None stands for
             `policy_id`. `start_episode(policy_id="...")` still starts an episode of one agent.
-        instance_name: names this client's starts, for an import that may be repeated: each start
-            has its own `start_number`, and `known_starts` has the ones of earlier runs.
 
     Nothing is sent before the first call. An invalid value raises ValueError and leaves the episode
     unchanged. If the collector refuses a queued event, the next call on its episode and `flush`
@@ -149,7 +147,6 @@ class PolicyClient:
         batch: int = 1_000,
         linger: float = 0.005,
         long_poll: bool = True,
-        instance_name: str | None = None,
         policy_mapping_fn: PolicyMapping | None = None,
         max_wait: float = 0.01,
         policy_file: str | Path | None = None,
@@ -183,10 +180,7 @@ class PolicyClient:
         self._book = EpisodeBook()
         self._transport = Transport(address, session=session, token=token, ca=ca, timeout=timeout)
         self._declarations = Declarations(self._transport.address, policy_file, cache_dir)
-        self._named = instance_name is not None
-        spool = _checked_spool(
-            on_full, spool_dir, spool_bytes, spool_sync, self._named, self._declarations
-        )
+        spool = _checked_spool(on_full, spool_dir, spool_bytes, spool_sync, self._declarations)
         self._outbox = Outbox(
             max_events=max_pending,
             max_bytes=max_pending_bytes,
@@ -195,19 +189,17 @@ class PolicyClient:
             timeout=timeout,
             linger=linger,
             max_wait=max_wait,
-            named=self._named,
             spool=spool,
         )
         if self._declarations.spec is not None:
             self._outbox.bound(self._declarations.spec.max_events, self._declarations.spec.max_body)
         waits = sync or spool is not None  # sent events leave the spool
-        self._make_sides(instance_name, on_error, long_poll=long_poll, waits=waits)
+        self._make_sides(on_error, long_poll=long_poll, waits=waits)
         self._put = self._outbox.put
         weakref.finalize(self, _let_go, self._actor, self._sender).atexit = False
 
     def _make_sides(
         self,
-        name: str | None,
         on_error: Callable[[Refusal], None] | None,
         *,
         long_poll: bool,
@@ -219,7 +211,6 @@ class PolicyClient:
             self._outbox,
             self._book,
             self._declarations,
-            name=name,
             on_error=on_error,
         )
         self._actor = LocalActor(
@@ -258,7 +249,6 @@ class PolicyClient:
         tags: Mapping[str, str] | None = None,
         continues: str | None = None,
         ts: int | None = None,
-        start_number: int | None = None,
         pass_prob: float = 1.0,
     ) -> str:
         """Start an episode and return its id.
@@ -278,7 +268,6 @@ class PolicyClient:
             tags: a few strings (tenant, experiment) to filter by.
             continues: the id of the abandoned episode that this one continues.
             ts: when it began, in microseconds since the epoch; default: now.
-            start_number: only for a client with `instance_name`.
             pass_prob: the probability that this episode is logged, in (0, 1].
         """
         notice_fork()
@@ -286,10 +275,10 @@ class PolicyClient:
         options = (training_enabled, tags, continues, ts)
         mapping = self.policy_mapping_fn if policy_id is None else policy_id
         if mapping is not None and not isinstance(mapping, str):
-            return self._start_whole(episode_id, mapping, passed, *options, number=start_number)
+            return self._start_whole(episode_id, mapping, passed, *options)
         deadline = monotonic() + self._max_wait
         policy = self._policies.find(mapping)
-        start = self._start(episode_id, policy.policy_id, *options, number=start_number)
+        start = start_event(episode_id, policy.policy_id, *options)
         name, since = start.episode_id, self._outbox.end
         episode = ClientEpisode(name, policy, since, pass_prob=passed)
         start.schema_id = policy.schema_id  # the episode says it if it is not known by now
@@ -297,7 +286,7 @@ class PolicyClient:
             self._book.require_new(name)
             episode.is_unsampled = True
             return self._leave_out(name, self._book.open, episode)
-        asks = episode_id is not None and not self._named
+        asks = episode_id is not None
         if asks:
             self._book.require_new(name)
         answers = self._sync or self._outbox.oldest() <= self._max_wait
@@ -535,7 +524,6 @@ class PolicyClient:
         final_obs: Any = None,
         terminated: bool = True,
         training_enabled: bool = True,
-        start_number: int | None = None,
         pass_prob: float = 1.0,
     ) -> str:
         """Log a complete episode of one step, such as a bandit's decision; return its id.
@@ -547,7 +535,7 @@ class PolicyClient:
         notice_fork()
         policy = self._policies.find(policy_id)
         options = (training_enabled, tags, None, ts)
-        start = self._start(episode_id, policy.policy_id, *options, number=start_number)
+        start = start_event(episode_id, policy.policy_id, *options)
         name, start.schema_id = start.episode_id, policy.schema_id
         self._book.require_new(name)
         obs, act = policy.encode(name, observation, action)
@@ -696,21 +684,7 @@ class PolicyClient:
         """Counts of waiting, acknowledged, refused and repeated events, among others."""
         return self._sender.stats
 
-    @property
-    def known_starts(self) -> list[tuple[int, int]]:
-        """Ranges (first, last) of start numbers that an earlier run of this import delivered."""
-        notice_fork()
-        self._sender.register()
-        return list(self._sender.known_starts)
-
     # --- inside ------------------------------------------------------------------------------
-
-    def _start(
-        self, episode_id: str | None, policy_id: str | None, *options: Any, number: int | None
-    ) -> Start:
-        if (number is not None) != self._named:
-            raise ValueError("start_number: expected with an instance_name, and only with one")
-        return start_event(episode_id, policy_id, *options, start_number=number)
 
     def _start_whole(
         self,
@@ -718,12 +692,9 @@ class PolicyClient:
         mapping: PolicyMapping | Mapping[str, str],
         pass_prob: float,
         *options: Any,
-        number: int | None,
     ) -> str:
         """Open an episode of several agents; nothing is sent before its first observation."""
-        start = self._start(episode_id, None, *options, number=number)
-        if self._named:
-            raise ValueError("instance_name: expected none for episodes of several agents")
+        start = start_event(episode_id, None, *options)
         if episode_id is not None:
             self._book.require_new(episode_id)
             if self._sync:
@@ -841,7 +812,6 @@ def _checked_spool(
     directory: str | Path | None,
     max_bytes: int,
     sync: bool,
-    named: bool,
     declarations: Declarations,
 ) -> Spool | None:
     """The spool of these arguments, if any. Raises ValueError, and OSError for its folder."""
@@ -851,7 +821,5 @@ def _checked_spool(
         raise ValueError("spool_dir: expected with on_full='spool', and only with it")
     if directory is None:
         return None
-    if named:
-        raise ValueError("instance_name: expected none with on_full='spool'")
     address, policy = declarations.address, declarations.policy
     return Spool(Path(directory), max_bytes, sync=sync, address=address, policy=policy)

@@ -27,12 +27,10 @@ class EventQueue:
     Nothing here waits. Another call may run inside each of these calls (see
     `ingest.delivery.outbox`). So an index is read before its event is added: it may be too low but
     never too high; and an augmented assignment has no call on its right, because what an inner call
-    adds meanwhile would be lost. `named`: the caller gives the start numbers, for an instance that
-    can be resumed. `closed`: no new events are accepted.
+    adds meanwhile would be lost. `closed`: no new events are accepted.
     """
 
-    def __init__(self, *, named: bool, closed: bool = False) -> None:
-        self.named = named
+    def __init__(self, *, closed: bool = False) -> None:
         self.closed = closed
         self.instance: str | None = None
         self.events: list[Event | None] = []  # None: pulled
@@ -259,8 +257,7 @@ class EventQueue:
         is_current = self.instance == dead
         if is_current:
             self.instance = None
-            if not self.named:
-                self.next_start = 0  # before the next line: an inner call may add starts
+            self.next_start = 0  # before the next line: an inner call may add starts
             queued = [event for event in self.events if event is not None]
             later = (*queued, *unwritten())
             begins = {name_of(event) for event in later if isinstance(event, Start)}
@@ -268,9 +265,8 @@ class EventQueue:
                 if name not in begins:
                     self.strays.setdefault(name, dead)
             fresh += [event for event in queued if isinstance(event, Start)]
-        if not self.named:
-            for start in fresh:
-                self._number(start)
+        for start in fresh:
+            self._number(start)
         for event in again:
             if isinstance(event, Start):
                 self.strays.pop(name_of(event), None)

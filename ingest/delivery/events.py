@@ -226,8 +226,6 @@ def start_event(
     tags: Mapping[str, str] | None,
     continues: str | None,
     ts: int | None,
-    *,
-    start_number: int | None = None,
 ) -> Start:
     """A start event, with a generated id if none is given. Raises ValueError."""
     if episode_id is not None:
@@ -237,7 +235,6 @@ def start_event(
     name = secrets.token_hex(ID_BYTES) if episode_id is None else episode_id
     return Start(
         episode_id=name,
-        start=start_number,
         policy_id=policy_id,
         training_enabled=flag("training_enabled", training_enabled),
         tags=check_tags(tags, name) if tags else None,

@@ -81,8 +81,7 @@ class Outbox:
 
     `max_events` and `max_bytes` bound pending events; `batch` (events) and `size` (bytes) bound a
     batch, `request_bytes` any request. `linger`: seconds that a batch waits for more events when
-    nothing is in flight. `named`: the caller gives the start numbers, for an instance that can be
-    resumed.
+    nothing is in flight.
 
     `on_full` is the behaviour of a full queue. "raise" and "block" wait for `max_wait` or `timeout`
     seconds, then raise BufferFull. "drop" drops starting episodes and cuts open ones short, without
@@ -103,7 +102,6 @@ class Outbox:
         timeout: float,
         linger: float,
         max_wait: float = 0.01,
-        named: bool = False,
         spool: Spool | None = None,
     ) -> None:
         self._files = spool
@@ -115,8 +113,7 @@ class Outbox:
         self.on_full = on_full
         self.patience = timeout if on_full == "block" else max_wait
         self.linger = linger
-        self.named = named
-        self.queue = EventQueue(named=named)
+        self.queue = EventQueue()
         self.reset()
 
     def reset(self) -> None:
@@ -126,7 +123,7 @@ class Outbox:
         self.own_threads: set[int] = set()  # that must not wait
         self._filled = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
-        self.queue = EventQueue(named=self.named, closed=self.queue.closed)
+        self.queue = EventQueue(closed=self.queue.closed)
         self.dropped = DroppedEpisodes(self._lock)
         self._wake_at = sys.maxsize
         self._urgent = 0
@@ -214,7 +211,7 @@ class Outbox:
     def put_all(self, events: Sequence[Event]) -> Sequence[int]:
         """Queue events together; return their indices, -1 for those that were dropped.
 
-        Each Start without a number gets one here. Raises BufferFull, with none queued.
+        Each Start gets its number here. Raises BufferFull, with none queued.
         """
         with self._lock:
             kept = events

@@ -116,7 +116,6 @@ class Sender:
         book: Book,
         declarations: Declarations,
         *,
-        name: str | None,
         on_error: Callable[[Refusal], None] | None = None,
     ) -> None:
         self.transport = transport
@@ -125,8 +124,6 @@ class Sender:
         self.results = EventResults(book.refuse, self.learn_anew, on_error)
         self.serial = next(_serials)
         self.weights_refused: Callable[[], int] = int
-        self.known_starts: list[tuple[int, int]] = []
-        self._name = name
         self._book = book
         self._reset()
         _senders.add(self)
@@ -615,8 +612,7 @@ class Sender:
     # --- instances ---------------------------------------------------------------------------
 
     def _registration(self) -> Delivery:
-        body = _encode(wire.Register(name=self._name))
-        return Delivery(self.transport, "POST", "/v1/instances", body, _MSGPACK)
+        return Delivery(self.transport, "POST", "/v1/instances", _encode(wire.Register()), _MSGPACK)
 
     def _register_patiently(self) -> None:
         with self._registering:
@@ -657,7 +653,6 @@ class Sender:
             self._registering.release()
 
     def _registered(self, registered: wire.Registered) -> None:
-        self.known_starts = list(registered.starts)
         self.outbox.note_instance(registered.instance)
 
     # --- the end -----------------------------------------------------------------------------

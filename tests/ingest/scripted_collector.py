@@ -124,7 +124,6 @@ class ScriptedCollector(Closing):
         self.judge: Callable[[Any], str | None] = lambda event: None
         self.batch_judge: Callable[[Any], None] = lambda batch: None
         self.instances: dict[str, set[int]] = {}
-        self.named: dict[str, str] = {}
         self.episodes: dict[str, Record] = {}
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.late: list[wire.LogReturns] = []
@@ -200,15 +199,9 @@ class ScriptedCollector(Closing):
         return {"protocol": 1, "durable": True, "policies": policies, "limits": self.limits}
 
     def _register(self, request: wire.Register) -> wire.Registered:
-        if request.name in self.named:
-            instance = self.named[request.name]
-            starts = [(number, number) for number in sorted(self.instances[instance])]
-            return wire.Registered(instance=instance, starts=starts)
         self._next_instance += 1
         instance = f"instance-{self._next_instance}"
         self.instances[instance] = set()
-        if request.name is not None:
-            self.named[request.name] = instance
         return wire.Registered(instance=instance)
 
     def _events(self, batch: Any) -> wire.EventsReply:

@@ -805,22 +805,6 @@ def test_own_ids_survive_a_forgotten_instance(
     assert [len(record.events) for record in collector.episodes.values()] == [1, 1]
 
 
-def test_an_import_knows_what_an_earlier_run_delivered(collector: ScriptedCollector) -> None:
-    """With `instance_name` a second run learns which start numbers were delivered, and every start
-    needs a number."""
-    for _ in range(2):
-        with PolicyClient(collector.address, instance_name="import-abc") as client:
-            known = client.known_starts
-            for number in (4, 5, 9):
-                if not any(first <= number <= last for first, last in known):
-                    client.log_step(OBS, 1, 1.0, episode_id=f"row-{number}", start_number=number)
-            with pytest.raises(ValueError, match="start_number"):
-                client.start_episode()
-    assert known == [(4, 4), (5, 5), (9, 9)]
-    assert len(collector.episodes) == 3
-    assert len(collector.bodies("/v1/events")) == 1
-
-
 # --- get_action ------------------------------------------------------------------------------
 
 
