@@ -93,6 +93,10 @@ class FolderObjects(Objects):
             raise ObjectNotFound(f"expected {path}, which does not exist") from error
         except NotRegular as error:
             raise ObjectUnusable(str(error)) from error
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise ObjectUnusable(f"{path}: expected a file, found links in a circle") from error
 
     def status(self, name: str) -> Status | None:
         path = f"{self.root}/{check_name(name)}"  # a collector asks for thousands of policies

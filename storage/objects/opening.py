@@ -4,23 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 
-__all__ = ["objects_at"]
+__all__ = ["STORES", "Root", "local_folder", "objects_at"]
+
+Root: TypeAlias = Path | str | Objects
+"""A local folder, an address such as `file:///data/run`, or an implementation."""
+
+STORES: dict[str, Callable[[str], Objects]] = {
+    "file": lambda address: FolderObjects(address.removeprefix("file://")),
+}
+"""Scheme of an address -> what opens it. A store of another kind is a line here."""
 
 
 def objects_at(
-    root: Path | str | Objects,
+    root: Root,
     *,
     make: bool = True,
     fsync: Callable[[int], None] | None = None,
 ) -> Objects:
-    """The objects under a root: a folder's for a path; anything else is an implementation.
+    """The objects under a root. Raises ValueError for an address of an unknown scheme.
 
     `make`, `fsync`: of a folder (`FolderObjects`); other stores do not need them.
     """
-    if isinstance(root, (Path, str)):
+    if not isinstance(root, (Path, str)):
+        return root
+    scheme, found, _ = str(root).partition("://")
+    if not found:
         return FolderObjects(root, make=make, fsync=fsync)
-    return root
+    if scheme not in STORES:
+        known = ", ".join(f"{one}://" for one in STORES)
+        raise ValueError(f"expected a folder, or an address with {known}; got {root!r:.200}")
+    return STORES[scheme](str(root))
+
+
+def local_folder(root: Root, purpose: str) -> Path:
+    """The folder of a root on a local disk. Raises ValueError, with the purpose, for another."""
+    objects = objects_at(root)
+    if not isinstance(objects, FolderObjects):
+        raise ValueError(f"{purpose}: expected a root in a local folder, got {objects}")
+    return objects.root

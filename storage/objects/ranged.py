@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 
-from storage.errors import ObjectNotFound
+from storage.errors import ObjectNotFound, ObjectUnusable
+from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 
 __all__ = ["RangedFile"]
 
 
 class RangedFile(io.RawIOBase):
-    """A readable and seekable file, of which only what is asked for is read.
+    """A readable and seekable file, of which only what is asked for is read. `str(file)`: where.
 
-    Raises ObjectNotFound, and from its methods the errors of `Objects.read`.
+    Raises ObjectNotFound, ObjectUnusable, and from its methods the errors of `Objects.read`.
     """
 
     def __init__(self, objects: Objects, name: str) -> None:
         status = objects.status(name)
         if status is None:
             raise ObjectNotFound(f"expected {objects}/{name}, which does not exist")
+        if not status.is_object:
+            raise ObjectUnusable(f"{objects}/{name}: expected a file, found something else")
         self._objects, self._object, self._size, self._at = objects, name, status.size, 0
+
+    @classmethod
+    def at(cls, place: Path | str | RangedFile) -> RangedFile:
+        """The file at a local path; a RangedFile is one."""
+        if isinstance(place, RangedFile):
+            return place
+        path = Path(place)
+        return cls(FolderObjects(path.parent), path.name)
+
+    def __str__(self) -> str:
+        return f"{self._objects}/{self._object}"
 
     def readable(self) -> bool:
         return True
@@ -43,5 +58,6 @@ class RangedFile(io.RawIOBase):
         self._at += len(data)
         return data
 
-    def readall(self) -> bytes:
-        return self.read()
+    def whole(self) -> bytes:
+        """All bytes, wherever the file is read at."""
+        return self._objects.read(self._object, limit=self._size)

@@ -11,19 +11,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from pathlib import Path
 
 from storage.experience.episode import Part
 from storage.experience.range_set import RangeSet
+from storage.objects.opening import Root
 from storage.reading.ledger import Ledger
 from storage.reading.listing import ShardFile
-from storage.reading.sources import DirectorySource, ScanIncomplete
+from storage.reading.objects_source import source_at
+from storage.reading.sources import ScanIncomplete, WaitingSource
 from storage.shards.part_block import PartBlock, UnwrittenParts
 
 _FAILED_WAIT = 0.05  # s between checks whether everything before a failure has been read
 
 
-class LiveSource:
+class LiveSource(WaitingSource):
     """Unwritten parts of one schema, and the shards under `root` if it is given.
 
     `max_parts` and `max_bytes` (raw) limit the parts that wait here. `taken` returns the reader's
@@ -32,31 +33,30 @@ class LiveSource:
     """
 
     def __init__(
-        self, root: Path | None, schema_id: str, *, max_parts: int = 20, max_bytes: int = 64_000_000
+        self, root: Root | None, schema_id: str, *, max_parts: int = 20, max_bytes: int = 64_000_000
     ) -> None:
+        super().__init__()
         for name, value in (("max_parts", max_parts), ("max_bytes", max_bytes)):
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value!r}")
         self.taken: Callable[[], Ledger] = Ledger
         self.dropped = 0  # parts beyond the limits
-        self._directory = None if root is None else DirectorySource(root)
+        self._shards = None if root is None else source_at(root)
         self._schema_id = schema_id
         self._max_parts, self._max_bytes = max_parts, max_bytes
         self._lock = threading.Lock()
-        self._changed = threading.Event()
         self._waiting: dict[ShardFile, UnwrittenParts] = {}
         self._missing: dict[str, RangeSet] = {}  # dropped ordinals whose shard does not exist yet
-        self._due = 0 if root is None else 1  # how often the directory had something new
+        self._due = 0 if root is None else 1  # how often the root had something new
         self._listing = self._listed = 0
         self._error: BaseException | None = None
-        self._closed = False
 
     # the collector's side
 
     @property
     def full(self) -> bool:
         """Whether the collector has to wait; never with a root, whose shards can be read later."""
-        return self._directory is None and not self._room()
+        return self._shards is None and not self._room()
 
     @property
     def waiting(self) -> int:
@@ -69,7 +69,7 @@ class LiveSource:
         """Add parts with their ordinals, ascending; parts of another schema are ignored."""
         if parts[0].schema_id != self._schema_id:
             return
-        room = self._directory is None or self._room()
+        room = self._shards is None or self._room()
         with self._lock:
             for _, run in groupby(enumerate(parts), key=lambda pair: pair[1].ordinal - pair[0]):
                 self._add(stream, canonical_json, [part for _, part in run], room)
@@ -85,7 +85,7 @@ class LiveSource:
             self._missing.setdefault(stream, RangeSet()).add_range(first, last)
 
     def written(self, stream: str, first: int, last: int) -> None:
-        """Scan the directory if the new shard of these ordinals contains dropped parts."""
+        """Scan the root if the new shard of these ordinals contains dropped parts."""
         with self._lock:
             missing = self._missing.get(stream)
             if missing is None or not missing.touching(first, last):
@@ -120,7 +120,7 @@ class LiveSource:
     # the reader's side: a ShardSource
 
     def scan(self) -> list[ShardFile]:
-        """The parts that wait here, and the directory's shards if there may be new ones.
+        """The parts that wait here, and the root's shards if there may be new ones.
 
         Raises the error given to `fail`, once nothing waits.
         """
@@ -129,9 +129,9 @@ class LiveSource:
             self._forget_taken()
             found = list(self._waiting)
             due = self._due
-        if self._directory is not None and self._listed < due:
+        if self._shards is not None and self._listed < due:
             try:
-                found += self._directory.scan()
+                found += self._shards.scan()
             except ScanIncomplete as partial:  # it will be scanned again
                 raise ScanIncomplete(sorted(found + partial.found), partial.errors) from None
         self._listing = due
@@ -140,7 +140,7 @@ class LiveSource:
         return sorted(found)
 
     def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
-        """As `scan`, which is cheap: few parts wait, and the directory is scanned only if needed.
+        """As `scan`, which is cheap: few parts wait, and the root is scanned only if needed.
 
         A shard that was listed once and cannot be read now need not be listed again.
         """
@@ -153,20 +153,13 @@ class LiveSource:
             found = self._waiting.get(shard)
         if found is not None:
             return found
-        if self._directory is None or not shard.digest16:
+        if self._shards is None or not shard.digest16:
             raise FileNotFoundError(shard.place)  # taken meanwhile
-        return self._directory.read(shard)
+        return self._shards.read(shard)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a change. By now, a pass over all of `scan` has read the directory."""
+        """Wait for a change. By now, a pass over all of `scan` has read the root."""
         self._listed = self._listing
         if self._error is not None:
             timeout = min(timeout, _FAILED_WAIT)
-        return self._closed or self._changed.wait(timeout)
-
-    def wake(self) -> None:
-        self._changed.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._changed.set()
+        return super().wait(timeout)

@@ -1,94 +1,117 @@
-"""`ObjectsSource`: the shards of any store, found by listing."""
+"""`ObjectsSource`: the shards of any store, found by listing; `source_at` chooses the source."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
 
 from storage.errors import ObjectUnusable
+from storage.experience.interfaces import ReaderError
+from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
+from storage.objects.opening import Root, objects_at
 from storage.reading.listing import SHARDS, ShardFile
-from storage.reading.sources import GrowingSource, ScanIncomplete
+from storage.reading.sources import (
+    POLL_INTERVAL,
+    DirectorySource,
+    ScanIncomplete,
+    WaitingSource,
+    complete,
+)
 from storage.shards.names import MAX_SHARD, ShardDamaged, shard_names, streams
 
-__all__ = ["ObjectsSource"]
+__all__ = ["ObjectsSource", "Roots", "source_at"]
+
+Roots: TypeAlias = Root | Sequence[Root]
 
 
-class ObjectsSource(GrowingSource):
-    """The shards under `shards/` in a store.
+class ObjectsSource(WaitingSource):
+    """The shards under `shards/` in one or more stores.
 
     A listing goes on after the last known name of each stream. A thorough one lists all names: a
     shard may come before a known one, when a backup was restored.
     """
 
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._shards = objects.under(SHARDS)
+    def __init__(self, *stores: Objects) -> None:
+        super().__init__()
+        self._stores = stores
+        self._shards = {f"{store}/{SHARDS}/": store.under(SHARDS) for store in stores}
         self._known: set[ShardFile] = set()
-        self._last: dict[str, str] = {}  # stream -> the greatest name
-        self._changed = threading.Event()
-        self._closed = False
+        self._last: dict[str, str] = {}  # place of a stream -> the greatest name
 
     def __repr__(self) -> str:
-        return f"ObjectsSource({self._objects!r})"
+        return f"ObjectsSource({', '.join(map(repr, self._stores))})"
+
+    @property
+    def home(self) -> Objects:
+        """The first store."""
+        return self._stores[0]
 
     def scan(self) -> list[ShardFile]:
         self._changed.clear()
-        found: list[ShardFile] = []
-        errors: dict[str, OSError] = {}
-        for stream in self._streams(errors):
-            found += self._list(stream, "", errors)
-        return _complete(found, errors)
+        return self._listed(thorough=True)
 
     def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
         self._changed.clear()
         if afresh:
             self._known, self._last = set(), {}
-        found: list[ShardFile] = []
-        errors: dict[str, OSError] = {}
-        for stream in self._streams(errors):
-            found += self._list(stream, "" if thorough else self._last.get(stream, ""), errors)
+        try:
+            found, errors = self._listed(thorough=thorough), {}
+        except ScanIncomplete as partial:
+            found, errors = partial.found, partial.errors
         new = [shard for shard in found if shard not in self._known]
         self._known.update(new)
-        return _complete(new, errors)
+        return complete(new, errors)
 
     def read(self, shard: ShardFile) -> bytes:
         try:
-            return self._shards.read(shard.place, limit=MAX_SHARD)
+            for place, shards in self._shards.items():
+                if shard.place.startswith(place):
+                    return shards.read(shard.place.removeprefix(place), limit=MAX_SHARD)
         except ObjectUnusable as error:
             raise ShardDamaged(str(error)) from error
+        raise FileNotFoundError(f"{shard.place}: expected a shard of {self}")
 
-    def wait(self, timeout: float) -> bool:
-        return self._closed or self._changed.wait(timeout)
+    def _listed(self, *, thorough: bool) -> list[ShardFile]:
+        found: list[ShardFile] = []
+        errors: dict[str, OSError] = {}
+        for place, shards in self._shards.items():
+            try:
+                there = streams(shards)
+            except OSError as error:
+                errors[place] = error
+                continue
+            for stream in there:
+                try:
+                    found += self._list(shards, place, stream, thorough=thorough)
+                except OSError as error:
+                    errors[place + stream] = error
+        return complete(found, errors)
 
-    def wake(self) -> None:
-        self._changed.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._changed.set()
-
-    def _streams(self, errors: dict[str, OSError]) -> list[str]:
-        try:
-            return streams(self._shards)
-        except OSError as error:
-            errors[str(self._shards)] = error
-            return []
-
-    def _list(self, stream: str, after: str, errors: dict[str, OSError]) -> list[ShardFile]:
-        try:
-            names = shard_names(self._shards, stream, after)
-        except OSError as error:
-            errors[f"{self._shards}/{stream}"] = error
-            return []
+    def _list(self, shards: Objects, place: str, stream: str, *, thorough: bool) -> list[ShardFile]:
+        after = "" if thorough else self._last.get(place + stream, "")
+        names = shard_names(shards, stream, after)
         if names:
-            self._last[stream] = max(f"{stream}/{name}" for name in names)
+            self._last[place + stream] = max(f"{stream}/{name}" for name in names)
         return [
-            ShardFile(stream, name.first, name.last, name.digest16, f"{stream}/{name}")
+            ShardFile(stream, name.first, name.last, name.digest16, f"{place}{stream}/{name}")
             for name in names
         ]
 
 
-def _complete(found: list[ShardFile], errors: dict[str, OSError]) -> list[ShardFile]:
-    if errors:
-        raise ScanIncomplete(sorted(found), errors)
-    return sorted(found)
+def source_at(
+    roots: Roots, *, follow: bool = False, poll_interval: float = POLL_INTERVAL
+) -> DirectorySource | ObjectsSource:
+    """The source of one or more roots. Raises ReaderError if there is none.
+
+    Local folders are watched with `follow`, and a stream's folder or a shard is a root, too.
+    """
+    given = [roots] if isinstance(roots, (Path, str, Objects)) else list(roots)
+    if not given:
+        raise ReaderError("roots: expected one or more, got none")
+    stores = [objects_at(root) for root in given]
+    folders = [store.root for store in stores if isinstance(store, FolderObjects)]
+    if len(folders) == len(stores):
+        return DirectorySource(folders, follow=follow, poll_interval=poll_interval)
+    return ObjectsSource(*stores)

@@ -39,7 +39,7 @@ from storage.experience.interfaces import (
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.reading.adapters import episode_of, to_torch_dataset, with_names
 from storage.reading.batching import BatchCutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
 from storage.reading.deletion import close_if_deleted
@@ -55,7 +55,7 @@ from storage.reading.loading import (
     PartFilter,
     ShardLoader,
 )
-from storage.reading.objects_source import ObjectsSource
+from storage.reading.objects_source import ObjectsSource, Roots, source_at
 from storage.reading.position import FORMAT_VERSION, Position, require_version, restore_rows
 from storage.reading.prefetch import EndOfShards, Failure, Prefetcher, deadline_after
 from storage.reading.retries import RETRY_FOR, Retries
@@ -140,7 +140,7 @@ class ShardReader(InputReader):
 
     def __init__(
         self,
-        roots: Path | str | Objects | Sequence[Path | str] | None = None,
+        roots: Roots | None = None,
         *,
         source: ShardSource | None = None,
         policy_id: str | None = None,
@@ -167,7 +167,11 @@ class ShardReader(InputReader):
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name != "self"}
         _check_arguments(mode, batch_size, shuffle, prefetch, retry_for)
-        self._source = _source_of(roots, source, follow, poll_interval)
+        if (roots is None) == (source is None):
+            raise ReaderError("expected either roots or a source")
+        if source is None:
+            source = source_at(roots or (), follow=follow, poll_interval=poll_interval)
+        self._source = source
         self.mode = mode
         self.batch_size = batch_size
         self.stats = ReaderStats()
@@ -577,11 +581,11 @@ class ShardReader(InputReader):
         This copy is for people and for `retain`; a learner stores its position in its own
         checkpoint.
         """
-        if not isinstance(self._source, DirectorySource):
-            raise ReaderError("save: expected a reader of directories, this one has no root")
+        if not isinstance(self._source, (DirectorySource, ObjectsSource)):
+            raise ReaderError("save: expected a reader of roots, this one has none")
         home, file = self._source.home, _position_name(name)
-        objects_at(home).replace(file, json.dumps(self.state_dict()).encode())
-        return home / file
+        home.replace(file, json.dumps(self.state_dict()).encode())
+        return Path(f"{home}/{file}")
 
     def close(self) -> None:
         self._stop()
@@ -595,7 +599,7 @@ class ShardReader(InputReader):
             self._prefetcher = None
 
 
-def read_position(root: Path | str | Objects, name: str) -> dict[str, Any]:
+def read_position(root: Root, name: str) -> dict[str, Any]:
     """Read the position that `save(name)` wrote.
 
     Raises FileNotFoundError, NewerFormat, ReaderState.
@@ -653,21 +657,6 @@ def _check_arguments(
     ):
         if value < least:
             raise ReaderError(f"{name}: expected {least} or more, got {value}")
-
-
-def _source_of(
-    roots: Path | str | Objects | Sequence[Path | str] | None,
-    source: ShardSource | None,
-    follow: bool,
-    poll_interval: float,
-) -> ShardSource:
-    if (roots is None) == (source is None):
-        raise ReaderError("expected either roots or a source")
-    if source is not None:
-        return source
-    if isinstance(roots, Objects):
-        return ObjectsSource(roots)
-    return DirectorySource(roots or (), follow=follow, poll_interval=poll_interval)
 
 
 def _position_name(name: str) -> str:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -31,11 +31,13 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
+from storage.errors import ObjectUnusable
 from storage.experience.interfaces import MixedSchemas, ReaderError
+from storage.objects.folder import FolderObjects
 from storage.reading.deletion import close_if_deleted
 from storage.reading.ledger import Ledger
 from storage.reading.listing import SHARDS, ListedPath, RootListing, ShardFile, scan_target
-from storage.shards.names import require_regular
+from storage.shards.names import MAX_SHARD, ShardDamaged
 from storage.shards.part_block import UnwrittenParts
 
 __all__ = [
@@ -47,6 +49,8 @@ __all__ = [
     "ScanIncomplete",
     "ShardFile",
     "ShardSource",
+    "WaitingSource",
+    "complete",
 ]
 
 log = logging.getLogger("headrace.reader")
@@ -102,7 +106,31 @@ class GrowingSource(ShardSource, Protocol):
         """
 
 
-class DirectorySource(GrowingSource):
+class WaitingSource(GrowingSource):
+    """What waits: a subclass sets `_changed` if something happens, and clears it in `scan`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Event()
+        self._closed = False
+
+    def wait(self, timeout: float) -> bool:
+        return self._closed or self._changed.wait(timeout)
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DirectorySource(WaitingSource):
     """The shards under one or more local roots.
 
     A path may also be the `shards/` of a root, a stream's folder or a shard. With `follow`, a path
@@ -122,6 +150,7 @@ class DirectorySource(GrowingSource):
         follow: bool = False,
         poll_interval: float = POLL_INTERVAL,
     ) -> None:
+        super().__init__()
         given = [roots] if isinstance(roots, (str, Path)) else list(roots)
         if not given:
             raise ValueError("roots: expected one or more directories, got none")
@@ -129,9 +158,7 @@ class DirectorySource(GrowingSource):
         self._poll_interval = poll_interval
         self._listings: dict[Path, RootListing] = {}
         self._swept = float("-inf")
-        self._changed = threading.Event()
         self._event_paths: deque[str] = deque()  # paths that events named
-        self._closed = False
         self._follow = follow
         self._watched: set[Path] = set()
         self._observer: BaseObserver | None = None
@@ -141,9 +168,9 @@ class DirectorySource(GrowingSource):
         return f"DirectorySource({', '.join(repr(str(root)) for root in self.roots)})"
 
     @property
-    def home(self) -> Path:
+    def home(self) -> FolderObjects:
         """The first root, also if its `shards/` or something in it was given."""
-        return ListedPath.of(self.roots[0]).folder.parent
+        return FolderObjects(ListedPath.of(self.roots[0]).folder.parent)
 
     def check(self) -> None:
         """Raise ReaderError if one of the paths holds nothing that may contain shards."""
@@ -157,7 +184,7 @@ class DirectorySource(GrowingSource):
         targets = [one for root in self.roots if (one := _target(root, errors))]
         self._watch(targets)
         found = [shard for target in targets for shard in scan_target(target, errors)]
-        return _complete(found, errors)
+        return complete(found, errors)
 
     def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
         self._changed.clear()
@@ -179,7 +206,7 @@ class DirectorySource(GrowingSource):
                 found += listing.new(thorough=thorough, errors=errors)
             if errors:
                 self._swept = float("-inf")
-        return _complete(found, errors)
+        return complete(found, errors)
 
     def _find_targets(self, errors: dict[str, OSError]) -> None:
         """Interpret the roots again: what a path refers to may change when it is created."""
@@ -194,30 +221,20 @@ class DirectorySource(GrowingSource):
         self._watch([listing.target for listing in self._listings.values()])
 
     def read(self, shard: ShardFile) -> bytes:
-        require_regular(Path(shard.place))
-        return Path(shard.place).read_bytes()
-
-    def wait(self, timeout: float) -> bool:
-        return self._closed or self._changed.wait(timeout)
-
-    def wake(self) -> None:
-        self._changed.set()
+        folder, _, name = shard.place.rpartition("/")
+        try:
+            return FolderObjects(folder).read(name, limit=MAX_SHARD)
+        except ObjectUnusable as error:
+            raise ShardDamaged(str(error)) from error
 
     def close(self) -> None:
-        self._closed = True
-        self._changed.set()
+        super().close()
         if self._observer is not None:
             if self._deleted is not None:
                 self._deleted.detach()
             self._observer.stop()
             self._observer.join()
             self._observer = None
-
-    def __enter__(self) -> DirectorySource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _watch(self, targets: Sequence[ListedPath]) -> None:
         """Watch the folders that exist by now; the others are tried again at each scan."""
@@ -248,7 +265,7 @@ def _target(root: Path, errors: dict[str, OSError]) -> ListedPath | None:
         return None
 
 
-def _complete(found: list[ShardFile], errors: dict[str, OSError]) -> list[ShardFile]:
+def complete(found: list[ShardFile], errors: dict[str, OSError]) -> list[ShardFile]:
     """The shards sorted, each once. Raises ScanIncomplete if there were errors."""
     shards = sorted({(s.stream, s.name): s for s in reversed(found)}.values())
     if errors:

@@ -18,7 +18,6 @@ import contextlib
 import errno
 import os
 import re
-import stat
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +25,7 @@ import msgspec
 
 from storage.errors import StorageError
 from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 
 SUFFIX = ".parquet"
 MAX_SHARD = 2**40
@@ -114,33 +113,12 @@ def is_shard(shards: Objects, stream: str, name: ShardName) -> bool:
     return False
 
 
-def require_regular(path: Path | str) -> None:
-    """Raise ShardDamaged unless the path is a regular file or a link to one, and valid UTF-8.
-
-    Arrow requires UTF-8. Raises OSError if the file does not exist or the file system does not
-    answer. Call this before opening: opening or reading a pipe or a device may block forever.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        lost = isinstance(error, FileNotFoundError) and os.path.islink(path)
-        if not lost and error.errno != errno.ELOOP:  # it does not exist, or cannot be checked now
-            raise
-        raise ShardDamaged(f"{path}: expected a file, found a link that leads nowhere") from error
-    if not stat.S_ISREG(mode):
-        kinds = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))
-        kind = next((word for holds, word in kinds if holds(mode)), "device")
-        raise ShardDamaged(f"{path}: expected a file, found a {kind}")
-    if any("\ud800" <= one <= "\udfff" for one in str(path)):
-        raise ShardDamaged(f"{path}: expected a path in UTF-8")
-
-
 def is_about_the_file(error: OSError) -> bool:
     """Whether a failed read is due to the file, and not to the process or the machine."""
     return error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
-def next_ordinals(shards: Path | Objects, collector_id: str) -> dict[str, int]:
+def next_ordinals(shards: Root, collector_id: str) -> dict[str, int]:
     """Stream -> the ordinal after the highest one in a shard of this collector."""
     objects, found = objects_at(shards), {}
     for stream in streams(objects, collector_id):

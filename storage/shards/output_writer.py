@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +47,7 @@ from storage.experience.sample_batch import (
     T,
 )
 from storage.experience.step_columns import SOURCES, STEP_COLUMNS
+from storage.objects.opening import Root, objects_at
 from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Space, canonical_json, schema_id
@@ -91,14 +91,14 @@ class ParquetOutputWriter(OutputWriter):
 
     def __init__(
         self,
-        root: Path | str,
+        root: Root,
         spaces: Mapping[str, tuple[Space, Space]],
         *,
         compression: Literal["zstd", "lz4"] = "zstd",
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        self.root = Path(root)
-        self._writer = ShardWriter(self.root / "shards", compression=compression)
+        self.root = root
+        self._writer = ShardWriter(objects_at(root).under("shards"), compression=compression)
         self._clock = clock
         self._streams: dict[str, _Stream] = {}  # by policy
         by_schema: dict[str, _Stream] = {}

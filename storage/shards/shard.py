@@ -18,16 +18,17 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage.errors import ObjectNotFound, ObjectUnusable
 from storage.experience.episode import Part
-from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
+from storage.objects.ranged import RangedFile
 from storage.shards.arrow_arrays import decode_column, present, table_specs
 from storage.shards.names import (
     MAX_SHARD,
@@ -38,7 +39,6 @@ from storage.shards.names import (
     ShardWriteError,
     check_stream,
     is_about_the_file,
-    require_regular,
 )
 from storage.shards.part_block import PartBlock
 from storage.shards.schema import CODED, ShardMetadata, arrow_footer, metadata_for
@@ -95,7 +95,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        directory: Path | str | Objects,
+        directory: Root,
         *,
         compression: Literal["zstd", "lz4"] = "zstd",
         row_group_bytes: int = 8_000_000,
@@ -257,59 +257,61 @@ def _info(path: Path, digest: str, metadata: ShardMetadata, nbytes: int) -> Shar
 # --- reading ---------------------------------------------------------------------------------
 
 
+Shard: TypeAlias = Path | str | RangedFile
+"""The path of a shard, or a shard in another store."""
+Verify: TypeAlias = Literal["digest", "pages"]
+
+
 def read_shard(
-    path: Path,
-    *,
-    columns: Sequence[str] | None = None,
-    verify: Literal["digest", "pages"] | None = None,
-    source: Any = None,
+    shard: Shard, *, columns: Sequence[str] | None = None, verify: Verify | None = None
 ) -> pa.Table:
     """Read a shard's rows as an Arrow table; its schema's metadata is the footer.
 
     `verify="digest"` hashes the whole file first and finds every changed byte; "pages" checks the
-    checksums of the pages that are read; None trusts the file. `source`: a file object to read
-    instead of the path, which then only names it.
+    checksums of the pages that are read; None trusts the file.
 
     Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
     from the system.
     """
-    if source is None:
-        require_regular(path)
-        source = path
-    if verify == "digest":
-        data = path.read_bytes()
-        check_digest(path, data)
-        source = pa.BufferReader(data)
-    with (
-        damage_named(path),
-        pq.ParquetFile(source, page_checksum_verification=verify == "pages") as file,
-    ):
-        metadata = _metadata(file, path)
-        _check_columns(path, file.schema_arrow.names, columns)
+    with _opened(shard, verify) as (file, metadata):
+        _check_columns(shard, file.schema_arrow.names, columns)
         names = None if columns is None else list(columns)
         table = file.read(columns=names, use_threads=False)  # most shards are small
-    if len(table) != metadata.rows:
-        raise ShardDamaged(f"{path}: expected {metadata.rows} rows, got {len(table)}")
-    return table
+        if len(table) != metadata.rows:
+            raise ShardDamaged(f"{shard}: expected {metadata.rows} rows, got {len(table)}")
+        return table
 
 
-def shard_metadata(path: Path) -> ShardMetadata:
+def shard_metadata(shard: Shard) -> ShardMetadata:
     """Read a shard's footer. Raises ShardDamaged if it is not a shard's, and OSError."""
-    require_regular(path)
-    with damage_named(path), pq.ParquetFile(path) as file:
-        return _metadata(file, path)
+    with _opened(shard) as (_, metadata):
+        return metadata
 
 
-def rows_of_policy(path: Path, policy_id: str) -> tuple[int, int]:
+def rows_of_policy(shard: Shard, policy_id: str) -> tuple[int, int]:
     """Return (rows of a policy, all rows). Raises ShardDamaged if it is no shard, and OSError."""
-    require_regular(path)
-    with damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        rows = _metadata(file, path).rows
+    with _opened(shard, "pages") as (file, metadata):
         found = file.read(columns=["policy_id"]).column(0).cast(pa.string())
-        return int(pc.sum(pc.equal(found, policy_id), min_count=0).as_py()), rows
+        mine = pc.sum(pc.equal(found, policy_id), min_count=0).as_py()
+        return int(mine), metadata.rows
 
 
-def find_shard(shards: Path | Objects, stream: str, first: int, last: int) -> ShardInfo | None:
+@contextlib.contextmanager
+def _opened(
+    shard: Shard, verify: Verify | None = None
+) -> Iterator[tuple[pq.ParquetFile, ShardMetadata]]:
+    """A shard and its footer. What its bytes raise is ShardDamaged, also in the caller's block."""
+    with damage_named(shard):
+        content: Any = RangedFile.at(shard)
+        if verify == "digest":
+            data = content.whole()
+            check_digest(shard, data)
+            content = pa.BufferReader(data)
+        with pq.ParquetFile(content, page_checksum_verification=verify == "pages") as file:
+            yield file, _metadata(file, shard)
+
+
+def find_shard(shards: Root, stream: str, first: int, last: int) -> ShardInfo | None:
     """Find the intact shard of exactly these ordinals, which a restart can adopt; None without one.
 
     `shards` is the `shards/` folder. Damaged or unreadable files of that range are skipped. Raises
@@ -336,7 +338,7 @@ def find_shard(shards: Path | Objects, stream: str, first: int, last: int) -> Sh
     return None
 
 
-def to_pandas(path: Path | str) -> pd.DataFrame:
+def to_pandas(shard: Shard) -> pd.DataFrame:
     """Read a shard as a DataFrame: arrays and numbers instead of bytes. Needs pandas.
 
     Vectors and images are one array per row. An absent `final_obs` or `action_dist_inputs` is None.
@@ -344,7 +346,7 @@ def to_pandas(path: Path | str) -> pd.DataFrame:
     """
     import pandas as pd  # noqa: PLC0415  an optional extra, rarely needed
 
-    table = read_shard(Path(path), verify="digest")
+    table = read_shard(shard, verify="digest")
     specs = table_specs(table.schema)
     frame: dict[str, Any] = {}
     for name in table.column_names:
@@ -360,44 +362,45 @@ def to_pandas(path: Path | str) -> pd.DataFrame:
 
 
 @contextlib.contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """Turn whatever Arrow raises for a shard's bytes into ShardDamaged.
+def damage_named(shard: Shard) -> Iterator[None]:
+    """Turn whatever Arrow raises for a shard's bytes into ShardDamaged; also what is no file.
 
-    Errors that are not due to the bytes pass: ours, too little memory, and those of the system,
-    which have an errno.
+    Errors that are not due to the bytes pass: ours, too little memory, and those of the store.
     """
     try:
         yield
-    except (ShardError, MemoryError):  # includes Arrow's own error for this
+    except ObjectUnusable as error:
+        raise ShardDamaged(str(error)) from error
+    except (ShardError, ObjectNotFound, MemoryError):  # includes Arrow's own error for this
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ShardDamaged(f"{path}: {error}") from error
+        raise ShardDamaged(f"{shard}: {error}") from error
 
 
-def check_digest(path: Path, data: bytes) -> str:
+def check_digest(shard: Shard, data: bytes) -> str:
     """The file's SHA-256. Raises ShardDamaged if it does not match the file's name."""
-    name = ShardName.parse(path.name)
+    name = ShardName.parse(str(shard).rpartition("/")[2])
     if name is None:
-        raise ShardDamaged(f"{path}: expected a shard's name, which holds its digest")
+        raise ShardDamaged(f"{shard}: expected a shard's name, which holds its digest")
     digest = hashlib.sha256(data).hexdigest()
     if digest[:16] != name.digest16:
-        raise ShardDamaged(f"{path}: expected digest {name.digest16}, found {digest[:16]}")
+        raise ShardDamaged(f"{shard}: expected digest {name.digest16}, found {digest[:16]}")
     return digest
 
 
-def _metadata(file: pq.ParquetFile, path: Path) -> ShardMetadata:
+def _metadata(file: pq.ParquetFile, shard: Shard) -> ShardMetadata:
     footer = file.schema_arrow.metadata
-    metadata = ShardMetadata.from_footer(footer, str(path))
+    metadata = ShardMetadata.from_footer(footer, str(shard))
     if file.metadata.num_rows != metadata.rows:
         raise ShardDamaged(
-            f"{path}: expected {metadata.rows} rows, the file has {file.metadata.num_rows}"
+            f"{shard}: expected {metadata.rows} rows, the file has {file.metadata.num_rows}"
         )
     return metadata
 
 
-def _check_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | None) -> None:
+def _check_columns(shard: Shard, names: Sequence[str], wanted: Sequence[str] | None) -> None:
     missing = [name for name in wanted or () if name not in names]
     if missing:
-        raise ShardError(f"{path}: expected columns of {', '.join(names)}, got {missing}")
+        raise ShardError(f"{shard}: expected columns of {', '.join(names)}, got {missing}")

@@ -11,13 +11,12 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.objects.ranged import RangedFile
 from storage.shards.names import (
     ShardDamaged,
@@ -64,7 +63,7 @@ class FoundShard:
 
 
 def later_shards(
-    shards: Path | Objects, known: Mapping[str, int], since: int
+    shards: Root, known: Mapping[str, int], since: int
 ) -> tuple[list[FoundShard], dict[str, int]]:
     """Find the shards that a journal has no record of, and the next ordinals of their streams.
 
@@ -140,8 +139,7 @@ def _read(objects: Objects, stream: str, name: ShardName) -> FoundShard | None:
 
 
 def _table(objects: Objects, name: str, columns: Sequence[str]) -> pa.Table:
-    path = Path(f"{objects}/{name}")
-    return read_shard(path, columns=columns, source=RangedFile(objects, name))
+    return read_shard(RangedFile(objects, name), columns=columns)
 
 
 def _pass_over(error: Exception) -> None:

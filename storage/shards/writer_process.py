@@ -24,8 +24,7 @@ import msgspec
 
 from storage.experience.episode import Part
 from storage.objects.folder import FolderObjects
-from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.shards.names import ShardError, ShardInfo, ShardWriteError, WriterDied
 from storage.shards.part_block import PartBlock, frames_of
 from storage.system.files import make_directory
@@ -148,7 +147,7 @@ class WriterProcess:
 
     def __init__(
         self,
-        directory: Path | str | Objects,
+        directory: Root,
         *,
         owner: str | None = None,
         sources: Sequence[Path] = (),

@@ -20,20 +20,20 @@ Nothing is changed, except that `quarantine` moves damaged shards to where reade
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from storage.declarations.declaration import DeclarationError
 from storage.errors import StorageError
 from storage.experience.range_set import RangeSet
 from storage.journal.records import Plan, ShardRecord
-from storage.shards.names import SUFFIX, ShardDamaged, ShardName
-from storage.system.files import make_directory, sync_directory
-from storage.verify.quarantine import changed_since, note_digest
+from storage.objects.interface import Objects
+from storage.objects.opening import Root, objects_at
+from storage.objects.ranged import RangedFile
+from storage.shards.names import SUFFIX, ShardDamaged, ShardName, is_shard
+from storage.verify.quarantine import QUARANTINE, changed_since, set_aside
 from storage.verify.second_reader import SecondReader
 from storage.verify.shard_check import check_shard, entries, reason
 from storage.weights.manifest import Live
@@ -171,14 +171,14 @@ class Trained:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, root: Path) -> Trained:
+    def of(cls, root: Root) -> Trained:
         """Read the weights of all policies of a root."""
-        found = cls()
-        for folder in sorted((root / "weights").glob("*")):
-            found._note(root, folder.name)
+        found, objects = cls(), objects_at(root)
+        for policy in _folders(objects, "weights"):
+            found._note(objects, policy)
         return found
 
-    def _note(self, root: Path, policy: str) -> None:
+    def _note(self, root: Objects, policy: str) -> None:
         where = f"weights/{policy}/live.json"
         try:
             store = WeightFolder(root, policy)
@@ -242,12 +242,17 @@ def _standing(store: WeightFolder, live: Live) -> Iterator[str]:
             yield f"wanted: version {live.version}; {one.collector_id} serves {serves}: {why}"
 
 
+def _folders(root: Objects, name: str) -> list[str]:
+    """What is in a folder of a root, by name."""
+    return [one.rstrip("/").rpartition("/")[2] for one in root.names(f"{name}/")]
+
+
 def no_progress(what: str, done: int, total: int | None) -> None:
     """A `OnProgress` that does nothing."""
 
 
 def verify(
-    root: Path,
+    root: Root,
     account: JournalAccount | None,
     trained: Trained,
     *,
@@ -261,11 +266,11 @@ def verify(
     `quarantine/{stream}/`; `second` reads the intact ones again. Raises OSError for errors that are
     not findings, such as a folder that may not be listed.
     """
-    audit = _Audit(root, account, trained, second)
-    paths = list(entries(root / "shards"))
-    for done, path in enumerate(paths, 1):
-        audit.look_at(path)
-        on_progress("verifying", done, len(paths))
+    audit = _Audit(objects_at(root), account, trained, second)
+    found = list(entries(audit.root))
+    for done, (name, is_folder) in enumerate(found, 1):
+        audit.look_at(name, is_folder=is_folder)
+        on_progress("verifying", done, len(found))
     audit.compare_records()
     audit.find_holes()
     audit.add_up()
@@ -290,19 +295,19 @@ class _Audit:
 
     def __init__(
         self,
-        root: Path,
+        root: Objects,
         account: JournalAccount | None,
         trained: Trained,
         second: SecondReader | None,
     ) -> None:
-        self.root = root
+        self.root, self.shards = root, root.under("shards")
         self._second = second
         self.second_reading = None if second is None else SecondReading(reader=second.name)
         self.account = account
         self.findings = list(trained.findings)
         self.notes = list(trained.notes)
         self.streams: dict[str, _AuditedStream] = {}
-        self.damaged: list[Path] = []
+        self.damaged: list[tuple[str, str]] = []  # stream, file
         self.in_journal = 0
         self.in_quarantine = 0
         self.newer = 0
@@ -310,79 +315,81 @@ class _Audit:
 
     # shards, one by one
 
-    def look_at(self, path: Path) -> None:
+    def look_at(self, place: str, *, is_folder: bool) -> None:
         """Check one entry of a stream's folder, or anything that is not where shards are."""
-        name = ShardName.parse(path.name)
-        if path.parent.parent != self.root / "shards" or (name is None and path.is_dir()):
-            self._look_astray(path)
+        stream, _, file = place.removeprefix("shards/").partition("/")
+        name = ShardName.parse(file)
+        if stream.startswith(".") or not file or "/" in file or (name is None and is_folder):
+            self._look_astray(place, is_folder=is_folder)
             return
-        if name is not None and self._is_newer(path.parent.name, name):
-            self._look_at_newer(path, name)
+        if name is not None and self._is_newer(stream, name):
+            self._look_at_newer(place, name)
             return
-        stream = self.streams.setdefault(path.parent.name, _AuditedStream())
-        if path.name.startswith("."):
-            self.notes.append(f"{self._place(path)}: left half-written, of no meaning")
+        found = self.streams.setdefault(stream, _AuditedStream())
+        if file.startswith("."):
+            self.notes.append(f"{place}: left half-written, of no meaning")
         elif name is None:
-            if path.suffix == SUFFIX:
-                self._find("stray", path, "no shard's name, but other tools would read its rows")
+            if file.endswith(SUFFIX):
+                self._find("stray", place, "no shard's name, but other tools would read its rows")
             else:
-                self.notes.append(f"{self._place(path)}: not a file of ours")
+                self.notes.append(f"{place}: not a file of ours")
         else:
-            if path.is_file():
-                stream.claimed.add_range(name.first, max(name.first, name.last))
+            if is_shard(self.shards, stream, name):
+                found.claimed.add_range(name.first, max(name.first, name.last))
             try:
-                rows = self._take(path, name, stream)
+                rows = self._take(place, name, found)
             except (ShardDamaged, OSError) as error:
-                self.damaged.append(path)
-                self._find("damaged", path, reason(path, error))
+                self.damaged.append((stream, file))
+                self._find("damaged", place, reason(f"{self.root}/{place}", error))
             else:
-                self._read_again(path, rows)
+                self._read_again(place, rows)
 
-    def _look_astray(self, path: Path) -> None:
+    def _look_astray(self, place: str, *, is_folder: bool) -> None:
         """Check an entry outside of the streams' folders.
 
         Other tools, which read `shards/**/*.parquet`, would find it; our readers do not.
         """
-        if path.is_dir():
-            self._find("stray", path, "a link to a folder, in which other tools would read")
-        elif path.suffix == SUFFIX:
-            self._find("stray", path, "in no stream's folder, but other tools would read its rows")
+        if is_folder:
+            self._find("stray", place, "a link to a folder, in which other tools would read")
+        elif place.endswith(SUFFIX):
+            text = "in no stream's folder, but other tools would read its rows"
+            self._find("stray", place, text)
         else:
-            self.notes.append(f"{self._place(path)}: not a file of ours")
+            self.notes.append(f"{place}: not a file of ours")
 
-    def _look_at_newer(self, path: Path, name: ShardName) -> None:
+    def _look_at_newer(self, place: str, name: ShardName) -> None:
         """Check a shard by itself: it is not in the account."""
         try:
-            _, metadata = check_shard(path, name)
+            _, metadata = check_shard(RangedFile(self.root, place), name)
         except (ShardDamaged, OSError) as error:
-            self._find("damaged", path, reason(path, error))
+            self._find("damaged", place, reason(f"{self.root}/{place}", error))
         else:
             self.newer += 1
-            self._read_again(path, metadata.rows)
+            self._read_again(place, metadata.rows)
 
-    def _read_again(self, path: Path, rows: int) -> None:
+    def _read_again(self, place: str, rows: int) -> None:
         """Compare an intact shard with what a second reader finds."""
         if self._second is None or self.second_reading is None:
             return
         self.second_reading.shards += 1
         self.second_reading.rows += rows
-        for wrong in self._second.compare(path):
-            self._find(wrong.kind, path, wrong.text)
+        for wrong in self._second.compare(RangedFile(self.root, place)):
+            self._find(wrong.kind, place, wrong.text)
 
     def _is_newer(self, stream: str, name: ShardName) -> bool:
         """Whether a running collector wrote a shard after its account was taken."""
         account = self.account
         return account is not None and account.live and account.is_behind(stream, name.first)
 
-    def _take(self, path: Path, name: ShardName, stream: _AuditedStream) -> int:
+    def _take(self, place: str, name: ShardName, stream: _AuditedStream) -> int:
         """Count an intact shard, and return its rows."""
-        digest, metadata = check_shard(path, name)
+        digest, metadata = check_shard(RangedFile(self.root, place), name)
         inside = RangeSet(metadata.ranges)
         twice = inside.intersection(stream.covered)
         if twice:
-            self._find("doubled", path, f"ordinals {twice} are in another shard too")
+            self._find("doubled", place, f"ordinals {twice} are in another shard too")
         stream.covered.update(inside)
-        stream.names[path.name] = (digest, metadata.rows)
+        stream.names[str(name)] = (digest, metadata.rows)
         stream.shards += 1
         stream.parts += metadata.parts
         stream.rows += metadata.rows
@@ -404,42 +411,38 @@ class _Audit:
                 name = ShardName.parse(file)
                 range_ = (stream, name.first, name.last) if name else None
                 if (stream, file) not in recorded and range_ not in planned:
-                    self._find(
-                        "unrecorded", self._path(stream, file), "the journal wrote no such shard"
-                    )
+                    place = f"shards/{stream}/{file}"
+                    self._find("unrecorded", place, "the journal wrote no such shard")
 
     def _compare(self, record: ShardRecord) -> None:
-        path = self._path(record.stream, record.name)
+        name = f"{record.stream}/{record.name}"
+        place, recorded = f"shards/{name}", counted(record.rows, "row")
         found = self.streams.get(record.stream, _AuditedStream()).names.get(record.name)
         if found is None:
-            aside = self.root / "quarantine" / record.stream / record.name
-            if aside.is_file():
-                self._look_aside(aside, record)
-            elif path not in self.damaged:
-                self._find(
-                    "missing", path, f"recorded with {counted(record.rows, 'row')}, but not there"
-                )
+            status = self.root.status(f"{QUARANTINE}/{name}")
+            if status is not None and status.is_object:
+                self._look_aside(f"{QUARANTINE}/{name}", record)
+            elif (record.stream, record.name) not in self.damaged:
+                self._find("missing", place, f"recorded with {recorded}, but not there")
             return
         digest, rows = found
         if digest != record.digest:
-            self._find("damaged", path, f"recorded as {record.digest}, found {digest}")
-            self.damaged.append(path)
+            self._find("damaged", place, f"recorded as {record.digest}, found {digest}")
+            self.damaged.append((record.stream, record.name))
         if rows != record.rows:
-            self._find(
-                "damaged", path, f"recorded with {counted(record.rows, 'row')}, found {rows}"
-            )
+            self._find("damaged", place, f"recorded with {recorded}, found {rows}")
 
-    def _look_aside(self, path: Path, record: ShardRecord) -> None:
+    def _look_aside(self, name: str, record: ShardRecord) -> None:
         """Check a shard in quarantine: its rows count in the sum if it has not changed since."""
         try:
-            why = changed_since(path)
+            why = changed_since(self.root, name)
         except OSError as error:
-            why = reason(path, error)
+            why = reason(f"{self.root}/{name}", error)
         if why:
-            self._find("damaged", path, why)
+            self._find("damaged", name, why)
         else:
             self.in_quarantine += record.rows
-            self.notes.append(f"{self._place(path)}: {counted(record.rows, 'row')} set aside")
+            self.notes.append(f"{name}: {counted(record.rows, 'row')} set aside")
 
     def find_holes(self) -> None:
         """Check that ordinals run from 0 without gaps, except for plans without a file."""
@@ -467,7 +470,7 @@ class _Audit:
         """Check that acknowledged == rows in shards + steps in the journal (+ in quarantine)."""
         if self.account is None:
             self.notes.append("no journal here: shards are checked by themselves alone")
-            self._look_for_lost_journal(self.root / "journal" / "high-water")
+            self._look_for_lost_journal()
             return
         for text in self.account.damage:
             self._find("journal", "journal", text)
@@ -489,14 +492,16 @@ class _Audit:
                 f"{abs(difference):,} {word}",
             )
 
-    def _look_for_lost_journal(self, high_water: Path) -> None:
+    def _look_for_lost_journal(self) -> None:
         """Report a database that is gone: its first commit marks a row in the high-water file."""
-        if high_water.is_file() and high_water.stat().st_size:
+        name = "journal/high-water"
+        status = self.root.status(name)
+        if status is not None and status.is_object and status.size:
             text = (
                 "expected the journal's database, which this file belongs to, got none: what it "
                 "held is lost, and acknowledged steps may be in no shard"
             )
-            self._find("journal", high_water, text)
+            self._find("journal", name, text)
 
     def _rows(self, *, known: bool) -> int:
         return sum(s.rows for name, s in self.streams.items() if self._known(name) is known)
@@ -508,14 +513,14 @@ class _Audit:
 
     def check_weights(self) -> None:
         """Check that all versions are intact."""
-        for folder in sorted((self.root / "weights").glob("*")):
+        for policy in _folders(self.root, "weights"):
             try:
-                store = WeightFolder(self.root, folder.name)
+                store = WeightFolder(self.root, policy)
             except DeclarationError as error:
-                self.notes.append(f"weights/{folder.name}: {error}")
+                self.notes.append(f"weights/{policy}: {error}")
                 continue
             for version in store.versions():
-                self._try(f"weights/{folder.name}/versions/{version}", store, version)
+                self._try(f"weights/{policy}/versions/{version}", store, version)
 
     def _try(self, where: str, store: WeightFolder, version: int) -> None:
         try:
@@ -556,7 +561,7 @@ class _Audit:
 
     def _collectors(self) -> set[str]:
         """The ids of the collectors that this root is known to have had."""
-        aside = [path.name for path in (self.root / "quarantine").glob("*")]
+        aside = _folders(self.root, QUARANTINE)
         known = self.account
         counted = [] if known is None else [*known.next_ordinals, f"{known.collector_id}-"]
         return {stream.rpartition("-")[0] for stream in (*self.streams, *aside, *counted)}
@@ -564,15 +569,9 @@ class _Audit:
     # results
 
     def quarantine(self) -> Iterator[str]:
-        """Move damaged shards to where readers do not look, and yield their new paths."""
-        for path in self.damaged:
-            target = self.root / "quarantine" / path.parent.name / path.name
-            make_directory(target.parent)
-            note_digest(path, target)
-            os.replace(path, target)
-            sync_directory(target.parent)
-            sync_directory(path.parent)
-            yield self._place(target)
+        """Move damaged shards to where readers do not look, and yield their new names."""
+        for stream, file in self.damaged:
+            yield set_aside(self.root, stream, file)
 
     def report(self, quarantined: tuple[str, ...]) -> VerifyReport:
         if self.newer:
@@ -597,12 +596,5 @@ class _Audit:
             second_reader=self.second_reading,
         )
 
-    def _path(self, stream: str, name: str) -> Path:
-        return self.root / "shards" / stream / name
-
-    def _place(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
-
-    def _find(self, kind: Kind, where: Path | str, text: str) -> None:
-        place = self._place(where) if isinstance(where, Path) else where
-        self.findings.append(Finding(kind, place, text))
+    def _find(self, kind: Kind, where: str, text: str) -> None:
+        self.findings.append(Finding(kind, where, text))

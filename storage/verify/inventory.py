@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import ObjectNotFound
 from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.shards.footers import footer_bytes, own_footer
 from storage.shards.names import MAX_SHARD, ShardDamaged, ShardName, streams
 from storage.shards.schema import ShardMetadata
@@ -66,7 +65,7 @@ class Inventory:
 
 
 def list_streams(
-    root: Path | str | Objects,
+    root: Root,
     declarations: Mapping[str, PolicyDeclaration],
     account: JournalAccount | None = None,
 ) -> Inventory:
@@ -151,8 +150,8 @@ def _by_arrow(shards: Objects, name: str) -> tuple[ShardMetadata, int, list[int]
     """`_summary` for any footer. Arrow gets it only if the digest in the name is right."""
     path = f"{shards}/{name}"
     content = shards.read(name, limit=MAX_SHARD)
-    check_digest(Path(path), content)
-    with damage_named(Path(path)), pq.ParquetFile(pa.BufferReader(content)) as file:
+    check_digest(path, content)
+    with damage_named(path), pq.ParquetFile(pa.BufferReader(content)) as file:
         metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, path)
         column = file.metadata.schema.names.index("ts")
         times: list[int] = []

@@ -8,39 +8,45 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from pathlib import Path
 
-from storage.system.files import replace_file
+from storage.errors import ObjectNotFound
+from storage.objects.folder import FolderObjects
+from storage.objects.interface import Objects
+from storage.shards.names import MAX_SHARD
 
-SUFFIX = ".sha256"
+QUARANTINE, SUFFIX = "quarantine", ".sha256"
 
 
-def note_digest(path: Path, target: Path) -> None:
-    """Record the digest of `path` before it is moved to `target`, unless it cannot be read."""
-    if not path.is_file():  # opening a pipe would block
-        return
+def set_aside(root: Objects, stream: str, name: str) -> str:
+    """Move a shard to quarantine, and return its new name. Raises OSError.
+
+    Its digest is recorded before, unless it cannot be read.
+    """
+    before, after = f"shards/{stream}/{name}", f"{QUARANTINE}/{stream}/{name}"
     with contextlib.suppress(OSError):
-        line = f"{_digest(path)}  {target.name}\n"
-        replace_file(_note(target), line.encode())
+        root.replace(after + SUFFIX, f"{_digest(root, before)}  {name}\n".encode())
+    if isinstance(root, FolderObjects):  # which can also move what cannot be read
+        root.replace(after, root.root / before)
+    else:
+        root.replace(after, root.read(before, limit=MAX_SHARD))
+    root.delete(before)
+    root.settle(before)
+    return after
 
 
-def changed_since(path: Path) -> str:
+def changed_since(root: Objects, name: str) -> str:
     """How a file has changed since it was moved to quarantine, "" if it has not. Raises OSError.
 
     Without a recorded digest (a person moved the file), only an empty file is reported.
     """
     try:
-        noted = _note(path).read_text(errors="replace").partition(" ")[0]
-    except FileNotFoundError:
-        return "" if path.stat().st_size else "it was set aside, and holds nothing any more"
-    found = _digest(path)
+        noted = root.read(name + SUFFIX).decode(errors="replace").partition(" ")[0]
+    except ObjectNotFound:
+        status = root.status(name)
+        return "" if status and status.size else "it was set aside, and holds nothing any more"
+    found = _digest(root, name)
     return "" if found == noted else f"it was set aside as {noted:.64}, found {found}"
 
 
-def _note(path: Path) -> Path:
-    return path.with_name(path.name + SUFFIX)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(root: Objects, name: str) -> str:
+    return hashlib.sha256(root.read(name, limit=MAX_SHARD)).hexdigest()

@@ -5,7 +5,7 @@
             wrong.kind, wrong.text
 
 It can crash where other readers raise, as on damaged pages, and is restarted for the next shard.
-Our reader holds one shard in memory at a time, the second one a row group of it.
+Both readers hold one shard in memory at a time, the second one decodes a row group of it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
+from storage.objects.ranged import RangedFile
 from storage.shards.arrow_arrays import decode_column, present, table_specs
 from storage.shards.names import ShardError
-from storage.shards.shard import read_shard
+from storage.shards.shard import Shard, read_shard
 from storage.shards.writer_process import read_message, write_message
 from storage.system.process import drop_pipes, own_environment
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
@@ -83,13 +83,13 @@ class SecondReader:
         self._seconds = seconds
         self._child: subprocess.Popen[bytes] | None = None
 
-    def compare(self, path: Path) -> list[Disagreement]:
+    def compare(self, shard: Shard) -> list[Disagreement]:
         """The disagreements about a shard that our reader accepts: at most one for each column.
 
         Raises the errors of `storage.shards.shard.read_shard`, and OSError if no process can be
         started.
         """
-        table = read_shard(path)
+        table, content = read_shard(shard), RangedFile.at(shard).whole()
         child = self._running()
         late = threading.Event()
 
@@ -100,7 +100,7 @@ class SecondReader:
         timer = threading.Timer(self._seconds, stop)
         timer.start()
         try:
-            return _compared(table, _answers(child, path), self.name)
+            return _compared(table, _answers(child, content), self.name)
         except (OSError, EOFError, ShardError, msgspec.MsgspecError) as error:
             child.kill()  # it is still running, but broke the protocol
             status = self._end(child)
@@ -141,12 +141,12 @@ class SecondReader:
 
 
 def _answers(
-    child: subprocess.Popen[bytes], path: Path
+    child: subprocess.Popen[bytes], content: bytes
 ) -> Iterator[tuple[ColumnReply, list[bytes]]]:
     """The process's answers about a shard, to the last one. Raises EOFError if it dies before."""
     if child.stdin is None or child.stdout is None:
         raise EOFError("it has no pipes")
-    write_message(child.stdin, [[os.fsencode(path)]])
+    write_message(child.stdin, [[content]])
     while True:
         frames = read_message(child.stdout)
         if not frames:

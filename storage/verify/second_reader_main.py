@@ -6,6 +6,7 @@ from the footer, as any other program would.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from storage.verify.second_reader import ColumnReply
 
 
 def read_shards() -> None:
-    """Serve requests from stdin until it ends: a request is a path, the answer its columns.
+    """Serve requests from stdin until it ends: a request is a shard, the answer its columns.
 
     SIGINT is ignored, because Ctrl-C reaches all processes of the terminal: the parent decides when
     this process ends.
@@ -34,12 +35,12 @@ def read_shards() -> None:
     os.dup2(2, 1)  # output of libraries must not be mixed with the answers
     with replies:
         while (frames := read_message(sys.stdin.buffer)) is not None:
-            _answer(os.fsdecode(frames[0]), replies)
+            _answer(frames[0], replies)
 
 
-def _answer(path: str, replies: IO[bytes]) -> None:
+def _answer(content: bytes, replies: IO[bytes]) -> None:
     try:
-        for reply, values in _read(path):
+        for reply, values in _read(content):
             _send(replies, reply, [] if values is None else values.frames())
     except BrokenPipeError:
         raise
@@ -51,9 +52,9 @@ def _send(replies: IO[bytes], reply: ColumnReply, frames: list[bytes]) -> None:
     write_message(replies, [[frame] for frame in (msgspec.msgpack.encode(reply), *frames)])
 
 
-def _read(path: str) -> Iterator[tuple[ColumnReply, ColumnValues | None]]:
+def _read(content: bytes) -> Iterator[tuple[ColumnReply, ColumnValues | None]]:
     """The columns of each row group in turn, and finally the end."""
-    file = fastparquet.ParquetFile(path)
+    file = fastparquet.ParquetFile(io.BytesIO(content))
     specs = {spec["name"]: spec for spec in json.loads(file.key_value_metadata["headrace.columns"])}
     first = 0
     for frame in file.iter_row_groups():

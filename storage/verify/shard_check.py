@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.objects.folder import FolderObjects
+from storage.objects.interface import Objects
+from storage.objects.ranged import RangedFile
 from storage.shards.arrow_arrays import decode_values
 from storage.shards.content import (
     check_alike,
@@ -22,9 +24,10 @@ from storage.shards.content import (
     check_footer,
     check_runs,
 )
-from storage.shards.names import ShardDamaged, ShardName, require_regular
+from storage.shards.names import ShardDamaged, ShardError, ShardName
 from storage.shards.page_sizes import check_size
 from storage.shards.schema import CODED, ShardMetadata
+from storage.shards.shard import Shard, check_digest, damage_named
 
 __all__ = ["check_shard", "entries", "reason"]
 
@@ -34,13 +37,27 @@ LONGEST = 4095
 readers nor other tools can open a longer one."""
 
 
-def entries(folder: Path) -> Iterator[Path]:
-    """All entries under `shards/`, sorted. Folders are represented by their entries.
+def entries(root: Objects) -> Iterator[tuple[str, bool]]:
+    """All names under `shards/`, sorted, and whether each is a folder.
 
-    A stream may be a link to a folder elsewhere. Any other link to a folder is an entry itself, and
-    so is a folder with the name of a shard.
+    Folders are represented by their entries. In a local folder there are also unfinished files, and
+    links: a stream may be a link to a folder elsewhere. Any other link to a folder is an entry
+    itself, and so is a folder with the name of a shard.
     """
-    levels = [_sorted(folder)]  # no recursion: folders may be nested deeper than Python's stack
+    if isinstance(root, FolderObjects):
+        yield from _files(root.root)
+        return
+    below = ["shards/"]
+    while below:
+        found = root.names(below.pop())
+        below += [name for name in reversed(found) if name.endswith("/")]
+        yield from ((name, False) for name in found if not name.endswith("/"))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, bool]]:
+    levels = [
+        _sorted(folder / "shards")
+    ]  # no recursion: folders may be nested deeper than Python's stack
     while levels:
         entry = next(levels[-1], None)
         if entry is None:
@@ -49,7 +66,7 @@ def entries(folder: Path) -> Iterator[Path]:
         path, depth = Path(entry.path), len(levels) - 1
         is_folder = path.is_dir() if depth == 0 else entry.is_dir(follow_symlinks=False)
         if not is_folder or (depth == 1 and ShardName.parse(entry.name) is not None):
-            yield path
+            yield path.relative_to(folder).as_posix(), path.is_dir()
         if is_folder:
             levels.append(_sorted(path))
 
@@ -63,34 +80,32 @@ def _sorted(folder: Path) -> Iterator[os.DirEntry[str]]:
     return iter(sorted(there, key=lambda entry: entry.name))
 
 
-def reason(path: Path, error: Exception) -> str:
-    """Why a shard is damaged, without its path."""
-    return str(error).removeprefix(f"{path}: ")
+def reason(place: str, error: Exception) -> str:
+    """Why a shard is damaged, without its place."""
+    return str(error).removeprefix(f"{place}: ")
 
 
-def check_shard(path: Path, name: ShardName) -> tuple[str, ShardMetadata]:
+def check_shard(shard: Shard, name: ShardName) -> tuple[str, ShardMetadata]:
     """Check one shard; return (SHA-256, footer). Raises ShardDamaged, OSError."""
-    require_regular(path)
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if digest[:16] != name.digest16:
-        raise ShardDamaged(f"its name says digest {name.digest16}, its bytes {digest[:16]}")
-    try:
-        return digest, _check_content(content, path, name)
-    except (ShardDamaged, MemoryError):  # includes Arrow's own error for this
-        raise
-    except Exception as error:  # any error of decoding bytes with the right digest
-        raise ShardDamaged(f"it cannot be decoded: {error!r:.300}") from error
+    with damage_named(shard):
+        content = RangedFile.at(shard).whole()
+        digest = check_digest(shard, content)
+        try:
+            return digest, _check_content(content, str(shard), name)
+        except ShardDamaged:
+            raise
+        except ShardError as error:  # bytes with the right digest that have no decoding
+            raise ShardDamaged(f"{shard}: it cannot be decoded: {error}") from error
 
 
-def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata:
+def _check_content(content: bytes, place: str, name: ShardName) -> ShardMetadata:
     """Check all columns as a reader checks those that it uses."""
     with pq.ParquetFile(
         pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(CODED)
     ) as file:
         schema = file.schema_arrow
-        metadata = ShardMetadata.from_footer(schema.metadata, str(path))
-        check_footer(schema, metadata, path.parent.name, name.first, name.last)
+        metadata = ShardMetadata.from_footer(schema.metadata, place)
+        check_footer(schema, metadata, place.split("/")[-2], name.first, name.last)
         check_size(content, file.metadata, schema, schema.names)
         # ending Arrow's threads has crashed the process before
         table = file.read(use_threads=False)

@@ -117,7 +117,7 @@ def test_a_shard_that_is_no_object_is_damage() -> None:
     objects = MemoryObjects()
     name = f"{0:012}-{0:012}-{'0' * 16}.parquet"
     objects.put_if_absent(f"shards/{STREAM}/{name}", {"x": b"1"})
-    shard = ShardFile(STREAM, 0, 0, "0" * 16, f"{STREAM}/{name}")
+    shard = ShardFile(STREAM, 0, 0, "0" * 16, f"{objects}/shards/{STREAM}/{name}")
     with pytest.raises(ShardDamaged, match="expected an object"):
         ObjectsSource(objects).read(shard)
 

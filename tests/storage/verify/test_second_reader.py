@@ -82,7 +82,7 @@ import fastparquet, os, signal
 whole = fastparquet.ParquetFile.iter_row_groups
 def cut(file, *a, **k):
     for number, frame in enumerate(whole(file, *a, **k)):
-        if number and "000000000001-000000000001-" in file.fn:
+        if number and file.key_value_metadata["headrace.ranges"] == "[[1,1]]":
             os.kill(os.getpid(), signal.SIGKILL)
         yield frame
 fastparquet.ParquetFile.iter_row_groups = cut
