@@ -36,6 +36,7 @@ from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalLocked
 from storage.journal.database import DATABASE, past_damage
 from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
+from storage.objects.opening import Root, local_folder
 from storage.system.files import FileLock
 from storage.verify.audit import (
     JournalAccount,
@@ -56,7 +57,7 @@ _FILES = (DATABASE, f"{DATABASE}-wal", "high-water")
 
 
 def verified(
-    root: Path,
+    root: Root,
     *,
     token: str | None = None,
     ca: Path | None = None,
@@ -71,23 +72,20 @@ def verified(
     intact shards. Raises ValueError for `quarantine` while a collector runs, and the errors of
     `journal_account`.
     """
-    directory = root / "journal"
     if quarantine:
-        return _set_aside(root, directory, second, on_progress)
+        return _set_aside(root, second, on_progress)
     for _ in range(LOOKS):
-        before = stamps(directory)
+        before = stamps(journal_of(root))
         trained = Trained.of(root)
         account = journal_account(root, token=token, ca=ca)
         report = verify(root, account, trained, second=second, on_progress=on_progress)
-        still = account is None or account.live or stamps(directory) == before
+        still = account is None or account.live or stamps(journal_of(root)) == before
         if report.ok or still:
             break
     return report
 
 
-def _set_aside(
-    root: Path, directory: Path, second: SecondReader | None, on_progress: OnProgress
-) -> VerifyReport:
+def _set_aside(root: Root, second: SecondReader | None, on_progress: OnProgress) -> VerifyReport:
     """Run `verify` with the right to move shards; no collector can start until it is done."""
 
     def run(account: JournalAccount | None) -> VerifyReport:
@@ -100,7 +98,8 @@ def _set_aside(
             on_progress=on_progress,
         )
 
-    if not (directory / DATABASE).exists():
+    directory = journal_of(root)
+    if directory is None:
         return run(None)
     lock = FileLock(directory / "lock")
     if not lock.acquire(blocking=False):
@@ -117,8 +116,15 @@ def _set_aside(
         lock.release()
 
 
+def journal_of(root: Root) -> Path | None:
+    """The folder of the journal under `root`; None if there is none, as in a root elsewhere."""
+    folder = local_folder(root)
+    there = folder is not None and (folder / "journal" / DATABASE).exists()
+    return folder / "journal" if folder is not None and there else None
+
+
 def journal_account(
-    root: Path, *, token: str | None = None, ca: Path | None = None
+    root: Root, *, token: str | None = None, ca: Path | None = None
 ) -> JournalAccount | None:
     """The account of the journal under `root`, None if there is no journal.
 
@@ -126,8 +132,8 @@ def journal_account(
     certificate is checked against `ca`). Raises JournalLocked, naming the process, if that
     collector cannot be asked, also because its address cannot be proven; Refusal, OSError.
     """
-    directory = root / "journal"
-    if not (directory / DATABASE).exists():
+    directory = journal_of(root)
+    if directory is None:
         return None
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         lock = FileLock(directory / "lock")
@@ -151,12 +157,12 @@ def _may_look(lock: FileLock) -> bool:
         return True
 
 
-def stamps(directory: Path) -> list[tuple[int, int, int]]:
+def stamps(directory: Path | None) -> list[tuple[int, int, int]]:
     """Values that change if a collector has used the journal in between."""
     found = []
-    for name in _FILES:
+    for path in [directory / name for name in _FILES] if directory else []:
         with contextlib.suppress(FileNotFoundError):  # a collector that ends deletes its log
-            stat = (directory / name).stat()
+            stat = path.stat()
             found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return found
 
@@ -240,11 +246,11 @@ def _copy(directory: Path, folder: Path) -> None:
             shutil.copyfile(directory / name, folder / name)
 
 
-def _account(root: Path, directory: Path, copy: Path) -> JournalAccount:
+def _account(root: Root, directory: Path, copy: Path) -> JournalAccount:
     past = _past(directory)
     with closing(SqliteJournal.open(copy)) as journal:
         policies = load_declarations(root)
-        shards = ShardFolder(root / "shards")
+        shards = ShardFolder(directory.parent / "shards")
         restored = notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
         if restored is not None:
             log.warning(

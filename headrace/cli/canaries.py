@@ -55,7 +55,7 @@ def size_of(document: Mapping[str, Any]) -> str:
 
 
 def start(
-    root: Path,
+    root: Root,
     policy_id: str,
     candidate: str,
     share: str,
@@ -106,7 +106,7 @@ def canary(
     _exit(found)
 
 
-def _in_journal(root: Path, policy_id: str, token: str | None, ca: Path | None) -> dict[str, Any]:
+def _in_journal(root: Root, policy_id: str, token: str | None, ca: Path | None) -> dict[str, Any]:
     """Number of episodes that are open in the journal; None, and `why`, if it is unknown."""
     from ingest.protocol.errors import IngestError
     from ingest.verification import journal_account

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import (
+    LOCAL_ROOT,
     ROOT,
     ActionSpace,
     AdminToken,
     Ca,
     EnvSpaces,
     Json,
+    LocalRoot,
     ObservationSpace,
     PolicyId,
     Port,
@@ -55,7 +57,7 @@ DeclaredRange = Annotated[
 def demo(
     root: Annotated[
         Path, typer.Option(help="Folder for its data; existing data is moved aside.")
-    ] = ROOT / "demo",
+    ] = LOCAL_ROOT / "demo",
     data: Annotated[Path, typer.Option(help="Folder of the logs.")] = Path("data"),
     live: Annotated[bool, typer.Option(help="Also run CartPole live.")] = True,
     seed: Seed = 0,
@@ -80,7 +82,7 @@ def demo(
 
 
 def collect(
-    root: Root = ROOT,
+    root: LocalRoot = LOCAL_ROOT,
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than loopback requires tokens and TLS.")
     ] = "127.0.0.1",
@@ -192,7 +194,7 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
 
 
 def up(
-    root: Root = ROOT,
+    root: LocalRoot = LOCAL_ROOT,
     policy_id: PolicyId = "default",
     port: Port = 8642,
     observation: ObservationSpace = None,
@@ -309,7 +311,7 @@ def verify(
 
 def pseudonym(
     value: Annotated[str, typer.Argument(help="Value whose field is redacted by `hash`.")],
-    root: Root = ROOT,
+    root: LocalRoot = LOCAL_ROOT,
     as_json: Json = False,
 ) -> None:
     """Show the pseudonym of a redacted value under this root, to find its rows."""

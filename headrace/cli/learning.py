@@ -209,7 +209,7 @@ def train(
     return _show_trained(document, root, policy_id, as_json)
 
 
-def _show_trained(document: dict[str, Any], root: Path, policy_id: str, as_json: bool) -> None:
+def _show_trained(document: dict[str, Any], root: Root, policy_id: str, as_json: bool) -> None:
     from headrace.output import console, results
     from policy.inference.weight_store import WeightStore
 
@@ -218,7 +218,7 @@ def _show_trained(document: dict[str, Any], root: Path, policy_id: str, as_json:
     return results.trained(document, WeightStore(root, policy_id).latest())
 
 
-def _require_no_other(root: Path, policy_id: str) -> None:
+def _require_no_other(root: Root, policy_id: str) -> None:
     """Raise LeaseHeld while another trainer has the policy, before torch is loaded.
 
     `headrace up` starts a trainer again and again as long as another one has the lease.
@@ -237,7 +237,7 @@ def _require_none_with_follow(action_rule: str | None, since: object, until: obj
         raise ValueError("--since and --until: expected none with --follow, which reads on")
 
 
-def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:
+def _follow(root: Root, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:
     from headrace.output import console, results
     from ingest.server.logs import configure
     from policy.training.train import finite
@@ -277,8 +277,10 @@ def evaluate(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     log: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another root, all of whose episodes are evaluated too."),
+        list[str] | None,
+        typer.Option(
+            metavar="<path>", help="Another root, all of whose episodes are evaluated too."
+        ),
     ] = None,
     split: Annotated[str, typer.Option(help="Episodes of the root: held_out or all.")] = "held_out",
     estimator: Annotated[

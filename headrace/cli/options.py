@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from storage.objects.opening import require_local
+
 
 def _simplify(params: list[Any], ctx: Any) -> None:
     """Show no variable that follows from an option's name, and plain types.
@@ -94,8 +96,9 @@ def _moment(option: str, text: str | None) -> int | None:
     return int(moment.timestamp() * 1_000_000)
 
 
-ROOT = Path("data/run")
+ROOT = "data/run"
 """The default root."""
+LOCAL_ROOT = Path(ROOT)
 
 ADDRESS = "http://127.0.0.1:8642"
 """The default address of a collector."""
@@ -103,14 +106,28 @@ ADDRESS = "http://127.0.0.1:8642"
 Text = str | None
 Texts = list[str] | None
 
+
+def _local(text: str) -> Path:
+    try:
+        return require_local(text, "--root")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+_ROOT: dict[str, Any] = {"envvar": "HEADRACE_ROOT", "metavar": "<path>"}
 Root = Annotated[
-    Path,
-    typer.Option(envvar="HEADRACE_ROOT", help="Folder of journal, shards and weights."),
+    str, typer.Option(**_ROOT, help="Folder of journal, shards and weights, or a store's address.")
+]
+LocalRoot = Annotated[
+    Path, typer.Option(**_ROOT, parser=_local, help="Folder of journal, shards and weights.")
 ]
 PolicyId = Annotated[str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Policy to use.")]
 Manifest = Annotated[
-    Path | None,
-    typer.Option(help="Manifest of `freeze`: use only its data; a repeated run changes nothing."),
+    str | None,
+    typer.Option(
+        metavar="<path>",
+        help="Manifest of `freeze`: use only its data; a repeated run changes nothing.",
+    ),
 ]
 RetryFor = Annotated[
     float,

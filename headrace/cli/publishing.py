@@ -186,7 +186,7 @@ def versions(
     return console.line(document) if as_json else results.versions(document)
 
 
-def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
+def _versions_at_rest(root: Root, policy_id: str) -> dict[str, Any]:
     require_root(root, policy_id)
     from storage.errors import StorageError
     from storage.weights.off_chain import described

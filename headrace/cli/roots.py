@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from storage.objects.interface import Objects
+from storage.objects.opening import Root, local_folder, objects_at
 
 FOLDERS = ("policies", "journal", "shards", "weights", "keys")
 """A folder that contains one of these is a root."""
 MOST_NAMED = 10
 
 
-def require_root(root: Path, policy_id: str | None = None, *, option: str = "--root") -> None:
+def require_root(root: Root, policy_id: str | None = None, *, option: str = "--root") -> None:
     """Raise ValueError unless `root` is a root, and `policy_id` a policy of it.
 
     A root without declarations (with copied shards, or written by an output writer) may contain any
     policy. A policy whose declaration was removed is known by its weights and decisions.
     """
-    if not root.is_dir():
+    objects = objects_at(root)
+    folder = local_folder(objects)
+    if folder is not None and not folder.is_dir():
         raise ValueError(f"{option}: expected a folder, found none at {root}")
-    if not _is_root(root):
+    if not _is_root(objects):
         named = ", ".join(f"{name}/" for name in FOLDERS)
-        within = sorted(path.name for path in root.iterdir() if _is_root(path))
+        within = [name for name in _folders(objects) if _is_root(objects.under(name))]
         holds = f"; {root} holds the roots {_listed(within)}" if within else ""
         raise ValueError(
             f"{option}: expected a root of Headrace (one of {named} in it), got {root}{holds}"
         )
     if policy_id is None:
         return
-    declared = sorted(path.stem for path in (root / "policies").glob("*.json"))
-    left = any((root / name / policy_id).is_dir() for name in ("weights", "decisions"))
+    files = (name.removeprefix("policies/") for name in objects.names("policies/"))
+    declared = [name.removesuffix(".json") for name in files if name.endswith(".json")]
+    left = any(policy_id in _folders(objects.under(name)) for name in ("weights", "decisions"))
     if declared and policy_id not in declared and not left:
         raise ValueError(
             f"--policy-id: expected a policy of {root} ({_listed(declared)}), got {policy_id!r:.80}"
         )
 
 
-def _is_root(folder: Path) -> bool:
-    return any((folder / name).is_dir() for name in FOLDERS)
+def _folders(objects: Objects) -> list[str]:
+    return [name[:-1] for name in objects.names() if name.endswith("/")]
+
+
+def _is_root(objects: Objects) -> bool:
+    return not set(FOLDERS).isdisjoint(_folders(objects))
 
 
 def _listed(names: list[str]) -> str:

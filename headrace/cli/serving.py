@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from storage.objects.opening import Root, local_folder
+
 if TYPE_CHECKING:
     from ingest.client.publisher import Publisher
     from storage.weights.manifest import Served
@@ -115,7 +117,7 @@ def described(version: int, generation: int, policy_id: str, served: dict[str, A
 class Where(NamedTuple):
     """The weights that a command changes: those of a root, or of the collector at `url`."""
 
-    root: Path
+    root: Root
     policy_id: str
     url: str | None
     token: str | None
@@ -171,7 +173,7 @@ def asked_elsewhere(publisher: Publisher, policy_id: str) -> Ask:
     ]
 
 
-def asked_under(root: Path, policy_id: str, token: str | None, ca: Path | None) -> Ask:
+def asked_under(root: Root, policy_id: str, token: str | None, ca: Path | None) -> Ask:
     """Read the records under a root, or ask its collector by address if it has no record."""
     from storage.weights.store import WeightFolder
 
@@ -189,8 +191,8 @@ def asked_under(root: Path, policy_id: str, token: str | None, ca: Path | None) 
 class _Silent:
     """The collector of a root, if it cannot write under `weights/`."""
 
-    def __init__(self, root: Path, policy_id: str, token: str | None, ca: Path | None) -> None:
-        self._directory, self._policy_id = root / "journal", policy_id
+    def __init__(self, root: Root, policy_id: str, token: str | None, ca: Path | None) -> None:
+        self._folder, self._policy_id = local_folder(root), policy_id
         self._token, self._ca = token, ca
         self._id = ""
 
@@ -204,7 +206,7 @@ class _Silent:
 
         if self._id in registered:
             return []
-        live = LiveAddress.of(self._directory)
+        live = LiveAddress.of(self._folder / "journal") if self._folder else None
         if live is None:
             return []
         with contextlib.closing(live):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ROOT, Command, Json, Root
+from headrace.cli.options import LOCAL_ROOT, Command, Json, LocalRoot
 from headrace.cli.roots import require_root
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def create(
         list[str],
         typer.Option(help="log, act, weights:read, weights:publish or admin. May be repeated."),
     ],
-    root: Root = ROOT,
+    root: LocalRoot = LOCAL_ROOT,
     expires: Annotated[str | None, typer.Option(help="Lifetime: 90d, 12h, 30m, 10s.")] = None,
     rate: Annotated[float | None, typer.Option(help="Most events per second.")] = None,
     open_episodes: Annotated[int | None, typer.Option(help="Most open episodes at a time.")] = None,
@@ -62,7 +62,7 @@ def create(
 
 
 @app.command("list", cls=Command)
-def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
+def list_tokens(root: LocalRoot = LOCAL_ROOT, as_json: Json = False) -> None:
     """List all tokens with scopes, expiry and revocation."""
     require_root(root)
     from headrace.output import console
@@ -79,7 +79,7 @@ def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
 @app.command(cls=Command)
 def revoke(
     which: Annotated[str, typer.Argument(help="A token's name or id.")],
-    root: Root = ROOT,
+    root: LocalRoot = LOCAL_ROOT,
     as_json: Json = False,
 ) -> None:
     """Revoke a token; a running collector refuses it within a second."""

@@ -26,12 +26,14 @@ from storage.declarations.policy_files import load_declarations
 from storage.errors import NothingYet
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.range_set import RangeSet
+from storage.objects.interface import Objects
+from storage.objects.opening import Root, objects_at, require_local
 from storage.reading.exclusion import TRANSIENT
+from storage.reading.objects_source import ObjectsSource
 from storage.reading.retries import RETRY_FOR, try_again
-from storage.reading.sources import DirectorySource, ScanIncomplete, ShardFile
+from storage.reading.sources import ScanIncomplete, ShardFile
 from storage.shards.names import ShardDamaged, ShardError, check_stream
-from storage.shards.shard import shard_metadata
-from storage.system.files import make_directory, replace_file
+from storage.shards.shard import ShardMetadata, shard_metadata
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 from storage.wording import counted
@@ -60,7 +62,7 @@ class Frozen:
     the same schema.
     """
 
-    path: Path
+    folder: Objects = field(compare=False, repr=False)  # of the manifest
     hash: str  # 16 hex digits, of the schema and the streams
     schema_id: str
     streams: Mapping[str, list[list[int]]]  # stream -> [[first, last], ...]
@@ -71,10 +73,20 @@ class Frozen:
     skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> why
     other_schemas: int = 0  # rows of the policy with another schema
 
+    @property
+    def place(self) -> str:
+        """Where the manifest is: a path, or an address."""
+        return f"{self.folder}/{self.hash}.json"
+
+    @property
+    def path(self) -> Path:
+        """The manifest's file under a local root. Raises ValueError under another."""
+        return require_local(self.folder, "path") / f"{self.hash}.json"
+
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain types for strict JSON; `manifest` is the path."""
+        """The fields as plain types for strict JSON; `manifest` is the place."""
         return {
-            "manifest": str(self.path),
+            "manifest": self.place,
             "hash": self.hash,
             "schema_id": self.schema_id,
             "streams": dict(self.streams),
@@ -88,7 +100,7 @@ class Frozen:
 
 
 def freeze(
-    root: Path | str,
+    root: Root,
     policy_id: str = DEFAULT_POLICY,
     *,
     schema_id: str | None = None,
@@ -105,8 +117,8 @@ def freeze(
     none has a requested `schema_id` and none will, or all are damaged. Raises ReaderError if shards
     could not be read, and ValueError if there are several schemas and the policy is not declared.
     """
-    root = Path(root)
-    frozen = _at_rest(root, check_policy_id(policy_id), schema_id, retry_for)
+    objects = objects_at(root)
+    frozen = _at_rest(objects, check_policy_id(policy_id), schema_id, retry_for)
     others = in_other_schemas(root, policy_id, frozen.schema_id)[OTHER_SCHEMA]
     frozen = replace(frozen, other_schemas=others)
     if not frozen.streams:
@@ -114,38 +126,42 @@ def freeze(
         closed = frozen.skipped or never or (schema_id is not None and others)
         raise (NothingToFreeze if closed else NothingYet)(
             f"policy {policy_id!r}: expected shards of schema {frozen.schema_id} under "
-            f"{root / 'shards'}, found none that can be read ({len(frozen.skipped)} damaged; other "
+            f"{objects}/shards, found none that can be read ({len(frozen.skipped)} damaged; other "
             f"schemas: {counted(frozen.other_schemas, 'row')}){never}"
         )
     try:
-        there = load_frozen(frozen.path)
+        there = _load(frozen.folder, f"{frozen.hash}.json")
     except FileNotFoundError:
         frozen = replace(frozen, created=int(clock() * 1_000_000))
-        make_directory(frozen.path.parent)
-        replace_file(frozen.path, _encode(frozen))
+        frozen.folder.replace(f"{frozen.hash}.json", _encode(frozen))
         return frozen
     return replace(there, unchanged=True, skipped=frozen.skipped, other_schemas=others)
 
 
-def load_frozen(path: Path | str) -> Frozen:
-    """Read a manifest file. Raises FileNotFoundError, FrozenDataError."""
-    path = Path(path)
+def load_frozen(manifest: Path | str) -> Frozen:
+    """Read the manifest at a path or an address. Raises FileNotFoundError, FrozenDataError."""
+    folder, slash, name = str(manifest).rpartition("/")
+    return _load(objects_at(folder or slash or "."), name)
+
+
+def _load(folder: Objects, name: str) -> Frozen:
+    where = f"{folder}/{name}"
     try:
-        document = json.loads(path.read_bytes())
-        frozen = _decode(document, path)
+        document = json.loads(folder.read(name))
+        frozen = _decode(document, where, folder)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError, ShardError) as error:
         raise FrozenDataError(
-            f"{path}: expected a manifest of `headrace freeze`: {error}"
+            f"{where}: expected a manifest of `headrace freeze`: {error}"
         ) from error
     found = _hash(frozen.schema_id, frozen.streams)
-    if frozen.hash != found or path.name != f"{found}.json":
+    if frozen.hash != found or name != f"{found}.json":
         raise FrozenDataError(
-            f"{path}: expected the name and hash {found}, got {frozen.hash!r:.40}"
+            f"{where}: expected the name and hash {found}, got {frozen.hash!r:.40}"
         )
     return frozen
 
 
-def _at_rest(root: Path, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
+def _at_rest(root: Objects, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
     """The data set of the current shards. If one was replaced since the scan, scan again."""
     for _ in range(SCANS - 1):
         with contextlib.suppress(FileNotFoundError):
@@ -153,28 +169,30 @@ def _at_rest(root: Path, policy_id: str, schema_id: str | None, retry_for: float
     return _scan(root, policy_id, schema_id, retry_for)
 
 
-def _scan(root: Path, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
-    with DirectorySource(root) as source:
-        shards = try_again(source.scan, str(root), retry_for, (ScanIncomplete,))
+def _scan(root: Objects, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
+    source = ObjectsSource(root)
+    shards = try_again(source.scan, str(root), retry_for, (ScanIncomplete,))
     schema_id = schema_id or _schema_of(root, policy_id, shards)
     mine = [shard for shard in shards if shard.schema_id == schema_id]
-    return _account(mine, root, schema_id, retry_for)
+    return _account(mine, source, schema_id, retry_for)
 
 
-def _schema_of(root: Path, policy_id: str, shards: list[ShardFile]) -> str:
+def _schema_of(root: Objects, policy_id: str, shards: list[ShardFile]) -> str:
     declaration = load_declarations(root).get(policy_id)
     if declaration is not None:
         return declaration.schema_id
     schemas = sorted({shard.schema_id for shard in shards})
     if len(schemas) > 1:
         raise ValueError(
-            f"policy {policy_id!r} is not declared under {root / 'policies'}, and the shards have "
+            f"policy {policy_id!r} is not declared under {root}/policies, and the shards have "
             f"{len(schemas)} schemas: {', '.join(schemas)}; pass schema_id= (--schema-id)"
         )
     return schemas[0] if schemas else "unknown"
 
 
-def _account(shards: list[ShardFile], root: Path, schema_id: str, retry_for: float) -> Frozen:
+def _account(
+    shards: list[ShardFile], source: ObjectsSource, schema_id: str, retry_for: float
+) -> Frozen:
     """Sum the footers of `shards`; a file whose ordinals other files have adds nothing.
 
     Raises FileNotFoundError if a shard is missing.
@@ -184,7 +202,7 @@ def _account(shards: list[ShardFile], root: Path, schema_id: str, retry_for: flo
     rows = parts = 0
     for shard in shards:
         try:
-            read = partial(shard_metadata, Path(shard.place))
+            read = partial(_footer, source, shard)
             metadata = try_again(read, shard.place, retry_for, TRANSIENT)
         except ShardDamaged as error:
             skipped[f"{shard.stream}/{shard.name}"] = str(error)
@@ -197,7 +215,7 @@ def _account(shards: list[ShardFile], root: Path, schema_id: str, retry_for: flo
     listed = {stream: ranges.to_json() for stream, ranges in sorted(streams.items())}
     name = _hash(schema_id, listed)
     return Frozen(
-        path=root / FOLDER / f"{name}.json",
+        folder=source.home.under(FOLDER),
         hash=name,
         schema_id=schema_id,
         streams=listed,
@@ -206,6 +224,10 @@ def _account(shards: list[ShardFile], root: Path, schema_id: str, retry_for: flo
         created=0,
         skipped=skipped,
     )
+
+
+def _footer(source: ObjectsSource, shard: ShardFile) -> ShardMetadata:
+    return shard_metadata(source.open(shard))
 
 
 def _hash(schema_id: str, streams: Mapping[str, list[list[int]]]) -> str:
@@ -226,10 +248,10 @@ def _encode(frozen: Frozen) -> bytes:
     return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
 
 
-def _decode(document: Any, path: Path) -> Frozen:
-    require_format(document, FORMAT_VERSION, path)
+def _decode(document: Any, where: str, folder: Objects) -> Frozen:
+    require_format(document, FORMAT_VERSION, where)
     return Frozen(
-        path=path,
+        folder=folder,
         hash=document["hash"],
         schema_id=document["schema_id"],
         streams={

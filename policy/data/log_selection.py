@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from policy.data.schemas import in_other_schemas, schema_to_read
+from storage.objects.opening import Root
 from storage.reading.ledger import Ranges
 from storage.reading.shard_reader import ShardReader
 
@@ -24,7 +24,7 @@ class LogSelection:
     - `retry_for`: seconds for which an unreadable shard is tried again.
     """
 
-    root: Path | str
+    root: Root
     policy_id: str
     since: int | None
     until: int | None

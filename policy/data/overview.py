@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from policy.progress import Progress, no_progress
 from storage.errors import StorageError
 from storage.experience.sample_batch import REWARDS, SampleBatch
 from storage.experience.step_columns import SOURCES
+from storage.objects.opening import Root, local_folder
 from storage.reading.shard_reader import ShardReader
 from storage.weights.decisions import load_decisions
 from storage.weights.off_chain import described
@@ -32,7 +32,7 @@ RECEIVED, VERSION, SOURCE, ENDED = "received_ts", "policy_version", "source", "e
 
 
 def overview(
-    root: Path | str,
+    root: Root,
     policy_id: str,
     *,
     retry_for: float = 60.0,
@@ -55,7 +55,7 @@ def overview(
     decided = load_decisions(root, policy_id)
     now = time.time()
     return {
-        "root": str(Path(root).resolve()),
+        "root": str(folder.resolve() if (folder := local_folder(root)) else root),
         "policy_id": policy_id,
         "made": int(now * 1e6),
         "data": _data(root, policy_id, retry_for, on_progress),
@@ -71,7 +71,7 @@ def overview(
     }
 
 
-def _data(root: Path | str, policy_id: str, retry_for: float, on_progress: Progress) -> Document:
+def _data(root: Root, policy_id: str, retry_for: float, on_progress: Progress) -> Document:
     bars: Bars = {}
     rows = 0
     try:

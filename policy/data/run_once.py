@@ -1,9 +1,9 @@
 """Jobs on a frozen data set, each done once, so that a scheduler can retry them.
 
 A job that succeeds writes a record next to the manifest, `{hash}.{job}-{key}.json`; the key covers
-all inputs of its result. A job holds a file lock while it works. If two run at the same time, the
-second one waits, finds the record, and does nothing. The kernel releases the lock of a process that
-dies.
+all inputs of its result. A job holds a lock while it works. If two run at the same time, the
+second one waits, finds the record, and does nothing. In a local folder, the kernel releases the
+lock of a process that dies.
 
     frozen = freeze("run")
     trained = train_once("run", "default", BanditConfig(), frozen, seed=7)
@@ -13,13 +13,13 @@ dies.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from policy.data.freeze import HASH_DIGITS, Frozen
-from storage.system.files import FileLock, make_directory, read_regular, replace_file
+from storage.objects.interface import Objects
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
@@ -45,32 +45,44 @@ def once(
     record still exists; if not, the job is done again. The returned dict also has `manifest` (the
     hash) and `unchanged` (whether it was recorded before).
     """
+    folder = frozen.folder
     name = f"{frozen.hash}.{job}-{sha256(canonical(dict(key), job))[:HASH_DIGITS]}"
-    folder = frozen.path.parent
-    make_directory(folder)
-    path = folder / f"{name}.json"
-    with FileLock(folder / f".{name}.lock"):
-        known = _read(path)
+    with _alone(folder, f"{name}.lock"):
+        known = _read(folder, f"{name}.json")
         if known is not None and holds(known):
             return {**known, "unchanged": True}
         done = {**work(), "manifest": frozen.hash}
         kept = {**done, _DIGEST: sha256(canonical(json.loads(canonical(done, job)), job))}
-        replace_file(path, json.dumps(kept, indent=1, allow_nan=False).encode() + b"\n")
+        text = json.dumps(kept, indent=1, allow_nan=False) + "\n"
+        folder.replace(f"{name}.json", text.encode())
         return {**done, "unchanged": False}
 
 
-def _read(path: Path) -> Document | None:
+@contextlib.contextmanager
+def _alone(folder: Objects, name: str) -> Iterator[None]:
+    """Hold a lock, which another job may hold for as long as it works."""
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(folder.exclusive(name))
+                break
+            except BlockingIOError:
+                continue
+        yield
+
+
+def _read(folder: Objects, name: str) -> Document | None:
     """Read a record; None if there is none or it is damaged (the job is then done again).
 
     Raises NewerFormat.
     """
     try:
-        document = json.loads(read_regular(path))
+        document = json.loads(folder.read(name))
         if not isinstance(document, dict):
             return None
-        require_format(document, 1, path)
+        require_format(document, 1, f"{folder}/{name}")
         digest = document.pop(_DIGEST, None)
-        whole = digest is None or digest == sha256(canonical(document, path.name))
+        whole = digest is None or digest == sha256(canonical(document, name))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return document if whole else None

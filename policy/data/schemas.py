@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from storage.declarations.policy_files import load_declarations
 from storage.experience.range_set import RangeSet
+from storage.objects.opening import Root, objects_at
 from storage.reading.exclusion import Reason
-from storage.reading.sources import DirectorySource, ScanIncomplete
+from storage.reading.objects_source import ObjectsSource
+from storage.reading.sources import ScanIncomplete
 from storage.shards.names import ShardDamaged
 from storage.shards.shard import rows_of_policy
 from storage.spaces.descriptors import Discrete, MultiDiscrete, Space, schema_id
@@ -36,13 +37,13 @@ HELD_OUT = 0.3
 """The share of episodes that training reserves for evaluation by default."""
 
 
-def schema_to_read(root: Path | str, policy_id: str, asked: str | None = None) -> str | None:
+def schema_to_read(root: Root, policy_id: str, asked: str | None = None) -> str | None:
     """`asked` if it is given, else the declared schema; None if there is neither."""
     declared = load_declarations(root).get(policy_id)
     return asked if asked is not None or declared is None else declared.schema_id
 
 
-def never_stored(root: Path | str, policy_id: str, asked: str | None) -> str:
+def never_stored(root: Root, policy_id: str, asked: str | None) -> str:
     """Why no later episode will have the schema `asked`: "" if one may, or if none is asked for.
 
     A policy that is not declared yet may get any schema.
@@ -53,7 +54,7 @@ def never_stored(root: Path | str, policy_id: str, asked: str | None) -> str:
     return f". The policy is declared with schema {declared}, not {asked}"
 
 
-def in_other_schemas(root: Path | str, policy_id: str, read: str | None) -> Counter[Reason]:
+def in_other_schemas(root: Root, policy_id: str, read: str | None) -> Counter[Reason]:
     """Count the rows in shards of other schemas than `read`.
 
     The policy's rows count as OTHER_SCHEMA, others as OTHER_POLICY. Shards that cannot be read are
@@ -63,17 +64,17 @@ def in_other_schemas(root: Path | str, policy_id: str, read: str | None) -> Coun
     if read is None:
         return rows
     known: dict[str, RangeSet] = {}
-    with DirectorySource(root) as source:
-        try:
-            shards = source.scan()
-        except ScanIncomplete as incomplete:
-            shards = incomplete.found
+    source = ObjectsSource(objects_at(root))
+    try:
+        shards = source.scan()
+    except ScanIncomplete as incomplete:
+        shards = incomplete.found
     for shard in shards:
         ranges = known.setdefault(shard.stream, RangeSet())
         if shard.schema_id == read or ranges.contains_range(shard.first, shard.last):
             continue
         with contextlib.suppress(ShardDamaged, OSError):
-            mine, all_rows = rows_of_policy(Path(shard.place), policy_id)
+            mine, all_rows = rows_of_policy(source.open(shard), policy_id)
             rows.update({OTHER_SCHEMA: mine, OTHER_POLICY: all_rows - mine})
             ranges.add_range(shard.first, shard.last)
     return +rows

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import PolicySpec
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsRefused
+from storage.objects.opening import Root
 from storage.weights import store
 from storage.weights.manifest import Candidate
 
@@ -40,9 +40,9 @@ class WeightStore(store.WeightFolder):
     """
 
     def __init__(
-        self, root: Path | str, policy_id: str, *, clock: Callable[[], float] = time.time
+        self, root: Root, policy_id: str, *, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(root, policy_id, check=partial(_check, Path(root)), clock=clock)
+        super().__init__(root, policy_id, check=partial(_check, root), clock=clock)
 
 
 def require_usable(
@@ -75,6 +75,6 @@ def require_usable(
     return policy
 
 
-def _check(root: Path, candidate: Candidate, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+def _check(root: Root, candidate: Candidate, weights: Mapping[str, npt.NDArray[Any]]) -> None:
     declared = load_declarations(root).get(candidate.policy_id)
     require_usable(candidate, weights, None if declared is None else declared.schema_id)

@@ -18,7 +18,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,6 +40,7 @@ from storage.experience.sample_batch import (
     T,
 )
 from storage.experience.step_columns import UNKNOWN_VERSION
+from storage.objects.opening import Root
 from storage.reading.shard_reader import ShardReader
 from storage.weights.decisions import record
 from storage.weights.manifest import Live
@@ -82,7 +82,7 @@ class Arms:
 
 
 def read_arms(
-    root: Path | str, declaration: PolicyDeclaration, live: Live, *, age: float, now: float
+    root: Root, declaration: PolicyDeclaration, live: Live, *, age: float, now: float
 ) -> Arms:
     """Read the episodes that started in the generation of `live`.
 
@@ -148,9 +148,7 @@ _ENDINGS = ("None", *UNOBSERVED)  # "None": the track goes on; other endings hav
 _GOES_ON, _OVER = 0, len(_ENDINGS)
 
 
-def _batches(
-    root: Path | str, declaration: PolicyDeclaration, arm: str | None
-) -> Iterator[SampleBatch]:
+def _batches(root: Root, declaration: PolicyDeclaration, arm: str | None) -> Iterator[SampleBatch]:
     """The rows of one arm; those of all episodes if `arm` is None."""
     with ShardReader(
         root,
@@ -163,7 +161,7 @@ def _batches(
         yield from reader
 
 
-def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _ArmSteps:
+def _episodes(root: Root, declaration: PolicyDeclaration, arm: str) -> _ArmSteps:
     """The rows of one arm as numbers, about 60 bytes per step."""
     episodes, agents = _NameNumbers(), _NameNumbers()
     found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
@@ -261,7 +259,7 @@ def _aged(
 
 
 def judge_canary(
-    root: Path | str,
+    root: Root,
     policy_id: str,
     *,
     age: float | None = None,
@@ -342,14 +340,14 @@ def _limits(declaration: PolicyDeclaration, steps: IntArray) -> tuple[float, flo
     return min(known[0], declaration.reward_default), max(known[1], declaration.reward_default)
 
 
-def _declared(root: Path | str, policy_id: str) -> PolicyDeclaration:
-    declaration = load_declarations(Path(root)).get(policy_id)
+def _declared(root: Root, policy_id: str) -> PolicyDeclaration:
+    declaration = load_declarations(root).get(policy_id)
     if declaration is None:
         raise ValueError(f"{root}: expected a file policies/{policy_id}.json, got none")
     return declaration
 
 
-def start_canary(root: Path | str, policy_id: str, candidate: str, share: float) -> Document:
+def start_canary(root: Root, policy_id: str, candidate: str, share: float) -> Document:
     """Let a candidate (a digest) act in a `share` (0 to 1) of the episodes.
 
     Returns a dict. `started` is false if it acted in this share already; `needed` is the estimated
@@ -385,7 +383,7 @@ def start_canary(root: Path | str, policy_id: str, candidate: str, share: float)
 
 
 def _needed(
-    root: Path | str, declaration: PolicyDeclaration, live: Live, share: float
+    root: Root, declaration: PolicyDeclaration, live: Live, share: float
 ) -> Mapping[str, Any]:
     known = {"needed": None, "effect": None, "recent": 0}
     recent, lengths = _recent(root, declaration, live.version)
@@ -401,7 +399,7 @@ def _needed(
 
 
 def _recent(
-    root: Path | str, declaration: PolicyDeclaration, version: int | None
+    root: Root, declaration: PolicyDeclaration, version: int | None
 ) -> tuple[FloatArray, IntArray]:
     """(returns, steps) of the latest `RECENT` episodes, of one version or of all (None).
 
@@ -436,7 +434,7 @@ def _latest(held: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
     return sorted(held.items(), key=lambda item: item[1][0])[-RECENT:]
 
 
-def promote(root: Path | str, policy_id: str, *, gated: bool = True, **settings: Any) -> Document:
+def promote(root: Root, policy_id: str, *, gated: bool = True, **settings: Any) -> Document:
     """Make the canary the live version if `judge_canary` finds it better, and record the decision.
 
     `settings` are those of `judge_canary`. With `gated=False` the verdict is recorded, but does not

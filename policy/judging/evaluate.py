@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +45,7 @@ from storage.errors import NothingYet
 from storage.experience.endings import UNOBSERVED
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import ACTION_LOGP, REWARDS, SampleBatch
+from storage.objects.opening import Root
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve
@@ -74,7 +74,7 @@ OTHER_UNIT = "other_unit"
 
 
 def evaluate(
-    root: Path | str,
+    root: Root,
     policy_id: str = DEFAULT_POLICY,
     weights: str | int | None = None,
     *,
@@ -184,11 +184,11 @@ def _judged(
 
 
 def _limits(
-    given: tuple[float, float] | None, root: Path | str, policy_id: str
+    given: tuple[float, float] | None, root: Root, policy_id: str
 ) -> tuple[float, float] | None:
     """The limits of a step's reward: given or declared; None without, or with infinite ones."""
     if given is None:
-        declaration = load_declarations(Path(root)).get(policy_id)
+        declaration = load_declarations(root).get(policy_id)
         return None if declaration is None else declaration.reward_range
     return None if given == (-math.inf, math.inf) else given
 

@@ -23,6 +23,7 @@ from policy.judging.report import Split, plot_intervals
 from policy.ope.comparison import BETTER
 from policy.progress import Progress, no_progress
 from storage.errors import WeightStoreError
+from storage.objects.opening import Root, objects_at
 from storage.reading.retries import RETRY_FOR
 from storage.weights.decisions import load_decisions, record
 
@@ -70,7 +71,7 @@ class Gate:
 
 
 def evaluate_once(
-    root: Path | str,
+    root: Root,
     policy_id: str,
     candidate: str,
     frozen: Frozen,
@@ -106,12 +107,12 @@ def evaluate_once(
 
 
 def evaluate_logs(
-    root: Path | str,
+    root: Root,
     policy_id: str,
     weights: str | int | None,
     *,
-    others: Sequence[Path] = (),
-    manifest: Path | None = None,
+    others: Sequence[Root] = (),
+    manifest: Path | str | None = None,
     plot: Path | None = None,
     split: Split = "held_out",
     retry_for: float = RETRY_FOR,
@@ -142,9 +143,9 @@ def evaluate_logs(
         **settings,
     }
     judged = [
-        evaluate(root, policy_id, weights, split=split, label=Path(root).name, **shared),
+        evaluate(root, policy_id, weights, split=split, label=_name(root), **shared),
         *(
-            evaluate(other, policy_id, weights, split="all", label=other.name, **shared)
+            evaluate(other, policy_id, weights, split="all", label=_name(other), **shared)
             for other in others
         ),
     ]
@@ -155,8 +156,13 @@ def evaluate_logs(
     return {"weights": weights, "logs": logs, "plot": plot and str(plot)}
 
 
+def _name(root: Root) -> str:
+    """The last part of a root's path or address, as a label."""
+    return Path(str(objects_at(root))).name
+
+
 def publish(
-    root: Path | str,
+    root: Root,
     policy_id: str,
     candidate: str,
     settings: Gate | None,
@@ -231,7 +237,7 @@ def _live_of(store: WeightStore, candidate: str) -> Numbered | None:
     return live
 
 
-def _is_recorded(root: Path | str, policy_id: str, done: Document) -> bool:
+def _is_recorded(root: Root, policy_id: str, done: Document) -> bool:
     """Whether there is a decision on this version; a job may have been killed before it."""
     made = (done["candidate"], done["version"])
     known = load_decisions(root, policy_id).known
@@ -247,7 +253,7 @@ def _kept(decided: Document | None, *, already_live: bool) -> Document:
 
 
 def _judge(
-    root: Path | str,
+    root: Root,
     candidate: str,
     store: WeightStore,
     settings: Gate,

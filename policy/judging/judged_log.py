@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +114,7 @@ class JudgedLog:
     def blocks(self, selection: LogSelection, on_progress: Progress) -> Iterator[SampleBatch]:
         """Read batches of logged episodes; pass each to `prepared`, then its result to `note`."""
         rows = 0
-        self.dropped = dropped_steps(Path(selection.root))
+        self.dropped = dropped_steps(selection.root)
         size = self._spec.flattener.size
         with selection.reader(
             mode="episodes",

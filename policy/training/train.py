@@ -46,6 +46,7 @@ from storage.experience.sample_batch import (
     T,
     concat_samples,
 )
+from storage.objects.opening import Root, objects_at
 from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
@@ -113,7 +114,7 @@ class TrainResult:
 
 
 def train(
-    root: Path | str,
+    root: Root,
     policy_id: str = DEFAULT_POLICY,
     algorithm: AlgorithmConfig | None = None,
     *,
@@ -154,7 +155,7 @@ def train(
     """
     torch.set_num_threads(threads)
     config = _configured(algorithm, epochs)
-    wanted = spec or declared_spec(Path(root), policy_id)
+    wanted = spec or declared_spec(root, policy_id)
     reserve = Reserve(evaluation_share, cluster)
     selection = LogSelection(
         root=root,
@@ -194,7 +195,7 @@ def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> Algori
     return config if epochs is None else replace(config, epochs=epochs)
 
 
-def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
+def declared_spec(root: Root, policy_id: str) -> PolicySpec | None:
     """The spec in `policies/{id}.json`, or a default network between its spaces; None without.
 
     Raises DeclarationError, which names the file.
@@ -206,8 +207,8 @@ def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
         try:
             return PolicySpec.from_json(dict(declaration.spec))
         except ValueError as error:
-            path = Path(root) / "policies" / f"{policy_id}.json"
-            raise DeclarationError(f"{path}: spec: {error}") from error
+            where = f"{objects_at(root)}/policies/{policy_id}.json"
+            raise DeclarationError(f"{where}: spec: {error}") from error
     return PolicySpec(declaration.observation, declaration.action)
 
 
@@ -301,7 +302,7 @@ def _result(
 
 
 def _keep(
-    learner: Learner, result: TrainResult, root: Path | str, checkpoint: Path | str | None
+    learner: Learner, result: TrainResult, root: Root, checkpoint: Path | str | None
 ) -> TrainResult:
     """Store the candidate. Its metrics have the reserved share, which evaluation needs."""
     policy, store = learner.policy, WeightStore(root, result.policy_id)
@@ -372,7 +373,7 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
 
 
 def train_once(
-    root: Path | str,
+    root: Root,
     policy_id: str,
     algorithm: AlgorithmConfig,
     frozen: Frozen,
@@ -396,7 +397,7 @@ def train_once(
     and the errors of `train`.
     """
     config = algorithm if epochs is None else replace(algorithm, epochs=epochs)
-    declaration = load_declarations(Path(root)).get(policy_id)
+    declaration = load_declarations(root).get(policy_id)
     key = {
         "policy_id": policy_id,
         "spec": declaration and declaration.spec,

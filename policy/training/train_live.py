@@ -52,6 +52,7 @@ from policy.training.train import acting_spec, declared_spec
 from storage.declarations.held_policies import held_version
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import EPS_ID, POLICY_VERSION, SampleBatch, concat_samples
+from storage.objects.opening import Root, require_local
 from storage.reading.loading import ROW
 from storage.reading.shard_reader import Reserve, ShardReader
 from storage.weights.lease import Lease
@@ -89,7 +90,7 @@ class FollowResult:
 
 
 def follow(
-    root: Path | str,
+    root: Root,
     policy_id: str = DEFAULT_POLICY,
     config: AlgorithmConfig | None = None,
     *,
@@ -123,8 +124,9 @@ def follow(
       reserved, because versions go live without a judgement.
     - `publish`: without it (and while a rollback pins the policy), a candidate is stored every
       `checkpoint_every` updates and nothing goes live.
-    - `checkpoint_dir` defaults to `weights/{id}/checkpoints`. With `resume`, the job continues from
-      the latest intact checkpoint; if there is none, from the live weights.
+    - `checkpoint_dir`: a local folder, by default `weights/{id}/checkpoints` of a root in one. With
+      `resume`, the job continues from the latest intact checkpoint; if there is none, from the live
+      weights.
     - `keep_versions`: every `checkpoint_every` updates, older versions than these are removed.
     - `on_start` is called with the version that is live (-1: none) when the job begins to read.
     - `on_update` is called with the algorithm's metrics and `update`, `version`, `rows`,
@@ -143,7 +145,7 @@ def follow(
     leaving = FollowerStateSettings(publish, checkpoint_every, keep_versions, on_conflict, reserve)
     config = config or PPOConfig()
     wanted = acting_spec(spec or _declared(root, policy_id), config)
-    folder = Path(checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints")
+    folder = Path(checkpoint_dir or _checkpoints(root, policy_id))
     with ExitStack() as stack:
         store = WeightStore(root, policy_id)
         try:
@@ -158,7 +160,7 @@ def follow(
         learner = Learner(Policy(wanted, seed=seed), config, seed=seed)
         files, retrying = CheckpointFiles(folder, lease.fence), Retrying(stop, lease.check)
         state = FollowerState(learner, reader, store, files, lease, retrying, leaving)
-        held = partial(held_version, Path(root), policy_id)
+        held = partial(held_version, root, policy_id)
         job = _Follower(learner, reader, state, held, settings)
 
         def begin() -> None:
@@ -384,15 +386,19 @@ class _Follower:
         )
 
 
-def _declared(root: Path | str, policy_id: str) -> PolicySpec:
-    found = declared_spec(Path(root), policy_id)
+def _checkpoints(root: Root, policy_id: str) -> Path:
+    return require_local(root, "checkpoint_dir") / "weights" / policy_id / "checkpoints"
+
+
+def _declared(root: Root, policy_id: str) -> PolicySpec:
+    found = declared_spec(root, policy_id)
     if found is None:
         raise ValueError(f"{root}: expected policies/{policy_id}.json or a spec, found neither")
     return found
 
 
 def _reader(
-    root: Path | str, policy_id: str, config: AlgorithmConfig, settings: _Settings
+    root: Root, policy_id: str, config: AlgorithmConfig, settings: _Settings
 ) -> ShardReader:
     columns = (*config.columns, "source", EPS_ID, POLICY_VERSION, ROW, *settings.reserve.columns)
     return ShardReader(

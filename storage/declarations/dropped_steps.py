@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 
 __all__ = ["Lost", "dropped_steps", "read_dropped", "say_dropped"]
@@ -29,13 +27,13 @@ class Lost(NamedTuple):
     steps: int
 
 
-def say_dropped(root: Path | Objects, collector_id: str, lost: Mapping[str, Lost]) -> None:
+def say_dropped(root: Root, collector_id: str, lost: Mapping[str, Lost]) -> None:
     """Replace the totals of a collector's client instances. Raises OSError."""
     name, data = f"{FOLDER}/{collector_id}.json", json.dumps(lost).encode() + b"\n"
     objects_at(root).replace(name, data, durable=False)
 
 
-def read_dropped(root: Path | Objects, collector_id: str) -> dict[str, Lost]:
+def read_dropped(root: Root, collector_id: str) -> dict[str, Lost]:
     """Client instance -> what it dropped; empty if there is no readable file.
 
     Raises NewerFormat.
@@ -50,7 +48,7 @@ def read_dropped(root: Path | Objects, collector_id: str) -> dict[str, Lost]:
         return {}
 
 
-def dropped_steps(root: Path | Objects) -> Lost:
+def dropped_steps(root: Root) -> Lost:
     """The total that clients of all collectors of this root dropped."""
     names = objects_at(root).names(f"{FOLDER}/")
     ids = (one.rpartition("/")[2].removesuffix(".json") for one in names if one.endswith(".json"))

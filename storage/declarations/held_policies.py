@@ -9,11 +9,9 @@ only a hint: it is not synced, and a starting collector removes it.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from storage.declarations.declaration import check_policy_id
-from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 
 __all__ = ["held_version", "say_held"]
@@ -21,7 +19,7 @@ __all__ = ["held_version", "say_held"]
 FLOW = "flow"
 
 
-def say_held(root: Path | Objects, policy_id: str, version: int | None) -> None:
+def say_held(root: Root, policy_id: str, version: int | None) -> None:
     """Record that a version has all its steps, and that they are in shards; None: no version has.
 
     Raises OSError.
@@ -32,7 +30,7 @@ def say_held(root: Path | Objects, policy_id: str, version: int | None) -> None:
         objects.replace(name, data, durable=False)
 
 
-def held_version(root: Path | Objects, policy_id: str) -> int | None:
+def held_version(root: Root, policy_id: str) -> int | None:
     """The version that waits for an update; None if there is none, or no readable file.
 
     Raises NewerFormat.

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.errors import ObjectUnusable
-from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 
 
-def save_declaration(root: Path | str | Objects, declaration: PolicyDeclaration) -> Path:
+def save_declaration(root: Root, declaration: PolicyDeclaration) -> Path:
     """Write `policies/{id}.json` atomically and durably, and return its path."""
     objects, name = objects_at(root), f"policies/{declaration.policy_id}.json"
     objects.replace(name, (json.dumps(declaration.to_json(), indent=2) + "\n").encode())
@@ -34,7 +33,7 @@ def _declaration_of(where: Path | str, content: bytes) -> PolicyDeclaration:
     return PolicyDeclaration.from_json(document, str(where))
 
 
-def load_declarations(root: Path | str | Objects) -> dict[str, PolicyDeclaration]:
+def load_declarations(root: Root) -> dict[str, PolicyDeclaration]:
     """Read all policies declared under `root`: id -> declaration, sorted by id.
 
     Raises DeclarationError, OSError.

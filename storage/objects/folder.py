@@ -57,7 +57,7 @@ class FolderObjects(Objects):
         self.root = Path(root)
         self._make, self._fsync = make, fsync
         self._durable: set[Path] = set()  # folders whose names are
-        self._holding: set[int] = set()  # threads within `exclusive`
+        self._holding: set[tuple[int, Path]] = set()  # (thread, its lock)
 
     def __repr__(self) -> str:
         return f"FolderObjects({str(self.root)!r})"
@@ -166,7 +166,7 @@ class FolderObjects(Objects):
 
     def replace_if_unchanged(self, name: str, content: bytes, before: bytes | None) -> None:
         lock = f"{check_name(name).rpartition('/')[0]}/lock".lstrip("/")
-        is_held = threading.get_ident() in self._holding
+        is_held = (threading.get_ident(), self._path(lock)) in self._holding
         with contextlib.nullcontext() if is_held else self.exclusive(lock):
             try:
                 known: bytes | None = self.read(name)
@@ -209,11 +209,12 @@ class FolderObjects(Objects):
                 text = f"process {lock.holder()} holds {path}: it is writing, or was suspended"
                 raise BlockingIOError(errno.EAGAIN, text)
             threading.Event().wait(0.02)
-        self._holding.add(threading.get_ident())
+        mine = threading.get_ident(), path
+        self._holding.add(mine)
         try:
             yield
         finally:
-            self._holding.discard(threading.get_ident())
+            self._holding.discard(mine)
             lock.release()
 
     def _path(self, name: str) -> Path:

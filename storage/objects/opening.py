@@ -9,7 +9,7 @@ from typing import TypeAlias
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 
-__all__ = ["STORES", "Root", "local_folder", "objects_at"]
+__all__ = ["STORES", "Root", "local_folder", "objects_at", "require_local"]
 
 Root: TypeAlias = Path | str | Objects
 """A local folder, an address such as `file:///data/run`, or an implementation."""
@@ -41,9 +41,15 @@ def objects_at(
     return STORES[scheme](str(root))
 
 
-def local_folder(root: Root, purpose: str) -> Path:
-    """The folder of a root on a local disk. Raises ValueError, with the purpose, for another."""
+def local_folder(root: Root) -> Path | None:
+    """The folder of a root on a local disk; None for another root."""
     objects = objects_at(root)
-    if not isinstance(objects, FolderObjects):
-        raise ValueError(f"{purpose}: expected a root in a local folder, got {objects}")
-    return objects.root
+    return objects.root if isinstance(objects, FolderObjects) else None
+
+
+def require_local(root: Root, purpose: str) -> Path:
+    """The folder of a root on a local disk. Raises ValueError, with the purpose, for another."""
+    folder = local_folder(root)
+    if folder is None:
+        raise ValueError(f"{purpose}: expected a root in a local folder, got {root}")
+    return folder

@@ -11,6 +11,7 @@ from storage.experience.interfaces import ReaderError
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
+from storage.objects.ranged import RangedFile
 from storage.reading.listing import SHARDS, ShardFile
 from storage.reading.sources import (
     POLL_INTERVAL,
@@ -65,12 +66,23 @@ class ObjectsSource(WaitingSource):
         return complete(new, errors)
 
     def read(self, shard: ShardFile) -> bytes:
+        shards, name = self._place(shard)
         try:
-            for place, shards in self._shards.items():
-                if shard.place.startswith(place):
-                    return shards.read(shard.place.removeprefix(place), limit=MAX_SHARD)
+            return shards.read(name, limit=MAX_SHARD)
         except ObjectUnusable as error:
             raise ShardDamaged(str(error)) from error
+
+    def open(self, shard: ShardFile) -> RangedFile:
+        """A shard, to read parts of it. Raises as `read`."""
+        try:
+            return RangedFile(*self._place(shard))
+        except ObjectUnusable as error:
+            raise ShardDamaged(str(error)) from error
+
+    def _place(self, shard: ShardFile) -> tuple[Objects, str]:
+        for place, shards in self._shards.items():
+            if shard.place.startswith(place):
+                return shards, shard.place.removeprefix(place)
         raise FileNotFoundError(f"{shard.place}: expected a shard of {self}")
 
     def _listed(self, *, thorough: bool) -> list[ShardFile]:

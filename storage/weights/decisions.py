@@ -19,12 +19,10 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from storage.declarations.declaration import check_policy_id
-from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
@@ -58,7 +56,7 @@ class Earlier(NamedTuple):
 
 
 def record(
-    root: Path | str | Objects,
+    root: Root,
     decision: Mapping[str, Any],
     *,
     clock: Callable[[], float] = time.time,
@@ -81,7 +79,7 @@ def record(
     return f"{objects}/{name}"
 
 
-def load_decisions(root: Path | str | Objects, policy_id: str) -> Decisions:
+def load_decisions(root: Root, policy_id: str) -> Decisions:
     """Read all decisions about a policy's candidates under a root. Raises NewerFormat."""
     known: list[Document] = []
     damaged: dict[str, str] = {}

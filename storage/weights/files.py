@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from storage.declarations.declaration import check_policy_id
 from storage.errors import (
@@ -16,8 +15,7 @@ from storage.errors import (
     WeightsNotFound,
     WeightStoreError,
 )
-from storage.objects.interface import Objects
-from storage.objects.opening import objects_at
+from storage.objects.opening import Root, objects_at
 from storage.weights.manifest import Json, open_document, seal_document
 
 __all__ = ["MAX_DOCUMENT", "MAX_WEIGHTS", "PolicyFiles", "number_of"]
@@ -39,7 +37,7 @@ class PolicyFiles:
     Methods raise WeightsNotFound, WeightsDamaged for what is no object or too long, and OSError.
     """
 
-    def __init__(self, root: Path | str | Objects, policy_id: str) -> None:
+    def __init__(self, root: Root, policy_id: str) -> None:
         self.policy_id = check_policy_id(policy_id)
         self.objects = objects_at(root)
         self.folder = f"weights/{policy_id}"

@@ -39,8 +39,8 @@ from storage.errors import (
     WeightStoreError,
 )
 from storage.experience.range_set import RangeSet
-from storage.objects.interface import Objects
 from storage.objects.memory import MemoryObjects
+from storage.objects.opening import Root
 from storage.weights.decisions import record
 from storage.weights.files import PolicyFiles
 from storage.weights.folders import Candidates, VersionFolders
@@ -87,7 +87,7 @@ class WeightFolder:
 
     def __init__(
         self,
-        root: Path | str | Objects,
+        root: Root,
         policy_id: str,
         *,
         check: Check | None = None,

@@ -41,7 +41,7 @@ def start_and_kill(values, *, tied):
     )
     folder = Path(values["manifest"]).parent
     pause = threading.Event()
-    while not (found := [text for p in folder.glob(".*.lock") if (text := p.read_text().strip())]):
+    while not (found := [text for p in folder.glob("*.lock") if (text := p.read_text().strip())]):
         assert task.poll() is None
         pause.wait(0.02)
     trainer = os.pidfd_open(int(found[0]))

@@ -197,7 +197,7 @@ def test_of_two_at_once_the_second_waits_and_does_nothing(bandit_log, tmp_path):
 
     def watch(what, done, total):
         inside.append(what)
-        (lock,) = (tmp_path / "manifests").glob(".*.lock")
+        (lock,) = (tmp_path / "manifests").glob("*.lock")
         locked.append(FileLock(lock).acquire(blocking=False))
 
     def run():
