@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from storage.experience.sample_batch import (
 from storage.reading.agent_joiner import Track
 from storage.reading.batching import segment_starts
 from storage.reading.loading import ENDED, STREAM_INDEX
+from storage.reading.objects_source import Roots
 from storage.reading.position import Position
 from storage.reading.shard_reader import Left, ShardReader
 from storage.reading.sources import ShardSource
@@ -43,7 +43,7 @@ class TrackReader(ShardReader):
 
     def __init__(
         self,
-        roots: Path | str | Sequence[Path | str] | None,
+        roots: Roots | None,
         *,
         policy: PolicyDeclaration,
         arrival: threading.Condition,

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +28,7 @@ from storage.reading.agent_joiner import JointEpisode, Ready, TrackJoiner, rows_
 from storage.reading.agent_reader import TrackReader
 from storage.reading.ledger import Ledger
 from storage.reading.loading import DEFAULT_COLUMNS
+from storage.reading.objects_source import Roots, stores_at
 from storage.reading.position import require_version
 from storage.reading.prefetch import deadline_after
 from storage.reading.retries import RETRY_FOR
@@ -88,7 +88,7 @@ class MultiAgentReader(InputReader):
 
     def __init__(
         self,
-        roots: Path | str | Sequence[Path | str] | None = None,
+        roots: Roots | None = None,
         *,
         sources: Mapping[str, ShardSource] | None = None,
         policies: Iterable[str] | Mapping[str, PolicyDeclaration] | None = None,
@@ -360,7 +360,7 @@ def _identity(document: Any) -> Identity:
 
 
 def _declared(
-    roots: Path | str | Sequence[Path | str] | None,
+    roots: Roots | None,
     policies: Iterable[str] | Mapping[str, PolicyDeclaration] | None,
 ) -> dict[str, PolicyDeclaration]:
     """The policies to read, by id. Raises ValueError if there are none or one is not declared."""
@@ -368,8 +368,8 @@ def _declared(
         found = dict(policies)
     else:
         found = {}
-        for root in [roots] if isinstance(roots, (str, Path)) else roots or ():
-            found |= load_declarations(Path(root))
+        for store in stores_at(roots or ()):
+            found |= load_declarations(store)
         wanted = sorted(found) if policies is None else list(policies)
         missing = [name for name in wanted if name not in found]
         if missing:

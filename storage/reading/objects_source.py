@@ -22,7 +22,7 @@ from storage.reading.sources import (
 )
 from storage.shards.names import MAX_SHARD, ShardDamaged, shard_names, streams
 
-__all__ = ["ObjectsSource", "Roots", "source_at"]
+__all__ = ["ObjectsSource", "Roots", "source_at", "stores_at"]
 
 Roots: TypeAlias = Root | Sequence[Root]
 
@@ -112,6 +112,11 @@ class ObjectsSource(WaitingSource):
         ]
 
 
+def stores_at(roots: Roots) -> list[Objects]:
+    """The stores of one or more roots."""
+    return list(map(objects_at, [roots] if isinstance(roots, (Path, str, Objects)) else roots))
+
+
 def source_at(
     roots: Roots, *, follow: bool = False, poll_interval: float = POLL_INTERVAL
 ) -> DirectorySource | ObjectsSource:
@@ -119,10 +124,9 @@ def source_at(
 
     Local folders are watched with `follow`, and a stream's folder or a shard is a root, too.
     """
-    given = [roots] if isinstance(roots, (Path, str, Objects)) else list(roots)
-    if not given:
+    stores = stores_at(roots)
+    if not stores:
         raise ReaderError("roots: expected one or more, got none")
-    stores = [objects_at(root) for root in given]
     folders = [store.root for store in stores if isinstance(store, FolderObjects)]
     if len(folders) == len(stores):
         return DirectorySource(folders, follow=follow, poll_interval=poll_interval)

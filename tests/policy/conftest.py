@@ -1,7 +1,6 @@
 """A log of one-step decisions, in memory and as real shards, with a known best policy."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
 from storage.experience.sample_batch import SampleBatch
+from storage.objects.opening import Root, objects_at
 from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
@@ -56,10 +56,10 @@ class BanditLog:
             episode_ordinal=np.arange(count),
         )
 
-    def write(self, root: Path, shard_rows: int = 500, **changes):
+    def write(self, root: Root, shard_rows: int = 500, **changes):
         """The same as shards under `root`, with the policy's declaration."""
         save_declaration(root, PolicyDeclaration(observation=OBSERVATION, action=ACTION))
-        writer = ShardWriter(root / "shards")
+        writer = ShardWriter(objects_at(root).under("shards"))
         parts = [self._part(i, changes) for i in range(len(self.actions))]
         for first in range(0, len(parts), shard_rows):
             block = parts[first : first + shard_rows]

@@ -90,7 +90,6 @@ TESTED_BY = {
     "storage.journal.records": "storage/journal/test_sqlite_journal",
     "storage.objects.interface": "storage/objects/test_folder",
     "storage.objects.memory": "storage/objects/test_conformance",
-    "storage.objects.opening": "storage/objects/test_conformance",
     "storage.objects.ranged": "storage/reading/test_conformance",
     "storage.reading.agent_joiner": "storage/reading/test_multi_agent_reader",
     "storage.reading.agent_reader": "storage/reading/test_multi_agent_reader",
