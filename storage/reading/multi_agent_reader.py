@@ -22,17 +22,27 @@ import numpy as np
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
+from storage.experience.endings import UNOBSERVED
 from storage.experience.interfaces import EndOfInput, InputReader, ReaderError, ReaderState
 from storage.experience.multi_agent_batch import MultiAgentBatch
-from storage.reading.agent_joiner import JointEpisode, Ready, TrackJoiner, rows_by_policy
-from storage.reading.agent_reader import TrackReader
+from storage.experience.sample_batch import (
+    AGENT_ID,
+    AGENTS,
+    ENV_T,
+    EPISODE_ORDINAL,
+    EPS_ID,
+    SampleBatch,
+    T,
+)
+from storage.reading.agent_joiner import JointEpisode, Ready, Track, TrackJoiner, rows_by_policy
+from storage.reading.batching import segment_starts
 from storage.reading.ledger import Ledger
-from storage.reading.loading import DEFAULT_COLUMNS
+from storage.reading.loading import DEFAULT_COLUMNS, ENDED, STREAM_INDEX
 from storage.reading.objects_source import Roots, stores_at
 from storage.reading.position import require_version
 from storage.reading.prefetch import deadline_after
 from storage.reading.retries import RETRY_FOR
-from storage.reading.shard_reader import Left, ReaderStats, Select
+from storage.reading.shard_reader import Left, ReaderStats, Select, ShardReader
 from storage.reading.sources import POLL_INTERVAL, ShardSource
 from storage.wording import counted
 
@@ -41,6 +51,9 @@ __all__ = ["JointStats", "MultiAgentReader"]
 FORMAT_VERSION = 1
 PATIENCE = 60.0  # s
 MOST_WAITING_BYTES = 256_000_000
+
+_RECEIVED = "received_ts"
+_ALL = 2**62
 
 Identity: TypeAlias = tuple[str, str, int]
 
@@ -57,6 +70,104 @@ class JointStats:
     # returned and maybe incomplete: why -> episodes
     partial: dict[str, int] = field(default_factory=dict)
     readers: dict[str, ReaderStats] = field(default_factory=dict)
+
+
+class _TrackReader(ShardReader):
+    """A `ShardReader` of one policy's whole tracks.
+
+    `arrival` is notified when there may be more. `ended`: the input has ended. `reached`:
+    (collector, microseconds since the epoch) of the latest track.
+    """
+
+    def __init__(
+        self,
+        roots: Roots | None,
+        policy: PolicyDeclaration,
+        arrival: threading.Condition,
+        columns: Sequence[str] | None,
+        **options: Any,
+    ) -> None:
+        chosen = DEFAULT_COLUMNS if columns is None else columns
+        own = EPS_ID, AGENT_ID, ENV_T, AGENTS, _RECEIVED
+        super().__init__(
+            roots,
+            policy_id=policy.policy_id,
+            schema_id=policy.schema_id,
+            mode="episodes",
+            eager=True,
+            columns=(*dict.fromkeys((*chosen, *own)),),
+            **options,
+        )
+        self._brings_default = columns is None
+        self._columns -= {AGENTS, _RECEIVED}.difference(chosen)
+        self._policy_id, self._arrival = policy.policy_id, arrival
+        self.ended, self.reached = False, ("", -1)
+
+    @property
+    def filled(self) -> bool:
+        """Whether `tracks` would return at once."""
+        return self._prefetcher is None or self._prefetcher.filled
+
+    def tracks(self, timeout: float | None) -> list[Track]:
+        """The whole tracks that are available; none after `timeout` seconds. Raises EndOfInput."""
+        try:
+            found = self._split(self._take(_ALL, timeout))
+        except EndOfInput:
+            self.ended = True
+            raise
+        if found:
+            self.reached = found[-1].episode[0], found[-1].received
+        return found
+
+    def ready(self, left: Left) -> bool:
+        """Whether the rows of the position were read again within the time that is left."""
+        return self._start(left)
+
+    def restored(self) -> list[Track]:
+        """The tracks of the restored position, read again; call it once, after `ready`.
+
+        Rows that are in no shard any more are counted in `stats.lost`.
+        """
+        return self._split(self._cutter.take(_ALL)) if self._cutter.rows else []
+
+    def position(self, held: Sequence[Track]) -> dict[str, Any]:
+        """Like `state_dict`, including rows of its tracks among those that the caller holds."""
+        return self._position([t.rows for t in held if t.policy_id == self._policy_id])
+
+    def public(self, rows: SampleBatch) -> SampleBatch:
+        """The columns that were asked for, and those that identify the steps."""
+        return self._public(rows)
+
+    def _split(self, rows: SampleBatch) -> list[Track]:
+        if not rows.count:
+            return []
+        placed = rows.select(list(rows))
+        placed[ENV_T] = np.where(rows[ENV_T] < 0, rows[T], rows[ENV_T])
+        starts = segment_starts(rows, EPISODE_ORDINAL)
+        stops = np.append(starts[1:], rows.count)
+        ends = stops - 1
+        facts = zip(
+            starts.tolist(),
+            stops.tolist(),
+            (rows[ENV_T][starts] < 0).tolist(),
+            rows[AGENTS][ends].tolist(),
+            rows[ENDED][ends].tolist(),
+            rows[_RECEIVED][ends].tolist(),
+            rows[STREAM_INDEX][starts].tolist(),
+            strict=True,
+        )
+        return [
+            Track(
+                policy_id=self._policy_id,
+                stream=self._streams[stream],
+                rows=placed.slice(start, stop),
+                alone=alone,
+                agents=agents,
+                stopped=ended in UNOBSERVED,
+                received=received,
+            )
+            for start, stop, alone, agents, ended, received, stream in facts
+        ]
 
 
 class MultiAgentReader(InputReader):
@@ -121,13 +232,12 @@ class MultiAgentReader(InputReader):
         self._clock = clock
         self._arrival = threading.Condition()
         self._readers = {
-            policy_id: TrackReader(
+            policy_id: _TrackReader(
                 roots,
-                policy=declaration,
-                arrival=self._arrival,
+                declaration,
+                self._arrival,
+                columns,
                 source=None if sources is None else sources[policy_id],
-                columns=DEFAULT_COLUMNS if columns is None else columns,
-                brings_default=columns is None,
                 names=names,
                 follow=follow,
                 prefetch=prefetch,
@@ -247,7 +357,7 @@ class MultiAgentReader(InputReader):
             came = self._arrival.wait_for(lambda: any(r.filled for r in readers), wait)
         return came or rest is None or (left() or 0.0) > 0.0
 
-    def _read(self, reader: TrackReader, timeout: float | None) -> bool:
+    def _read(self, reader: _TrackReader, timeout: float | None) -> bool:
         """Read the tracks of one reader. Returns whether it had any, or has ended."""
         try:
             tracks = reader.tracks(timeout)
@@ -287,10 +397,7 @@ class MultiAgentReader(InputReader):
         held = [*(track for episode in ready for track in episode.tracks), *waiting]
         return {
             "version": FORMAT_VERSION,
-            "policies": {
-                name: reader.position([t.rows for t in held if t.policy_id == name])
-                for name, reader in self._readers.items()
-            },
+            "policies": {name: reader.position(held) for name, reader in self._readers.items()},
             "reached": {name: list(reader.reached) for name, reader in self._readers.items()},
             "ready": [[list(t.identity) for t in episode.tracks] for episode in ready],
             "waiting": [list(track.identity) for track in waiting],
@@ -312,6 +419,7 @@ class MultiAgentReader(InputReader):
             )
         for name, reader in self._readers.items():
             reader.load_state_dict(state["policies"][name])
+            reader.ended = False
         self._reset()
         try:
             self._rng.bit_generator.state = state["rng"]

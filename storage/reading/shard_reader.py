@@ -483,6 +483,10 @@ class ShardReader(InputReader):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as JSON: the ordinals returned whole, and every row held inside."""
+        return self._position()
+
+    def _position(self, held: Sequence[SampleBatch] = ()) -> dict[str, Any]:
+        """The position of a reader whose caller still holds rows, which come first."""
         if self._restored is not None:
             return self._restored.to_json()
         return Position.of(
@@ -491,7 +495,7 @@ class ShardReader(InputReader):
             streams=self._streams,
             joiner=self._joiner.pending(),
             window=self._window.pending() if self._window else [],
-            cutter=self._cutter.pending(),
+            cutter=[*held, *self._cutter.pending()],
             rng=dict(self._rng.bit_generator.state),
         ).to_json()
 

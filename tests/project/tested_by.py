@@ -92,7 +92,6 @@ TESTED_BY = {
     "storage.objects.memory": "storage/objects/test_conformance",
     "storage.objects.ranged": "storage/reading/test_conformance",
     "storage.reading.agent_joiner": "storage/reading/test_multi_agent_reader",
-    "storage.reading.agent_reader": "storage/reading/test_multi_agent_reader",
     "storage.reading.batching": "storage/reading/test_shard_reader",
     "storage.reading.exclusion": "storage/reading/test_shard_reader_left_out",
     "storage.reading.live_source": "ingest/embedded/test_live_reading",

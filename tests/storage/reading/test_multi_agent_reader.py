@@ -1,6 +1,6 @@
 """The laws of reading multi-agent episodes: each step once, and only complete episodes.
 
-Also of `storage.reading.agent_joiner` and `storage.reading.agent_reader`.
+Also of `storage.reading.agent_joiner`.
 """
 
 from __future__ import annotations
