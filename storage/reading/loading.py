@@ -54,9 +54,9 @@ from storage.shards.content import (
     check_footer,
     check_runs,
 )
+from storage.shards.decoded_size import check_size
 from storage.shards.footers import own_footer
 from storage.shards.names import ShardDamaged
-from storage.shards.page_sizes import check_size
 from storage.shards.part_block import UnwrittenParts
 from storage.shards.schema import ShardMetadata, metadata_for, with_defaults
 from storage.shards.tables import BlockColumns
@@ -417,7 +417,7 @@ def _bounded(
     file: pq.ParquetFile, content: bytes | memoryview, schema: pa.Schema, names: list[str]
 ) -> pa.Table:
     stored = [name for name in names if name in schema.names]
-    check_size(content, file.metadata, schema, stored)
+    check_size(len(content), file.metadata, schema, stored)
     return with_defaults(file.read(columns=stored, use_threads=False), names)
 
 

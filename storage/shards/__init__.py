@@ -7,10 +7,10 @@ process loads it.
 __all__ = [
     "arrow_arrays",
     "content",
+    "decoded_size",
     "footers",
     "names",
     "output_writer",
-    "page_sizes",
     "part_block",
     "schema",
     "shard",

@@ -24,8 +24,8 @@ from storage.shards.content import (
     check_footer,
     check_runs,
 )
+from storage.shards.decoded_size import check_size
 from storage.shards.names import ShardDamaged, ShardError, ShardName
-from storage.shards.page_sizes import check_size
 from storage.shards.schema import CODED, ShardMetadata
 from storage.shards.shard import Shard, check_digest, damage_named
 
@@ -106,7 +106,7 @@ def _check_content(content: bytes, place: str, name: ShardName) -> ShardMetadata
         schema = file.schema_arrow
         metadata = ShardMetadata.from_footer(schema.metadata, place)
         check_footer(schema, metadata, place.split("/")[-2], name.first, name.last)
-        check_size(content, file.metadata, schema, schema.names)
+        check_size(len(content), file.metadata, schema, schema.names)
         # ending Arrow's threads has crashed the process before
         table = file.read(use_threads=False)
     columns: dict[str, npt.NDArray[Any]] = {}
