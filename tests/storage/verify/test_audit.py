@@ -61,7 +61,7 @@ def batch(name: str, steps: int, *, end: bool) -> dict[str, object]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with two shards, an episode that is open, and a version that is live."""
     root = tmp_path_factory.mktemp("whole") / "root"
-    declare(root, seal_seconds=0.01)
+    declare(root, seal_seconds=60.0)  # whole runs: a loaded machine would make more shards
     for run in range(2):
         with CollectorProcess(root) as collector:  # stopping it seals what has ended
             for number in range(EPISODES):
@@ -74,6 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = weights_under(root)
     weights = {"pi.0.weight": np.ones((2, 4), np.float32)}
     store.publish(store.add_candidate(weights, spec={}, metrics={}, lineage={stream: [[0, 7]]}))
+    declare(root, seal_seconds=0.01)
     return root
 
 
