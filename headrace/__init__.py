@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from ingest.server.listening import ServeError as ServeError
     from policy.algorithms.bandit import BanditConfig as BanditConfig
     from policy.algorithms.base import AlgorithmConfig as AlgorithmConfig
+    from policy.algorithms.conformance import AlgorithmConformance as AlgorithmConformance
     from policy.algorithms.cql import CQLConfig as CQLConfig
     from policy.algorithms.learner import Learner as Learner
     from policy.algorithms.ppo import PPOConfig as PPOConfig
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from policy.data.freeze import NothingToFreeze as NothingToFreeze
     from policy.data.run_once import DataIncomplete as DataIncomplete
     from policy.envs.base_env import BaseEnv as BaseEnv
+    from policy.envs.conformance import BaseEnvConformance as BaseEnvConformance
     from policy.envs.env_context import EnvContext as EnvContext
     from policy.envs.env_runner import EnvFailed as EnvFailed
     from policy.envs.env_runner import EnvRunner as EnvRunner
@@ -146,6 +148,7 @@ if TYPE_CHECKING:
     from storage.errors import WeightsNotFound as WeightsNotFound
     from storage.errors import WeightsRefused as WeightsRefused
     from storage.errors import WeightStoreError as WeightStoreError
+    from storage.experience.conformance import InputReaderConformance as InputReaderConformance
     from storage.experience.episode import Episode as Episode
     from storage.experience.episode import EpisodeError as EpisodeError
     from storage.experience.episode import Part as Part
@@ -224,6 +227,7 @@ _NAMES = {
     "ingest.server.listening": "ServeError",
     "policy.algorithms.bandit": "BanditConfig",
     "policy.algorithms.base": "AlgorithmConfig",
+    "policy.algorithms.conformance": "AlgorithmConformance",
     "policy.algorithms.cql": "CQLConfig",
     "policy.algorithms.learner": "Learner",
     "policy.algorithms.ppo": "PPOConfig",
@@ -231,6 +235,7 @@ _NAMES = {
     "policy.data.freeze": "FrozenDataError NothingToFreeze",
     "policy.data.run_once": "DataIncomplete",
     "policy.envs.base_env": "BaseEnv",
+    "policy.envs.conformance": "BaseEnvConformance",
     "policy.envs.env_context": "EnvContext",
     "policy.envs.env_runner": "EnvFailed EnvRunner",
     "policy.inference.action_rule": "ActionRule",
@@ -257,6 +262,7 @@ _NAMES = {
         "ObjectNotFound ObjectUnusable PolicyPinned StorageError WeightStoreError WeightsDamaged "
         "WeightsNotFound WeightsRefused"
     ),
+    "storage.experience.conformance": "InputReaderConformance",
     "storage.experience.episode": "Episode EpisodeError Part Step",
     "storage.experience.interfaces": (
         "EndOfInput InputReader MixedSchemas OutputWriter ReaderError ReaderState"
@@ -307,6 +313,7 @@ _NEEDED_BY = {
     "gymnasium": (
         "policy.algorithms.trainable_policy",
         "policy.envs.base_env",
+        "policy.envs.conformance",
         "policy.worker.rollout_worker",
         "storage.spaces.gymnasium_spaces",
     ),

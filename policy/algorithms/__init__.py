@@ -5,4 +5,13 @@ part of its checkpoint; `TrainablePolicy` accepts gymnasium's spaces. Imports no
 environments or samplers, and nothing of the jobs (`data`, `training`, `judging`).
 """
 
-__all__ = ["bandit", "base", "cql", "data_parallel", "learner", "ppo", "trainable_policy"]
+__all__ = [
+    "bandit",
+    "base",
+    "conformance",
+    "cql",
+    "data_parallel",
+    "learner",
+    "ppo",
+    "trainable_policy",
+]

@@ -4,4 +4,4 @@ Imports gymnasium, batches, and the preprocessors of `policy.inference` for nest
 no networks and no learning.
 """
 
-__all__ = ["base_env", "env_context", "env_runner", "vector_env"]
+__all__ = ["base_env", "conformance", "env_context", "env_runner", "vector_env"]

@@ -124,10 +124,11 @@ class VectorBaseEnv:
             raise ValueError(
                 f"send_actions: expected a reset of the ended envs {sorted(self._ended)} first"
             )
-        if set(actions) != waiting:
+        got = {env_id: set(by_agent) for env_id, by_agent in actions.items()}
+        if got != {env_id: {DEFAULT_AGENT} for env_id in waiting}:
             raise ValueError(
-                f"send_actions: a vector steps as one: expected actions of the envs "
-                f"{sorted(waiting)}, got {sorted(actions)}"
+                f"send_actions: a vector steps as one: expected actions of {DEFAULT_AGENT!r} of "
+                f"the envs {sorted(waiting)}, got {got}"
             )
 
     def _batch(self, actions: Mapping[Any, Mapping[Any, Any]]) -> Any:

@@ -128,7 +128,9 @@ def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess, load
         assert run_python(python, code, home, collector)
 
 
-@pytest.mark.parametrize("page", ["sample_batch", "external_env", "workers", "objects"])
+@pytest.mark.parametrize(
+    "page", ["sample_batch", "external_env", "workers", "objects", "conformance"]
+)
 def test_a_page_that_needs_no_collector_runs(page: str, home: Path) -> None:
     """The page's blocks run in order, and each print with a comment of its output prints that."""
     code = "\n".join(blocks(f"docs/{page}.md", "python"))

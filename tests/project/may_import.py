@@ -83,9 +83,9 @@ MAY_IMPORT = {
     # The reader's ledger is part of `Learner`'s checkpoint. gymnasium: `TrainablePolicy`
     # is made of an environment's spaces
     "policy.algorithms": (
-        "policy.inference policy.networks policy.ope policy.progress storage.errors"
-        " storage.experience storage.reading storage.spaces storage.system storage.weights"
-        " storage.wording gymnasium msgspec numpy safetensors torch"
+        "policy.inference policy.networks policy.ope policy.progress storage.conformance"
+        " storage.errors storage.experience storage.reading storage.spaces storage.system"
+        " storage.weights storage.wording gymnasium msgspec numpy safetensors torch"
     ),
     "policy.data": (
         "policy.progress storage.declarations storage.errors storage.experience storage.reading"
@@ -93,7 +93,8 @@ MAY_IMPORT = {
     ),
     # `vector_env` splits nested observations as acting does
     "policy.envs": (
-        "policy.inference storage.experience storage.spaces storage.wording gymnasium numpy torch"
+        "policy.inference storage.conformance storage.experience storage.spaces storage.wording"
+        " gymnasium numpy torch"
     ),
     # `weight_store` refuses weights that numpy cannot act with
     "policy.inference": "storage.declarations storage.errors storage.spaces storage.weights numpy",
@@ -128,7 +129,9 @@ MAY_IMPORT = {
         "storage.errors storage.experience storage.objects storage.spaces storage.system"
     ),
     # inside functions, if installed: Arrow compresses columns, all three accept batches
-    "storage.experience": "storage.errors storage.wording msgspec numpy pandas pyarrow torch",
+    "storage.experience": (
+        "storage.conformance storage.errors storage.wording msgspec numpy pandas pyarrow torch"
+    ),
     "storage.journal": "storage.errors storage.experience storage.system storage.wording msgspec",
     "storage.reading": (
         "storage.conformance storage.declarations storage.errors storage.experience"

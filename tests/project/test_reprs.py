@@ -38,8 +38,9 @@ from headrace import (
 from tests.collector_process import declare
 
 ABSTRACT = {
-    "AlgorithmConfig", "BaseEnv", "Callbacks", "EnvRunner", "InputReader", "Objects",
-    "ObjectsConformance", "OutputWriter", "ShardSource", "ShardSourceConformance",
+    "AlgorithmConfig", "AlgorithmConformance", "BaseEnv", "BaseEnvConformance", "Callbacks",
+    "EnvRunner", "InputReader", "InputReaderConformance", "Objects", "ObjectsConformance",
+    "OutputWriter", "ShardSource", "ShardSourceConformance",
 }  # fmt: skip
 CLASSES = {
     name: made

@@ -14,6 +14,7 @@ import pytest
 from ingest.embedded.external_env import ExternalEnv
 from ingest.protocol.errors import BufferFull, ClientError, Refusal, ServingStopped
 from policy.envs.base_env import BaseEnv, require_reset_support, to_base_env
+from policy.envs.conformance import BaseEnvConformance
 from storage.experience.episode import DEFAULT_AGENT, LoggedAction
 from storage.spaces.descriptors import Box, Dict, Discrete, SpaceError
 from tests.ingest.external_worker import Seen, Worker
@@ -648,6 +649,22 @@ def test_to_base_env_is_one_env_of_the_workers_protocol(idle):
         base.try_restart("e")
     with pytest.raises(RuntimeError, match="already has a worker"):
         env.to_base_env()
+
+
+class TestProtocol(BaseEnvConformance):
+    """A program that asks for actions in episodes of three steps, one after the other."""
+
+    def env(self) -> BaseEnv:
+        class Asking(ExternalEnv):
+            def run(self) -> None:
+                while not self.stopped:
+                    episode = self.start_episode()
+                    for step in range(3):
+                        self.get_action(episode, obs(step))
+                        self.log_returns(episode, 1.0)
+                    self.end_episode(episode, obs(3))
+
+        return Asking(ACTION, OBSERVATION).to_base_env()
 
 
 def test_a_horizon_needs_reset_support_which_a_program_has_not(idle):

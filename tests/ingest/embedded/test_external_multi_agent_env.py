@@ -12,6 +12,7 @@ import pytest
 from ingest.embedded.external_multi_agent_env import ExternalMultiAgentEnv
 from ingest.protocol.errors import Refusal, ServingStopped
 from policy.envs.base_env import BaseEnv
+from policy.envs.conformance import BaseEnvConformance
 from storage.experience.episode import LoggedAction
 from storage.spaces.descriptors import Box, Discrete, SpaceError
 
@@ -55,6 +56,22 @@ def polls(body: Callable[[ExternalMultiAgentEnv], Any], **options: Any) -> list[
         over = {a for flags in (terminateds, truncateds) for a, end in flags["e"].items() if end}
         acting = {a: int(o[0]) for a, o in obs["e"].items() if a not in over}
         base.send_actions({"e": acting})
+
+
+class TestProtocol(BaseEnvConformance):
+    """One agent from the start; another joins, and leaves before the end."""
+
+    def env(self) -> BaseEnv:
+        def play(env: ExternalMultiAgentEnv) -> None:
+            while not env.stopped:
+                episode = env.start_episode()
+                env.get_action(episode, of(a=0))
+                env.get_action(episode, of(a=1, b=1))
+                env.log_returns(episode, {"a": 1.0, "b": 1.0}, multiagent_done_dict={"b": True})
+                env.get_action(episode, of(a=2, b=2))
+                env.end_episode(episode, of(a=3))
+
+        return Game(play).to_base_env()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from ingest.protocol.errors import CollectorFailed
 from ingest.server.process import ServeError
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed, JournalLocked
+from storage.experience.conformance import InputReaderConformance
 from storage.experience.interfaces import ReaderError, ReaderState
 from storage.experience.sample_batch import SampleBatch
 from storage.reading.shard_reader import ShardReader
@@ -74,6 +75,26 @@ def drain(inputs: PolicyServerInput, timeout: float = 1.0) -> list[float]:
     while (batch := inputs.next(timeout)).count:
         found += batch["rewards"].tolist()
     return found
+
+
+class TestProtocol(InputReaderConformance):
+    """Six episodes wait; a batch has the rows of two."""
+
+    ends = False
+
+    @pytest.fixture(autouse=True)
+    def _served(self, serve: Open) -> None:
+        self.serve = serve
+
+    def reader(self) -> PolicyServerInput:
+        inputs = self.idle()
+        with client_of(inputs) as client:
+            for _ in range(6):
+                log_episode(client, [1.0, 2.0])
+        return inputs
+
+    def idle(self) -> PolicyServerInput:
+        return self.serve(mode="transitions", batch_size=4)
 
 
 def same(found: SampleBatch, expected: SampleBatch) -> None:

@@ -103,15 +103,6 @@ def test_the_reward_model_never_judges_a_row_it_was_fitted_on(bandit_log):
     assert not torch.equal(before, after)
 
 
-def test_the_same_seed_gives_the_same_weights(bandit_log):
-    """The same seed gives the same weights, bit for bit; another seed gives other weights."""
-    batch = bandit_log(300).batch()
-    one, two, other = (trained(batch, seed=s, epochs=2)[0].policy.get_weights() for s in (1, 1, 2))
-    for name in one:
-        np.testing.assert_array_equal(one[name], two[name])
-    assert any((one[name] != other[name]).any() for name in one)
-
-
 def test_rows_that_cannot_be_used_are_excluded_and_counted(bandit_log):
     """No propensity, several steps, abandoned, broken: one reason each; the other rows are used."""
     log = bandit_log(100)

@@ -1,4 +1,4 @@
-"""PPO uses the stored log probability, bootstraps as specified, resumes, and learns.
+"""PPO uses the stored log probability, bootstraps as specified, and learns.
 
 Also of `policy.algorithms.base`.
 """
@@ -175,20 +175,6 @@ def test_the_order_of_rows_means_nothing(played):
     one.update(played)
     two.update(played.shuffle(np.random.default_rng(1)))
     assert same(one.policy.get_weights(), two.policy.get_weights())
-
-
-def test_a_resumed_learner_goes_on_bit_for_bit(played, tmp_path):
-    """Weights, Adam's moments, random state, and the position in the schedules."""
-    config = PPOConfig(epochs=2, minibatch=64, schedule_steps=1024)
-    straight, stopped, resumed = (new_learner(config, seed) for seed in (0, 0, 9))
-    straight.update(played)
-    stopped.update(played)
-    stopped.save(tmp_path / "ppo.safetensors")
-    resumed.load(tmp_path / "ppo.safetensors")
-    metrics = straight.update(played)
-    assert resumed.update(played) == metrics
-    assert same(straight.policy.get_weights(), resumed.policy.get_weights())
-    assert (metrics["lr"], metrics["clip"]) == pytest.approx((0.75e-3, 0.15))
 
 
 def test_schedules_fall_in_a_line_and_stay_at_their_end(played):

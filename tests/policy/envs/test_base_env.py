@@ -114,16 +114,6 @@ def test_a_vector_whose_envs_all_end_at_once_goes_on():
     assert all(row[1] == 1.0 for e in found[0] for row in e[1:])
 
 
-def test_rows_of_a_vector_stay_as_they_were():
-    """A vector that reuses one buffer for its observations does not change earlier results."""
-    vector = SyncVectorEnv([Steps], copy=False)
-    env = to_base_env(vector)
-    first = env.poll()[0][0][DEFAULT_AGENT]
-    env.send_actions({0: {DEFAULT_AGENT: 1}})
-    assert first.tolist() == [0, 0, 0]
-    env.stop()
-
-
 def test_a_horizon_resets_what_can_be_reset():
     """With can_reset, try_reset in the middle of an episode begins the next one, of that env
     alone.

@@ -5,6 +5,9 @@ Also of `policy.worker.input_evaluation`.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from policy.ope.estimators import ESTIMATORS
 from policy.sampling.metrics import OffPolicyEstimate, RolloutMetrics
 from policy.worker.batch_io import IOContext, NoopOutput
 from policy.worker.rollout_worker import RolloutWorker
+from storage.experience.conformance import InputReaderConformance
 from storage.experience.interfaces import EndOfInput, InputReader
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch, concat_samples
@@ -39,6 +43,40 @@ class Given(InputReader):
         if not self.batches:
             raise EndOfInput("no more")
         return self.batches.pop(0)
+
+
+class TestOwnSampler(InputReaderConformance):
+    """A worker's own sampler as an input."""
+
+    ends = False
+    arguments: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _workers(self):
+        with ExitStack() as self.stack:
+            yield
+
+    def reader(self):
+        readers = []
+
+        def kept(ioctx):
+            readers.append(ioctx.default_sampler_input())
+            return readers[0]
+
+        self.stack.enter_context(worker(input_creator=kept, **self.arguments))
+        return readers[0]
+
+
+class TestOwnSamplerOfAgents(TestOwnSampler):
+    arguments: ClassVar[dict[str, Any]] = {"env_creator": AgentsEnv}
+
+
+class TestThread(TestOwnSampler):
+    arguments: ClassVar[dict[str, Any]] = {"sample_async": True}
+
+
+class TestFake(TestOwnSampler):
+    arguments: ClassVar[dict[str, Any]] = {"fake_sampler": True}
 
 
 # --- creators --------------------------------------------------------------------------------
