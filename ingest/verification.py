@@ -24,10 +24,9 @@ import msgspec
 
 from ingest.client.admin_session import admin_session
 from ingest.collector.address_file import LiveAddress
-from ingest.collector.backup_restore import notice_restore
+from ingest.collector.backup_restore import Shelf, notice_restore
 from ingest.collector.journal_report import damage_texts
 from ingest.collector.recovery import Recovered, recover
-from ingest.collector.stores import ShardFolder
 from ingest.delivery.transport import Delivery, Transport
 from ingest.episodes.sealed_parts import Sealed
 from ingest.protocol import messages as wire
@@ -250,7 +249,7 @@ def _account(root: Root, directory: Path, copy: Path) -> JournalAccount:
     past = _past(directory)
     with closing(SqliteJournal.open(copy)) as journal:
         policies = load_declarations(root)
-        shards = ShardFolder(directory.parent / "shards")
+        shards = Shelf(directory.parent / "shards")
         restored = notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
         if restored is not None:
             log.warning(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -46,6 +46,8 @@ from ingest.protocol.agent_names import Name
 from storage.declarations.declaration import PolicyDeclaration
 from storage.journal.records import FORMER_ID
 from storage.journal.sqlite_journal import Journal, ShardRecord
+from storage.objects.opening import Root
+from storage.shards.names import next_ordinals
 
 if TYPE_CHECKING:
     from storage.shards.unrecorded_shards import FoundPart, FoundShard
@@ -55,16 +57,28 @@ log = logging.getLogger("headrace.collector")
 CAUSE = "the journal was restored from a backup that is older than this episode's shards"
 
 
-class Shelf(Protocol):
-    """The shards under a journal's root."""
+class Shelf(msgspec.Struct, frozen=True):
+    """The shards under a journal's root, to compare with a journal that may have been restored."""
+
+    shards: Root
 
     def ends(self, collector_ids: set[str]) -> Mapping[str, int]:
-        """stream -> the ordinal after its last shard, for the streams of these collectors."""
+        """stream -> the ordinal after its last shard, for the streams of these collectors.
+
+        Uses only the names of the files, because this runs at every start.
+        """
+        found: dict[str, int] = {}
+        for collector_id in collector_ids:
+            found.update(next_ordinals(self.shards, collector_id))
+        return found
 
     def later(
         self, known: Mapping[str, int], since: int
     ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
-        """See `storage.shards.unrecorded_shards.later_shards`."""
+        """Read the shards that the journal has no record of."""
+        from storage.shards.unrecorded_shards import later_shards  # noqa: PLC0415  Arrow, and rarely needed
+
+        return later_shards(self.shards, known, since)
 
 
 class Restored(msgspec.Struct, frozen=True):

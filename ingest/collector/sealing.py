@@ -31,13 +31,14 @@ from ingest.collector.recovery import (
     encode_state,
     plan_blob,
 )
-from ingest.collector.writer_thread import Sealer, SealJob, WrittenShard
+from ingest.collector.writer_thread import Sealer, SealJob
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.idempotency import STATE
 from ingest.episodes.sealed_parts import Sealed
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import Part
 from storage.journal.sqlite_journal import Plan, ShardRecord
+from storage.shards.names import ShardInfo
 
 log = logging.getLogger("headrace.collector")
 
@@ -82,7 +83,7 @@ class Sealing:
         sealer: Sealer,
         *,
         transact: Callable[[Transaction, Callable[[], None]], None],
-        guard: Callable[[Callable[[WrittenShard], None]], Callable[[WrittenShard], None]],
+        guard: Callable[[Callable[[ShardInfo], None]], Callable[[ShardInfo], None]],
         fresh: Callable[[str, str, list[Part]], None] | None = None,
         written: Callable[[str, int, int], None] | None = None,
     ) -> None:
@@ -238,7 +239,7 @@ class Sealing:
         done = self._guard(lambda shard: self._written(plan, sealed, shard))
         self._sealer.submit(SealJob(plan, rule.canonical_spaces, parts, done))
 
-    def _written(self, plan: Plan, sealed: list[Sealed], shard: WrittenShard) -> None:
+    def _written(self, plan: Plan, sealed: list[Sealed], shard: ShardInfo) -> None:
         """Record a shard, and drop the rows that are no longer needed."""
         parts = [item.part for item in sealed if item.part is not None]
         steps = sum(part.steps for part in parts)

@@ -8,13 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ingest.access.key_files import KEY_BYTES, etag_key, redaction_key
 from ingest.collector.address_file import LiveAddress, forget_address
-from ingest.collector.backup_restore import notice_restore
+from ingest.collector.backup_restore import Shelf, notice_restore
 from ingest.collector.live_policies import LivePolicies, check_specs
 from ingest.collector.writer_thread import Writer
 from storage.declarations.declaration import PolicyDeclaration
@@ -23,11 +22,8 @@ from storage.errors import JournalLocked, JournalLookedAt
 from storage.experience.episode import Part
 from storage.journal.memory_journal import MemoryJournal
 from storage.journal.sqlite_journal import Journal, SqliteJournal
-from storage.shards.names import ShardInfo, next_ordinals
+from storage.shards.names import ShardInfo
 from storage.shards.writer_process import WriterProcess
-
-if TYPE_CHECKING:
-    from storage.shards.unrecorded_shards import FoundShard
 
 log = logging.getLogger("headrace.server")
 
@@ -57,7 +53,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     check_specs(root, policies)
     key = redaction_key(root, policies.values())
     journal = _opened(root / "journal")
-    shelf = ShardFolder(root / "shards")
+    shelf = Shelf(root / "shards")
     restored = notice_restore(journal, policies, shelf, received=time.time_ns() // 1000)
     if restored is not None:
         restored.log()
@@ -124,24 +120,3 @@ class _NoShards:
         first, last = parts[0].ordinal, parts[-1].ordinal
         steps = sum(part.steps for part in parts)
         return ShardInfo(Path("memory"), stream, first, last, "0" * 64, steps, len(parts), 0)
-
-
-class ShardFolder(msgspec.Struct, frozen=True):
-    """The shards under a root, for the comparison with a journal that may have been restored."""
-
-    directory: Path
-
-    def ends(self, collector_ids: set[str]) -> Mapping[str, int]:
-        """Uses only the names of the files, because this runs at every start."""
-        found: dict[str, int] = {}
-        for collector_id in collector_ids:
-            found.update(next_ordinals(self.directory, collector_id))
-        return found
-
-    def later(
-        self, known: Mapping[str, int], since: int
-    ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
-        """Read the shards that the journal has no record of."""
-        from storage.shards.unrecorded_shards import later_shards  # noqa: PLC0415  Arrow, and rarely needed
-
-        return later_shards(self.directory, known, since)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -20,25 +19,13 @@ import msgspec
 from storage.errors import FolderMoved, StorageError
 from storage.experience.episode import Part
 from storage.journal.sqlite_journal import Plan
+from storage.shards.names import ShardInfo
 
 log = logging.getLogger("headrace.collector")
 
 RETRY_SECONDS = 0.5
 CHECK_SECONDS = 1.0
 """Seconds between an idle writer's checks that its folders are still at their paths."""
-
-
-class WrittenShard(Protocol):
-    """The properties of a shard that the collector records."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
 
 
 class Writer(Protocol):
@@ -49,7 +36,7 @@ class Writer(Protocol):
 
     def start(self) -> None: ...
     def check(self) -> None: ...
-    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> WrittenShard: ...
+    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> ShardInfo: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
 
@@ -60,7 +47,7 @@ class SealJob(msgspec.Struct, frozen=True):
     plan: Plan
     canonical_json: str
     parts: Sequence[Part]
-    done: Callable[[WrittenShard], None]
+    done: Callable[[ShardInfo], None]
 
 
 class Sealer:
@@ -142,7 +129,7 @@ class Sealer:
             self._notify(job.done, shard)
         return shard is not None
 
-    def _write(self, job: SealJob) -> WrittenShard | None:
+    def _write(self, job: SealJob) -> ShardInfo | None:
         while True:
             try:
                 return self._writer.write(job.plan.stream, job.canonical_json, job.parts)

@@ -29,9 +29,9 @@ from storage.experience.range_set import RangeSet
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at, require_local
 from storage.reading.exclusion import TRANSIENT
-from storage.reading.objects_source import ObjectsSource
+from storage.reading.objects_source import source_at
 from storage.reading.retries import RETRY_FOR, try_again
-from storage.reading.sources import ScanIncomplete, ShardFile
+from storage.reading.sources import ScanIncomplete, ShardFile, StoredSource
 from storage.shards.names import ShardDamaged, ShardError, check_stream
 from storage.shards.shard import ShardMetadata, shard_metadata
 from storage.system.formats import require_format
@@ -170,7 +170,7 @@ def _at_rest(root: Objects, policy_id: str, schema_id: str | None, retry_for: fl
 
 
 def _scan(root: Objects, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
-    source = ObjectsSource(root)
+    source = source_at(root)
     shards = try_again(source.scan, str(root), retry_for, (ScanIncomplete,))
     schema_id = schema_id or _schema_of(root, policy_id, shards)
     mine = [shard for shard in shards if shard.schema_id == schema_id]
@@ -191,7 +191,7 @@ def _schema_of(root: Objects, policy_id: str, shards: list[ShardFile]) -> str:
 
 
 def _account(
-    shards: list[ShardFile], source: ObjectsSource, schema_id: str, retry_for: float
+    shards: list[ShardFile], source: StoredSource, schema_id: str, retry_for: float
 ) -> Frozen:
     """Sum the footers of `shards`; a file whose ordinals other files have adds nothing.
 
@@ -226,7 +226,7 @@ def _account(
     )
 
 
-def _footer(source: ObjectsSource, shard: ShardFile) -> ShardMetadata:
+def _footer(source: StoredSource, shard: ShardFile) -> ShardMetadata:
     return shard_metadata(source.open(shard))
 
 

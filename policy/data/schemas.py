@@ -13,9 +13,9 @@ from typing import Any
 
 from storage.declarations.policy_files import load_declarations
 from storage.experience.range_set import RangeSet
-from storage.objects.opening import Root, objects_at
+from storage.objects.opening import Root
 from storage.reading.exclusion import Reason
-from storage.reading.objects_source import ObjectsSource
+from storage.reading.objects_source import source_at
 from storage.reading.sources import ScanIncomplete
 from storage.shards.names import ShardDamaged
 from storage.shards.shard import rows_of_policy
@@ -64,7 +64,7 @@ def in_other_schemas(root: Root, policy_id: str, read: str | None) -> Counter[Re
     if read is None:
         return rows
     known: dict[str, RangeSet] = {}
-    source = ObjectsSource(objects_at(root))
+    source = source_at(root)
     try:
         shards = source.scan()
     except ScanIncomplete as incomplete:

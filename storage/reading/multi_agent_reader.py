@@ -39,7 +39,7 @@ from storage.reading.batching import segment_starts
 from storage.reading.ledger import Ledger
 from storage.reading.loading import DEFAULT_COLUMNS, ENDED, STREAM_INDEX
 from storage.reading.objects_source import Roots, stores_at
-from storage.reading.position import require_version
+from storage.reading.position import FORMAT_VERSION, require_keys
 from storage.reading.prefetch import deadline_after
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Left, ReaderStats, Select, ShardReader
@@ -48,7 +48,6 @@ from storage.wording import counted
 
 __all__ = ["JointStats", "MultiAgentReader"]
 
-FORMAT_VERSION = 1
 PATIENCE = 60.0  # s
 MOST_WAITING_BYTES = 256_000_000
 
@@ -406,12 +405,7 @@ class MultiAgentReader(InputReader):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position. Raises ReaderState if it does not fit this reader."""
-        if isinstance(state, Mapping):
-            require_version(state, FORMAT_VERSION)
-        wanted = {"version", "policies", "reached", "ready", "waiting", "rng"}
-        if not isinstance(state, Mapping) or set(state) != wanted:
-            found = sorted(state) if isinstance(state, Mapping) else repr(state)[:80]
-            raise ReaderState(f"position: expected the keys {sorted(wanted)}, got {found}")
+        require_keys(state, {"version", "policies", "reached", "ready", "waiting", "rng"})
         if set(state["policies"]) != set(self._readers):
             raise ReaderState(
                 f"position: expected the policies {sorted(self._readers)}, got "

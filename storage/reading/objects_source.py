@@ -6,28 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from storage.errors import ObjectUnusable
 from storage.experience.interfaces import ReaderError
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
-from storage.objects.ranged import RangedFile
 from storage.reading.listing import SHARDS, ShardFile
 from storage.reading.sources import (
     POLL_INTERVAL,
     DirectorySource,
-    ScanIncomplete,
-    WaitingSource,
+    StoredSource,
     complete,
 )
-from storage.shards.names import MAX_SHARD, ShardDamaged, shard_names, streams
+from storage.shards.names import shard_names, streams
 
 __all__ = ["ObjectsSource", "Roots", "source_at", "stores_at"]
 
 Roots: TypeAlias = Root | Sequence[Root]
 
 
-class ObjectsSource(WaitingSource):
+class ObjectsSource(StoredSource):
     """The shards under `shards/` in one or more stores.
 
     A listing goes on after the last known name of each stream. A thorough one lists all names: a
@@ -46,38 +43,20 @@ class ObjectsSource(WaitingSource):
 
     @property
     def home(self) -> Objects:
-        """The first store."""
         return self._stores[0]
 
     def scan(self) -> list[ShardFile]:
         self._changed.clear()
-        return self._listed(thorough=True)
+        return complete(*self._listed(thorough=True))
 
     def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
         self._changed.clear()
         if afresh:
             self._known, self._last = set(), {}
-        try:
-            found, errors = self._listed(thorough=thorough), {}
-        except ScanIncomplete as partial:
-            found, errors = partial.found, partial.errors
+        found, errors = self._listed(thorough=thorough)
         new = [shard for shard in found if shard not in self._known]
         self._known.update(new)
         return complete(new, errors)
-
-    def read(self, shard: ShardFile) -> bytes:
-        shards, name = self._place(shard)
-        try:
-            return shards.read(name, limit=MAX_SHARD)
-        except ObjectUnusable as error:
-            raise ShardDamaged(str(error)) from error
-
-    def open(self, shard: ShardFile) -> RangedFile:
-        """A shard, to read parts of it. Raises as `read`."""
-        try:
-            return RangedFile(*self._place(shard))
-        except ObjectUnusable as error:
-            raise ShardDamaged(str(error)) from error
 
     def _place(self, shard: ShardFile) -> tuple[Objects, str]:
         for place, shards in self._shards.items():
@@ -85,7 +64,7 @@ class ObjectsSource(WaitingSource):
                 return shards, shard.place.removeprefix(place)
         raise FileNotFoundError(f"{shard.place}: expected a shard of {self}")
 
-    def _listed(self, *, thorough: bool) -> list[ShardFile]:
+    def _listed(self, *, thorough: bool) -> tuple[list[ShardFile], dict[str, OSError]]:
         found: list[ShardFile] = []
         errors: dict[str, OSError] = {}
         for place, shards in self._shards.items():
@@ -99,7 +78,7 @@ class ObjectsSource(WaitingSource):
                     found += self._list(shards, place, stream, thorough=thorough)
                 except OSError as error:
                     errors[place + stream] = error
-        return complete(found, errors)
+        return found, errors
 
     def _list(self, shards: Objects, place: str, stream: str, *, thorough: bool) -> list[ShardFile]:
         after = "" if thorough else self._last.get(place + stream, "")
@@ -119,7 +98,7 @@ def stores_at(roots: Roots) -> list[Objects]:
 
 def source_at(
     roots: Roots, *, follow: bool = False, poll_interval: float = POLL_INTERVAL
-) -> DirectorySource | ObjectsSource:
+) -> StoredSource:
     """The source of one or more roots. Raises ReaderError if there is none.
 
     Local folders are watched with `follow`, and a stream's folder or a shard is a root, too.

@@ -82,12 +82,7 @@ class Position:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Position:
         """Parse the result of `to_json`. Raises NewerFormat, and ReaderState for anything else."""
-        if isinstance(document, Mapping):
-            require_version(document, FORMAT_VERSION)
-        wanted = {"version", "mode", "ledger", "streams", "rng", *_STAGES}
-        if not isinstance(document, Mapping) or set(document) != wanted:
-            found = sorted(document) if isinstance(document, Mapping) else repr(document)[:80]
-            raise ReaderState(f"position: expected the keys {sorted(wanted)}, got {found}")
+        require_keys(document, {"version", "mode", "ledger", "streams", "rng", *_STAGES})
         if not isinstance(document["streams"], list):
             raise ReaderState(f"streams: expected a list, got {document['streams']!r:.80}")
         streams = tuple(str(stream) for stream in document["streams"])
@@ -106,6 +101,15 @@ def require_version(document: Mapping[str, Any], known: int, where: object = "po
         require_format(document, known, where, "version")
     except ValueError as error:
         raise ReaderState(str(error)) from error
+
+
+def require_keys(document: Any, wanted: set[str]) -> None:
+    """Raise NewerFormat, or ReaderState, unless a document is a position with these keys."""
+    if isinstance(document, Mapping):
+        require_version(document, FORMAT_VERSION)
+    if not isinstance(document, Mapping) or set(document) != wanted:
+        found = sorted(document) if isinstance(document, Mapping) else repr(document)[:80]
+        raise ReaderState(f"position: expected the keys {sorted(wanted)}, got {found}")
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ from storage.reading.loading import (
     PartFilter,
     ShardLoader,
 )
-from storage.reading.objects_source import ObjectsSource, Roots, source_at
+from storage.reading.objects_source import Roots, source_at
 from storage.reading.position import FORMAT_VERSION, Position, require_version, restore_rows
 from storage.reading.prefetch import EndOfShards, Failure, Prefetcher, deadline_after
 from storage.reading.retries import RETRY_FOR, Retries
@@ -66,6 +66,7 @@ from storage.reading.sources import (
     ShardChoice,
     ShardFile,
     ShardSource,
+    StoredSource,
 )
 from storage.spaces.descriptors import Space
 from storage.wording import counted
@@ -585,7 +586,7 @@ class ShardReader(InputReader):
         This copy is for people and for `retain`; a learner stores its position in its own
         checkpoint.
         """
-        if not isinstance(self._source, (DirectorySource, ObjectsSource)):
+        if not isinstance(self._source, StoredSource):
             raise ReaderError("save: expected a reader of roots, this one has none")
         home, file = self._source.home, _position_name(name)
         home.replace(file, json.dumps(self.state_dict()).encode())

@@ -34,6 +34,8 @@ from watchdog.observers.api import BaseObserver
 from storage.errors import ObjectUnusable
 from storage.experience.interfaces import MixedSchemas, ReaderError
 from storage.objects.folder import FolderObjects
+from storage.objects.interface import Objects
+from storage.objects.ranged import RangedFile
 from storage.reading.deletion import close_if_deleted
 from storage.reading.ledger import Ledger
 from storage.reading.listing import SHARDS, ListedPath, RootListing, ShardFile, scan_target
@@ -49,6 +51,7 @@ __all__ = [
     "ScanIncomplete",
     "ShardFile",
     "ShardSource",
+    "StoredSource",
     "WaitingSource",
     "complete",
 ]
@@ -130,7 +133,34 @@ class WaitingSource(GrowingSource):
         self.close()
 
 
-class DirectorySource(WaitingSource):
+class StoredSource(WaitingSource):
+    """A source of shards that are objects."""
+
+    @property
+    def home(self) -> Objects:
+        """The first root."""
+        raise NotImplementedError
+
+    def _place(self, shard: ShardFile) -> tuple[Objects, str]:
+        """The store and the name of a shard."""
+        raise NotImplementedError
+
+    def read(self, shard: ShardFile) -> bytes:
+        objects, name = self._place(shard)
+        try:
+            return objects.read(name, limit=MAX_SHARD)
+        except ObjectUnusable as error:
+            raise ShardDamaged(str(error)) from error
+
+    def open(self, shard: ShardFile) -> RangedFile:
+        """A shard, to read parts of it. Raises the errors of `read`."""
+        try:
+            return RangedFile(*self._place(shard))
+        except ObjectUnusable as error:
+            raise ShardDamaged(str(error)) from error
+
+
+class DirectorySource(StoredSource):
     """The shards under one or more local roots.
 
     A path may also be the `shards/` of a root, a stream's folder or a shard. With `follow`, a path
@@ -168,7 +198,7 @@ class DirectorySource(WaitingSource):
         return f"DirectorySource({', '.join(repr(str(root)) for root in self.roots)})"
 
     @property
-    def home(self) -> FolderObjects:
+    def home(self) -> Objects:
         """The first root, also if its `shards/` or something in it was given."""
         return FolderObjects(ListedPath.of(self.roots[0]).folder.parent)
 
@@ -220,12 +250,9 @@ class DirectorySource(WaitingSource):
                     log.warning("%s: not there yet, waiting for it", target.folder)
         self._watch([listing.target for listing in self._listings.values()])
 
-    def read(self, shard: ShardFile) -> bytes:
+    def _place(self, shard: ShardFile) -> tuple[Objects, str]:
         folder, _, name = shard.place.rpartition("/")
-        try:
-            return FolderObjects(folder).read(name, limit=MAX_SHARD)
-        except ObjectUnusable as error:
-            raise ShardDamaged(str(error)) from error
+        return FolderObjects(folder), name
 
     def close(self) -> None:
         super().close()

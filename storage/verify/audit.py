@@ -322,27 +322,41 @@ class _Audit:
         if stream.startswith(".") or not file or "/" in file or (name is None and is_folder):
             self._look_astray(place, is_folder=is_folder)
             return
-        if name is not None and self._is_newer(stream, name):
-            self._look_at_newer(place, name)
+        if name is not None:
+            self._check(place, stream, name)
             return
-        found = self.streams.setdefault(stream, _AuditedStream())
+        self.streams.setdefault(stream, _AuditedStream())
         if file.startswith("."):
             self.notes.append(f"{place}: left half-written, of no meaning")
-        elif name is None:
-            if file.endswith(SUFFIX):
-                self._find("stray", place, "no shard's name, but other tools would read its rows")
-            else:
-                self.notes.append(f"{place}: not a file of ours")
+        elif file.endswith(SUFFIX):
+            self._find("stray", place, "no shard's name, but other tools would read its rows")
         else:
-            if is_shard(self.shards, stream, name):
-                found.claimed.add_range(name.first, max(name.first, name.last))
-            try:
-                rows = self._take(place, name, found)
-            except (ShardDamaged, OSError) as error:
-                self.damaged.append((stream, file))
-                self._find("damaged", place, reason(f"{self.root}/{place}", error))
-            else:
-                self._read_again(place, rows)
+            self.notes.append(f"{place}: not a file of ours")
+
+    def _check(self, place: str, stream: str, name: ShardName) -> None:
+        """Check a shard, and count it, unless it is newer than the account."""
+        account = self.account
+        newer = account is not None and account.live and account.is_behind(stream, name.first)
+        known = _AuditedStream() if newer else self.streams.setdefault(stream, _AuditedStream())
+        if is_shard(self.shards, stream, name):
+            known.claimed.add_range(name.first, max(name.first, name.last))
+        try:
+            digest, metadata = check_shard(RangedFile(self.root, place), name)
+        except (ShardDamaged, OSError) as error:
+            if not newer:
+                self.damaged.append((stream, str(name)))
+            self._find("damaged", place, reason(f"{self.root}/{place}", error))
+            return
+        self.newer += newer
+        inside = RangeSet(metadata.ranges)
+        if twice := inside.intersection(known.covered):
+            self._find("doubled", place, f"ordinals {twice} are in another shard too")
+        known.covered.update(inside)
+        known.names[str(name)] = (digest, metadata.rows)
+        known.shards += 1
+        known.parts += metadata.parts
+        known.rows += metadata.rows
+        self._read_again(place, metadata.rows)
 
     def _look_astray(self, place: str, *, is_folder: bool) -> None:
         """Check an entry outside of the streams' folders.
@@ -357,16 +371,6 @@ class _Audit:
         else:
             self.notes.append(f"{place}: not a file of ours")
 
-    def _look_at_newer(self, place: str, name: ShardName) -> None:
-        """Check a shard by itself: it is not in the account."""
-        try:
-            _, metadata = check_shard(RangedFile(self.root, place), name)
-        except (ShardDamaged, OSError) as error:
-            self._find("damaged", place, reason(f"{self.root}/{place}", error))
-        else:
-            self.newer += 1
-            self._read_again(place, metadata.rows)
-
     def _read_again(self, place: str, rows: int) -> None:
         """Compare an intact shard with what a second reader finds."""
         if self._second is None or self.second_reading is None:
@@ -375,25 +379,6 @@ class _Audit:
         self.second_reading.rows += rows
         for wrong in self._second.compare(RangedFile(self.root, place)):
             self._find(wrong.kind, place, wrong.text)
-
-    def _is_newer(self, stream: str, name: ShardName) -> bool:
-        """Whether a running collector wrote a shard after its account was taken."""
-        account = self.account
-        return account is not None and account.live and account.is_behind(stream, name.first)
-
-    def _take(self, place: str, name: ShardName, stream: _AuditedStream) -> int:
-        """Count an intact shard, and return its rows."""
-        digest, metadata = check_shard(RangedFile(self.root, place), name)
-        inside = RangeSet(metadata.ranges)
-        twice = inside.intersection(stream.covered)
-        if twice:
-            self._find("doubled", place, f"ordinals {twice} are in another shard too")
-        stream.covered.update(inside)
-        stream.names[str(name)] = (digest, metadata.rows)
-        stream.shards += 1
-        stream.parts += metadata.parts
-        stream.rows += metadata.rows
-        return metadata.rows
 
     # shards against the journal
 

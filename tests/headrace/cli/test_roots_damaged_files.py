@@ -17,7 +17,7 @@ from ingest.access.key_files import kept_key, load_tokens
 from ingest.collector.address_file import ADDRESS, LiveAddress, say_address
 from policy.algorithms.learner import _read_checkpoint
 from policy.data.freeze import load_frozen
-from policy.data.run_once import _read as read_record
+from policy.data.run_once import _read
 from policy.inference.weight_store import WeightStore
 from policy.training.train import declared_spec
 from storage.declarations.dropped_steps import dropped_steps
@@ -25,6 +25,7 @@ from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations
 from storage.errors import StorageError
 from storage.journal.database import HighWater
+from storage.objects.opening import objects_at
 from storage.reading.shard_reader import read_position
 from storage.weights.decisions import Decisions, load_decisions
 from storage.weights.files import PolicyFiles
@@ -52,6 +53,10 @@ from tests.storage.shards.test_footers import changed, every, in_name
 
 BAD_STEPS = 20 * STEPS
 SOUND_STEPS = EPISODES * STEPS - BAD_STEPS
+
+
+def read_record(path: Path) -> object:
+    return _read(objects_at(path.parent), path.name)
 
 
 @pytest.fixture(scope="module")
