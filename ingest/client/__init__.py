@@ -9,8 +9,9 @@ nothing of the collector.
 
 __all__ = [
     "admin_session",
+    "arguments",
     "async_client",
-    "multi_agent",
+    "episode_calls",
     "open_episodes",
     "policy_client",
     "publisher",

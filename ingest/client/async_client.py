@@ -26,12 +26,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ingest.client.arguments import by_episode
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.policy_client import PolicyClient
 from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.transport import Delivery, HttpSession, refusal_from_json
 from ingest.protocol import messages as wire
-from ingest.protocol.agent_names import label_of
+from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
 from ingest.protocol.messages import ActionReply, ActionsReply, Decision, GetAction
 from storage.system.forks import notice_fork, renewed_by_fork
@@ -100,11 +101,8 @@ class AsyncPolicyClient(PolicyClient):
         call may be a different one, or have another observation.
         """
         notice_fork()
-        if isinstance(episode_id, str):
-            return (await self._act({episode_id: observation}))[episode_id]
-        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
-            raise ValueError("get_action: expected a mapping from the given ids to observations")
-        return await self._act({name: observation[name] for name in episode_id})
+        actions = await self._act(by_episode(episode_id, observation))
+        return actions[episode_id] if isinstance(episode_id, str) else actions
 
     async def connect(self, timeout: float | None = None) -> None:  # type: ignore[override]  # as above
         """Like PolicyClient.connect."""
@@ -147,55 +145,36 @@ class AsyncPolicyClient(PolicyClient):
     # --- acting ------------------------------------------------------------------------------
 
     async def _act(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions of some episodes, of one agent or of several; recorded once all are chosen."""
-        if self._have_several_agents(observations):
-            return await self._act_together(observations)
-        asked = {}
+        """Actions of some episodes; recorded once all are chosen."""
+        calls, wholes = self._calls, {}
         for name, seen in observations.items():
-            policy = self._book.find(name).policy
-            await self._prepare(policy, is_local=self._acts_here(name))
-            episode = self._book.find(name)
-            asked[name] = episode, policy.observe(name, seen)
-        remote = [name for name in asked if not self._acts_here(name)]
-        chosen = await self._choose([asked[name] for name in remote])
-        replies = dict(zip(remote, chosen, strict=True))
-        actions = {}
-        for name, (before, obs) in asked.items():
-            episode = self._book.find(name)
-            if episode is not before:
-                raise ClientError(f"Episode {name}: it ended while its action was being chosen")
-            if name in replies:
-                event, action = _decided(episode, obs, replies[name])
-            else:
-                event, action = self._actor.decide(episode, observations[name], obs, waits=False)
-            self._record(episode, event)
-            actions[name] = action
-        return actions
-
-    async def _act_together(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions of some episodes of several agents, by episode and agent."""
-        apart = {self._acts_here(name) for name in observations}
-        if len(apart) > 1:  # some are not in the sample
-            return {name: (await self._act({name: s}))[name] for name, s in observations.items()}
-        is_local, many = apart.pop(), self._multi_agent
-        for name, seen in observations.items():
-            whole = self._book.find_whole(name)
-            for agent in seen if isinstance(seen, Mapping) else ():
-                await self._prepare(whole.policy(agent), is_local=is_local)
-        turns = many.turns(observations, is_local=is_local)
-        if is_local:
-            return many.decide(turns, observations, partial(self._actor.decide, waits=False))
-        tracks = [
-            (track, turn.obs[a]) for turn in turns.values() for a, track in turn.acting.items()
+            whole = wholes[name] = self._book.find_whole(name)
+            for agent in whole.arguments.by_agent(name, "obs", seen):
+                await self._prepare(whole.policy(agent), is_local=calls.acts_here(name))
+        turns = calls.turns(observations)
+        asked = [
+            (track, turn.obs[agent])
+            for name, turn in turns.items()
+            for agent, track in turn.acting.items()
+            if not calls.acts_here(name)
         ]
-        chosen = await self._choose(tracks)
-        replies = {label_of(track): r for (track, _), r in zip(tracks, chosen, strict=True)}
-        turns = many.turns(observations, is_local=False)  # other calls may have come between
+        replies: dict[Name, tuple[ActionReply, bytes]] = {}
+        if asked:
+            chosen = await self._choose(asked)
+            for (track, obs), reply in zip(asked, chosen, strict=True):
+                replies[name_of(track)] = reply, obs
+            turns = calls.turns(observations)  # other calls may have come between
+        for name, turn in turns.items():
+            if turn.whole is not wholes[name]:
+                raise ClientError(f"Episode {name}: it ended while its action was being chosen")
 
-        def decide(track: ClientEpisode, _: Any, obs: bytes) -> tuple[Decision, Any]:
-            return _decided(track, obs, replies[label_of(track)])
+        def decide(track: ClientEpisode, seen: Any, obs: bytes) -> tuple[Decision, Any]:
+            if name_of(track) in replies:
+                reply, obs = replies[name_of(track)]
+                return _decided(track, obs, reply)
+            return self._actor.decide(track, seen, obs, waits=False)
 
-        return many.decide(turns, observations, decide)
+        return calls.decide(turns, decide)
 
     async def _prepare(self, policy: ClientPolicy, *, is_local: bool) -> None:
         """Wait in a thread for the declaration and the weights that an action needs."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from ingest.client.arguments import ONE, SEVERAL, Arguments
 from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.events import check_id, unsampled_names
 from ingest.delivery.transport import Delivery, Transport
@@ -21,6 +22,8 @@ from ingest.protocol.errors import (
     not_found,
 )
 from ingest.protocol.messages import Decision, EpisodeState, Event, GetAction, LogAction, Start
+
+Agent: TypeAlias = str | None
 
 REMEMBERED = 10_000
 """Ended episodes that a client remembers for its errors; older ones are "not found"."""
@@ -81,8 +84,6 @@ class ClientEpisode:
         "decided",
         "episode_id",
         "error",
-        "is_unsampled",
-        "missed",
         "pass_prob",
         "policy",
         "says_schema",
@@ -105,12 +106,10 @@ class ClientEpisode:
         self.episode_id = episode_id
         self.agent_id = agent_id  # of a track
         self.pass_prob = pass_prob  # of every step
-        self.is_unsampled = False  # none of its events is sent
         self.policy = policy
         self.says_schema = policy.schema_id is None  # the start may not have it
         self.seq = 1  # of the next event; the start has 0
         self.acted = False  # whether its last action is logged
-        self.missed: Missed | None = None  # why it is not
         self.arm: int | None = None  # the version that local inference assigned at its start
         self.decided: bytes | None = None  # the name of a remote decision of the open step
         self.step: LogAction | Decision | None = None  # gets rewards while it is queued
@@ -120,22 +119,36 @@ class ClientEpisode:
         self.unanswered: GetAction | None = None  # sent, and the reply was lost
 
     @property
+    def is_free(self) -> bool:
+        """Whether no earlier call prevents the next one."""
+        return self.error is None and self.unanswered is None
+
+    def act(self, step: LogAction | Decision, index: int) -> None:
+        """Note that a step is queued at an index."""
+        self.step, self.step_index = step, index
+        self.seq += 1
+        self.decided = None
+        self.acted = True
+
+    @property
     def schema_id(self) -> str | None:
         """The `schema_id` of its events; None if its start has it."""
         return self.policy.schema_id if self.says_schema else None
 
 
 class ClientWhole:
-    """An open episode of several agents, whose tracks are ClientEpisodes.
+    """An open episode, whose agents' tracks are ClientEpisodes.
 
-    Agents join with their first observation. Agents that have ended are in `gone` (-> whether they
-    were truncated) until the next observations, which may include their final ones; then their
-    tracks are ended. `parting` are final observations that were sent with a get_action without a
-    reply, so that the call can be repeated.
+    The only agent of an episode of one is None, from the start on. Others join with their first
+    observation. Agents that have ended are in `gone` (-> whether they were truncated) until the
+    next observations, which may include their final ones; then their tracks are ended. `parting`
+    are final observations that were sent with a get_action without a reply, so that the call can be
+    repeated.
     """
 
     __slots__ = (
         "acted",
+        "arguments",
         "ended",
         "env_t",
         "episode_id",
@@ -150,22 +163,42 @@ class ClientWhole:
     )
 
     def __init__(
-        self, start: Start, policy_of: Callable[[str], ClientPolicy], pass_prob: float
+        self,
+        start: Start,
+        policy_of: Callable[[Any], ClientPolicy],
+        pass_prob: float,
+        arguments: Arguments = SEVERAL,
     ) -> None:
         self.episode_id = start.episode_id
+        self.arguments = arguments
         self.pass_prob = pass_prob
         self.start = start  # the template of its tracks' starts
         self.policy_of = policy_of
-        self.policies: dict[str, ClientPolicy] = {}  # by agent, for the whole episode
-        self.tracks: dict[str, ClientEpisode] = {}
-        self.gone: dict[str, bool] = {}
-        self.ended: set[str] = set()
-        self.parting: dict[str, bytes | None] = {}
-        self.acted: set[str] = set()
-        self.missed: dict[str, Missed] = {}  # agents whose last action is not logged
+        self.policies: dict[Agent, ClientPolicy] = {}  # by agent, for the whole episode
+        self.tracks: dict[Agent, ClientEpisode] = {}
+        self.gone: dict[Agent, bool] = {}
+        self.ended: set[Agent] = set()
+        self.parting: dict[Agent, bytes | None] = {}
+        self.acted: set[Agent] = set()  # at any time
+        self.missed: dict[Agent, Missed] = {}  # why an agent's last action is not logged
         self.env_t = 0  # calls in which agents acted
 
-    def policy(self, agent: str) -> ClientPolicy:
+    @classmethod
+    def of_one(
+        cls, start: Start, policy: ClientPolicy, since: int, pass_prob: float
+    ) -> ClientWhole:
+        """An episode of one agent."""
+        whole = cls(start, lambda _: policy, pass_prob, ONE)
+        whole.policies[None] = policy
+        whole.tracks[None] = ClientEpisode(start.episode_id, policy, since, pass_prob=pass_prob)
+        return whole
+
+    @property
+    def clock(self) -> int | None:
+        """The `env_t` of the next step; None for one agent, whose steps are its track's."""
+        return None if self.arguments.has_one else self.env_t
+
+    def policy(self, agent: Agent) -> ClientPolicy:
         """The policy of an agent, chosen when it first appears. Raises ValueError."""
         found = self.policies.get(agent)
         if found is None:
@@ -217,7 +250,7 @@ class EpisodeBook:
 
     def foreign(self, name: Name) -> Refusal | None:
         """The refusal of a reward without a step for an episode that this client does not know."""
-        if name in self.open or name in self._ended:
+        if name in self.wholes or name in self._ended:
             return None
         unknown = self._missing(name)
         hint = "It is not open in this client: name a step (step=0 for the first)."
@@ -234,29 +267,37 @@ class EpisodeBook:
 
     def miss(self, episode_id: str, observation: Any, error: BaseException) -> None:
         """Note that an action could not be logged: later rewards are not the earlier step's."""
-        missed = Missed.of(error)
-        whole, episode = self.wholes.get(episode_id), self.open.get(episode_id)
-        if whole is not None:
-            agents = observation if isinstance(observation, Mapping) else whole.tracks
-            whole.missed |= dict.fromkeys(agents, missed)
-        elif episode is not None:
-            episode.acted, episode.missed = False, missed
+        whole = self.wholes.get(episode_id)
+        if whole is None:
+            return
+        several = isinstance(observation, Mapping) and not whole.arguments.has_one
+        for agent in observation if several else list(whole.tracks):
+            whole.missed[agent] = Missed.of(error)
+            if agent in whole.tracks:
+                whole.tracks[agent].acted = False
 
     def require_new(self, episode_id: str) -> None:
         """Raise ValueError if an open or a remembered ended episode has the id."""
-        if episode_id in self.open or episode_id in self.wholes:
+        if episode_id in self.wholes:
             raise already_started(episode_id)
         if episode_id in self._ended:
             raise completed(episode_id)
 
+    def begin(self, whole: ClientWhole, *names: str) -> None:
+        """Note an episode as open, under these ids."""
+        for name in names:
+            self.wholes[name] = whole
+            if whole.arguments.has_one:
+                self.open[name] = whole.tracks[None]
+
     def find_whole(self, episode_id: str, *, answered: bool = True) -> ClientWhole:
-        """The open episode of several agents with this id. Raises as `find`, for any agent."""
+        """The open episode with this id. Raises as `find`, for any agent."""
         whole = self.wholes.get(episode_id)
         if whole is None:
             raise self._missing(episode_id)
         try:
-            for agent in whole.tracks:
-                self.find((whole.episode_id, agent), answered=answered)
+            for track in whole.tracks.values():
+                self.find(name_of(track), answered=answered)
         except Refusal as refusal:
             self.end_refused(whole, refusal)
             raise
@@ -264,13 +305,13 @@ class EpisodeBook:
 
     def end_refused(self, whole: ClientWhole, refusal: Refusal) -> None:
         """End the whole episode after a track was refused for good."""
-        if any((whole.episode_id, agent) not in self.open for agent in whole.tracks):
+        if any(name_of(track) not in self.open for track in whole.tracks.values()):
             self.end_whole(whole, refusal)
 
     def end_whole(self, whole: ClientWhole, cause: Refusal | None = None) -> None:
-        """Note that an episode of several agents has ended."""
-        for agent in whole.tracks:
-            self.open.pop((whole.episode_id, agent), None)
+        """Note that an episode has ended."""
+        for track in whole.tracks.values():
+            self.open.pop(name_of(track), None)
         for name in (whole.episode_id, *unsampled_names(whole.episode_id)):
             if self.wholes.get(name) is whole:
                 del self.wholes[name]
@@ -279,16 +320,12 @@ class EpisodeBook:
     def is_left_out(self, episode_id: str) -> bool:
         """Whether an episode, open or remembered, is not sampled."""
         _, name = unsampled_names(episode_id)
-        known = name in self.open or name in self.wholes or name in self._ended
+        known = name in self.wholes or name in self._ended
         return name == episode_id or known
 
     def end(self, name: Name, cause: Refusal | None = None) -> None:
-        """Note that an episode has ended."""
-        ended = self.open.pop(name, None)
-        if ended is not None and ended.is_unsampled:
-            for one in unsampled_names(ended.episode_id):
-                self.open.pop(one, None)
-                self._ended[one] = cause
+        """Note that an episode or a track has ended."""
+        self.open.pop(name, None)
         self._ended[name] = cause
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
@@ -309,8 +346,9 @@ class EpisodeBook:
         """The refusal of an episode's start, if any; the episode is then removed."""
         episode = self.open.get(name)
         refusal = None if episode is None else episode.error
-        if refusal is not None:
+        if refusal is not None and episode is not None:
             self.open.pop(name)
+            self.wholes.pop(episode.episode_id, None)
         return refusal
 
     def note_seen(self, name: Name) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from time import monotonic, time_ns
@@ -32,9 +32,9 @@ from types import TracebackType
 from typing import Any, get_args
 
 from ingest.client.calls import PolicyLookup, Queueing
+from ingest.client.episode_calls import EpisodeCalls, PolicyMapping, checked_mapping
 from ingest.client.local_actions import LocalActor
-from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
-from ingest.client.open_episodes import ClientEpisode, EpisodeBook, no_action, require_free
+from ingest.client.open_episodes import ClientWhole, EpisodeBook, require_free
 from ingest.client.remote_actions import RemoteActor
 from ingest.delivery.client_stats import ClientStats
 from ingest.delivery.declarations import CollectorSpec, Declarations, Draft
@@ -50,7 +50,6 @@ from ingest.delivery.events import (
     now_or,
     number,
     propensity,
-    size_of,
     start_event,
     unsampled_names,
     version,
@@ -61,7 +60,7 @@ from ingest.delivery.spool import Spool
 from ingest.delivery.transport import HttpSession, TokenSource, Transport
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
-from ingest.protocol.messages import Decision, End, LogAction, LogReturns
+from ingest.protocol.messages import End, LogAction, Start
 from storage.experience.hashed import SAMPLING, hash_fraction
 from storage.system.forks import notice_fork
 from storage.wording import counted
@@ -230,15 +229,20 @@ class PolicyClient:
         )
         wait = self._timeout if self._sync else None
         self._queueing = Queueing(self._outbox, self._sender, self._book, wait)
-        self._multi_agent = MultiAgentCalls(
-            self._book, self._outbox, self._actor, self._remote, self._policies, self._queueing
+        self._calls = EpisodeCalls(
+            self._book,
+            self._outbox,
+            self._actor,
+            self._remote,
+            self._policies,
+            self._queueing,
+            is_local=self.inference_mode == "local",
         )
 
     # --- episodes ----------------------------------------------------------------------------
     #
-    # The calls of episodes with one agent are here, without a further object on the hot path.
-    # Episodes of several agents are in `wholes` of the book; their calls, whose values are mappings
-    # by agent, are in MultiAgentCalls. This class finds out which kind an episode is.
+    # The calls are in EpisodeCalls. Here are the starts, and short cuts for episodes of one agent:
+    # `log_action`, a reward for a queued step, and an action of the client's own policy.
 
     def start_episode(
         self,
@@ -272,27 +276,22 @@ class PolicyClient:
         """
         notice_fork()
         passed = check_pass_prob(pass_prob) * self._sample_rate
-        options = (training_enabled, tags, continues, ts)
+        deadline = monotonic() + self._max_wait
+        start = start_event(episode_id, training_enabled, tags, continues, ts)
+        name = start.episode_id
+        self._book.require_new(name)
         mapping = self.policy_mapping_fn if policy_id is None else policy_id
         if mapping is not None and not isinstance(mapping, str):
-            return self._start_whole(episode_id, mapping, passed, *options)
-        deadline = monotonic() + self._max_wait
+            return self._start_whole(start, mapping, passed, is_own=episode_id is not None)
         policy = self._policies.find(mapping)
-        start = start_event(episode_id, policy.policy_id, *options)
-        name, since = start.episode_id, self._outbox.end
-        episode = ClientEpisode(name, policy, since, pass_prob=passed)
-        start.schema_id = policy.schema_id  # the episode says it if it is not known by now
+        start.policy_id, start.schema_id = policy.policy_id, policy.schema_id
+        whole = ClientWhole.of_one(start, policy, self._outbox.end, passed)
         if self._is_left_out(name):
-            self._book.require_new(name)
-            episode.is_unsampled = True
-            return self._leave_out(name, self._book.open, episode)
-        asks = episode_id is not None
-        if asks:
-            self._book.require_new(name)
-        answers = self._sync or self._outbox.oldest() <= self._max_wait
+            return self._leave_out(name, whole)
+        asks = episode_id is not None and (self._sync or self._outbox.oldest() <= self._max_wait)
         index = self._queueing.put_started([start])
-        self._book.open[name] = episode
-        if asks and answers and index >= 0:
+        self._book.begin(whole, name)
+        if asks and index >= 0:
             self._sender.await_start(start, index, max(0.0, deadline - monotonic()))
         self._queueing.settle(name)
         return name
@@ -309,11 +308,15 @@ class PolicyClient:
         repeat the same call or, in local mode, log an action of your own.
         """
         notice_fork()
-        if isinstance(episode_id, str):
-            return self._get_actions({episode_id: observation})[episode_id]
-        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
-            raise ValueError("get_action: expected a mapping from the given ids to observations")
-        return self._get_actions({name: observation[name] for name in episode_id})
+        track = self._book.open.get(episode_id) if isinstance(episode_id, str) else None
+        if track is None or not track.is_free or not self._calls.acts_here(track.episode_id):
+            return self._calls.get_action(episode_id, observation)
+        self._policies.require_declared(track.policy)
+        event, action = self._actor.decide(track, observation)
+        size = EVENT_BYTES + len(event.obs) + len(event.action)
+        track.act(event, self._queueing.put(event, size))
+        self._queueing.settle(track.episode_id)
+        return action
 
     def log_action(
         self,
@@ -358,17 +361,15 @@ class PolicyClient:
         # This is the hot path of the services that log: few calls, few attributes.
         episode = self._book.open.get(episode_id)
         if episode is None or episode.error is not None or episode.unanswered is not None:
-            if episode_id in self._book.wholes:
-                return self._multi_agent.log_action(
-                    episode_id,
-                    observation,
-                    action,
-                    action_prob=action_prob,
-                    action_logp=action_logp,
-                    policy_version=policy_version,
-                    ts=ts,
-                )
-            episode = self._book.find(episode_id)
+            return self._calls.log_action(
+                episode_id,
+                observation,
+                action,
+                action_prob=action_prob,
+                action_logp=action_logp,
+                policy_version=policy_version,
+                ts=ts,
+            )
         obs, act = episode.policy.encode(episode_id, observation, action)
         seq = episode.seq
         step = LogAction(
@@ -438,40 +439,15 @@ class PolicyClient:
                 if named:
                     late_reward(episode_id, amount, None, step, reward_id, ts)
             return self._outbox.dropped.count_unsampled_reward()
-        if over != (None, None) or isinstance(reward, Mapping) or episode_id in self._book.wholes:
-            if not named:
-                return self._multi_agent.log_returns(episode_id, reward, info, *over, ts)
-            return self._multi_agent.log_late(episode_id, reward, info, step, reward_id, ts)
-        amount = number(episode_id, "reward", reward)
-        raw = encode_info(episode_id, info) if info else None
         if named:
-            late = late_reward(episode_id, amount, raw, step, reward_id, ts)
-            self._queueing.put(late, EVENT_BYTES + size_of(raw))
-            return self._queueing.settle(episode_id)
-        try:
-            episode = self._book.find(episode_id)
-        except Refusal as refusal:
-            raise self._book.foreign(episode_id) or refusal from None
-        if not (episode.acted or self._outbox.dropped.is_dropped(episode_id)):
-            raise no_action(episode_id, episode.missed)
-        if raw is not None:
-            self._queueing.require_room(episode_id, EVENT_BYTES + size_of(raw))
-        last = episode.step
-        folds = last is not None and episode.policy.sums
-        if folds and self._outbox.fold(episode.step_index, last, amount, raw):
-            return None
-        event = LogReturns(
-            episode_id=episode_id,
-            seq=episode.seq,
-            reward=amount,
-            info=raw,
-            ts=now_or(ts),
-            decided=episode.decided,
-        )
-        self._queueing.put(event, EVENT_BYTES + size_of(raw))
-        episode.step = None  # later rewards go behind this one
-        episode.seq += 1
-        return self._queueing.settle(episode_id)
+            return self._calls.log_late(episode_id, reward, info, step, reward_id, ts)
+        if not info and over == (None, None) and not isinstance(reward, Mapping):
+            track = self._book.open.get(episode_id)  # of one agent
+            if track is not None and track.acted and track.is_free and track.policy.sums:
+                amount = number(episode_id, "reward", reward)
+                if self._outbox.fold(track.step_index, track.step, amount, None):
+                    return None
+        return self._calls.log_returns(episode_id, reward, info, *over, ts)
 
     def end_episode(
         self,
@@ -487,26 +463,7 @@ class PolicyClient:
         """
         notice_fork()
         truncated = flag("truncated", truncated)
-        if episode_id in self._book.wholes:
-            return self._multi_agent.end_episode(
-                episode_id, observation, truncated=truncated, ts=ts
-            )
-        episode = self._book.find(episode_id)
-        final = None if observation is None else episode.policy.observe(episode_id, observation)
-        event = End(
-            episode_id=episode_id,
-            seq=episode.seq,
-            obs=final,
-            truncated=truncated,
-            ts=now_or(ts),
-            decided=episode.decided,
-            schema_id=episode.schema_id,
-        )
-        size = EVENT_BYTES + (0 if final is None else len(final))
-        self._queueing.put(event, size, draft=isinstance(final, Draft))
-        self._outbox.over(episode_id)
-        self._book.end(episode_id)
-        return self._queueing.settle(episode_id)
+        self._calls.end_episode(episode_id, observation, truncated=truncated, ts=ts)
 
     def log_step(
         self,
@@ -534,9 +491,9 @@ class PolicyClient:
         """
         notice_fork()
         policy = self._policies.find(policy_id)
-        options = (training_enabled, tags, None, ts)
-        start = start_event(episode_id, policy.policy_id, *options)
-        name, start.schema_id = start.episode_id, policy.schema_id
+        start = start_event(episode_id, training_enabled, tags, None, ts)
+        start.policy_id, start.schema_id = policy.policy_id, policy.schema_id
+        name = start.episode_id
         self._book.require_new(name)
         obs, act = policy.encode(name, observation, action)
         if action_prob is not None or action_logp is not None:
@@ -566,7 +523,7 @@ class PolicyClient:
         if start.schema_id is None:
             step.schema_id = end.schema_id = policy.schema_id
         if self._is_left_out(name):
-            name = self._leave_out(name, {}, None)
+            name = self._leave_out(name, None)
             self._outbox.over(name)
             self._book.end(name)
             return name
@@ -604,11 +561,12 @@ class PolicyClient:
             return self._actor.policy(name or "").version
         if policy_id is not None:
             raise ValueError(f"policy_id: expected none with an episode_id, got {policy_id!r:.80}")
-        if self._have_several_agents([episode_id]):
+        whole = self._book.find_whole(episode_id, answered=False)
+        if not whole.arguments.has_one:
             raise ValueError(f"Episode {episode_id}: expected an episode of one agent, got several")
-        episode = self._book.find(episode_id, answered=False)
-        if not self._acts_here(episode_id):
+        if not self._calls.acts_here(episode_id):
             return -1
+        episode = whole.tracks[None]
         self._policies.require_declared(episode.policy)
         return self._actor.policy(episode.policy.policy_id or "").version_in(episode)
 
@@ -688,23 +646,22 @@ class PolicyClient:
 
     def _start_whole(
         self,
-        episode_id: str | None,
+        start: Start,
         mapping: PolicyMapping | Mapping[str, str],
         pass_prob: float,
-        *options: Any,
+        *,
+        is_own: bool,
     ) -> str:
         """Open an episode of several agents; nothing is sent before its first observation."""
-        start = start_event(episode_id, None, *options)
-        if episode_id is not None:
-            self._book.require_new(episode_id)
-            if self._sync:
-                require_free(self._transport, episode_id)
-        left_out = self._is_left_out(start.episode_id)
-        self._multi_agent.start(start, mapping, pass_prob)
+        name = start.episode_id
+        if is_own and self._sync:
+            require_free(self._transport, name)
+        left_out = self._is_left_out(name)
+        whole = self._calls.start(start, mapping, pass_prob)
         if left_out:
-            whole = self._book.wholes[start.episode_id]
-            return self._leave_out(start.episode_id, self._book.wholes, whole)
-        return start.episode_id
+            return self._leave_out(name, whole)
+        self._book.begin(whole, name)
+        return name
 
     # --- the sample --------------------------------------------------------------------------
 
@@ -720,67 +677,14 @@ class PolicyClient:
             )
         return rate < 1.0 and hash_fraction(SAMPLING, episode_id) >= rate
 
-    def _leave_out(self, episode_id: str, episodes: dict[Any, Any], episode: Any) -> str:
+    def _leave_out(self, episode_id: str, whole: ClientWhole | None) -> str:
         """Note that an episode is not sampled, under its own id and the one with the prefix."""
         own, name = unsampled_names(episode_id)
         check_id("episode_id", name)
-        if episode is not None:
-            episodes[own] = episodes[name] = episode
+        if whole is not None:
+            self._book.begin(whole, own, name)
         self._outbox.dropped.leave_out((own, name))
         return name
-
-    # --- actions -----------------------------------------------------------------------------
-
-    def _get_actions(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions of episodes of one agent or several; recorded once all are chosen."""
-        is_local = self.inference_mode == "local"
-        if not is_local:
-            here = {name: seen for name, seen in observations.items() if self._acts_here(name)}
-            is_local = len(here) == len(observations) > 0
-            if here and not is_local:  # some are not in the sample
-                there = {name: seen for name, seen in observations.items() if name not in here}
-                return self._get_actions(here) | self._get_actions(there)
-        if self._have_several_agents(observations):
-            return self._multi_agent.get_action(observations, is_local=is_local)
-        encoded = {}
-        for name, seen in observations.items():  # all are valid before any is recorded
-            policy = self._book.find(name, answered=is_local).policy
-            self._policies.require_declared(policy)
-            if is_local:
-                encoded[name] = policy.observe(name, seen)
-        if not is_local:
-            return self._remote.act(observations)
-        actions = {}
-        for name, obs in encoded.items():
-            actions[name] = self._decide(name, observations[name], obs)
-        return actions
-
-    def _acts_here(self, name: str) -> bool:
-        """Whether the client's own policy acts: in local mode, and in unsampled episodes."""
-        return self.inference_mode == "local" or self._outbox.dropped.is_unsampled(name)
-
-    def _have_several_agents(self, names: Collection[str]) -> bool:
-        """Whether all episodes have several agents. Raises ValueError if only some have."""
-        wholes = self._book.wholes
-        several = [name for name in names if name in wholes] if wholes else []
-        if several and len(several) < len(names):
-            raise ValueError("get_action: expected episodes of several agents, or of one, got both")
-        return bool(several)
-
-    def _decide(self, episode_id: str, observation: Any, obs: bytes) -> Any:
-        """An action of the client's own policy, queued as the episode's next step."""
-        episode = self._book.find(episode_id)
-        event, action = self._actor.decide(episode, observation, obs)
-        self._record(episode, event)
-        self._queueing.settle(episode_id)
-        return action
-
-    def _record(self, episode: ClientEpisode, event: Decision) -> None:
-        """Queue a decision as the episode's next step."""
-        episode.step_index = self._queueing.put(event, EVENT_BYTES + len(event.obs))
-        episode.step = event
-        episode.seq += 1
-        episode.acted = True
 
 
 def _let_go(actor: LocalActor, sender: Sender) -> None:

@@ -61,10 +61,8 @@ class RemoteActor:
         self._wait_for_disk = wait_for_disk
         self.holds_given_up = 0
 
-    def act(
-        self, observations: Mapping[N, Any], env_t: Mapping[N, int] | None = None
-    ) -> dict[N, Any]:
-        """Actions for some episodes, or tracks with their `env_t`, through one request.
+    def act(self, observations: Mapping[N, Any], env_t: Mapping[N, int | None]) -> dict[N, Any]:
+        """Actions for some episodes, or tracks, with their `env_t` through one request.
 
         Raises BufferFull for an episode that was dropped because the queue was full.
         """
@@ -72,7 +70,7 @@ class RemoteActor:
             raise self._outbox.full()
         episodes = {name: self._book.find(name, answered=False) for name in observations}
         wanted: dict[Name, GetAction] = {
-            name: self._request(episode, observations[name], (env_t or {}).get(name))
+            name: self._request(episode, observations[name], env_t[name])
             for name, episode in episodes.items()
         }
         for episode in episodes.values():

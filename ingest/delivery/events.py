@@ -221,7 +221,6 @@ def now_or(ts: int | None) -> int:
 
 def start_event(
     episode_id: str | None,
-    policy_id: str | None,
     training_enabled: bool,
     tags: Mapping[str, str] | None,
     continues: str | None,
@@ -235,7 +234,6 @@ def start_event(
     name = secrets.token_hex(ID_BYTES) if episode_id is None else episode_id
     return Start(
         episode_id=name,
-        policy_id=policy_id,
         training_enabled=flag("training_enabled", training_enabled),
         tags=check_tags(tags, name) if tags else None,
         continues=continues,

@@ -23,14 +23,15 @@ import math
 import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from ingest.client.multi_agent import by_agent, ended_agents
+from ingest.client.arguments import HERE, SEVERAL, by_episode
 from ingest.client.policy_client import PolicyClient
 from ingest.delivery.declarations import ClientPolicy
-from ingest.delivery.events import check_id, encode_info, number, propensity
+from ingest.delivery.events import check_id, flag, version
 from ingest.embedded.exchange import Exchange, OwnAction, Poll
 from ingest.protocol.errors import ServingStopped
 from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, LoggedAction
@@ -313,15 +314,13 @@ class ExternalBaseEnv:
 
 
 class CheckedCalls:
-    """The five calls to a worker in this process: values are checked and go to an exchange.
-
-    Values are mappings by agent. With `one_agent` they are those of its only agent instead.
-    """
+    """The five calls to a worker in this process: values are checked and go to an exchange."""
 
     def __init__(
         self, exchange: Exchange, observation_space: Any, action_space: Any, *, one_agent: bool
     ) -> None:
-        self._exchange, self._one_agent = exchange, one_agent
+        self._exchange = exchange
+        self._arguments = HERE if one_agent else SEVERAL
         self._spaces = observation_space, action_space
         self._policies: dict[Any, ClientPolicy] = {}
         self._shared: ClientPolicy | None = None
@@ -337,15 +336,12 @@ class CheckedCalls:
         return name
 
     def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any:
-        if not isinstance(episode_id, str):
-            if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
-                raise ValueError(
-                    "get_action: expected a mapping from the given ids to observations"
-                )
-            return {name: self.get_action(name, observation[name]) for name in episode_id}
-        seen, key = self._observe(episode_id, observation)
-        answer = self._exchange.ask(episode_id, seen, key)
-        return answer[DEFAULT_AGENT] if self._one_agent else answer
+        actions = {}
+        for name, value in by_episode(episode_id, observation).items():
+            seen, key = self._observe(name, value)
+            answer = self._exchange.ask(name, seen, key)
+            actions[name] = answer[DEFAULT_AGENT] if self._arguments.has_one else answer
+        return actions[episode_id] if isinstance(episode_id, str) else actions
 
     def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
         """Return the worker's action as the program gets it. Raises SpaceError."""
@@ -353,7 +349,8 @@ class CheckedCalls:
         try:
             return policy.action.named(policy.action.decode(policy.encode_decision(action)))
         except SpaceError as error:
-            raise SpaceError(f"Episode {self._where(episode_id, agent)}: {error}") from error
+            where = self._arguments.where(episode_id, agent)
+            raise SpaceError(f"Episode {where}: {error}") from error
 
     def log_action(
         self,
@@ -366,19 +363,14 @@ class CheckedCalls:
         policy_version: int = -1,
     ) -> None:
         seen, _ = self._observe(episode_id, observation)
-        probs, logps = (
-            self._by_agent(episode_id, "propensity", p) if p is not None else {}
-            for p in (action_prob, action_logp)
-        )
+        policy_of = partial(self._policy, episode_id)
         logged = {}
-        for agent, value in self._by_agent(episode_id, "action", action).items():
-            where, policy = self._where(episode_id, agent), self._policy(episode_id, agent)
-            own = policy.action.decode(policy.encode_action(where, value))
-            prob, logp = probs.get(agent), logps.get(agent)
-            if prob is not None or logp is not None:
-                prob, logp = propensity(where, prob, logp)
-            known = logp if prob is None else math.log(prob)
-            logged[agent] = LoggedAction(own, known, int(policy_version))
+        for agent, given in self._arguments.actions(
+            episode_id, policy_of, action, action_prob, action_logp
+        ).items():
+            own = policy_of(agent).action.decode(given.action)
+            known = given.logp if given.prob is None else math.log(given.prob)
+            logged[agent] = LoggedAction(own, known, version(episode_id, policy_version))
         self._exchange.tell(episode_id, seen, logged)
 
     def log_returns(
@@ -391,49 +383,28 @@ class CheckedCalls:
         multiagent_truncated_dict: Mapping[Any, bool] | None = None,
     ) -> None:
         over = multiagent_done_dict, multiagent_truncated_dict
-        if self._one_agent and over != (None, None):
-            raise ValueError(f"Episode {episode_id}: expected one agent's reward, got dicts")
-        rewards = {
-            agent: number(self._where(episode_id, agent), "reward", amount)
-            for agent, amount in self._by_agent(episode_id, "reward", reward).items()
-        }
-        infos = {  # copies of JSON values, so that the caller may change the originals
-            agent: msgspec.msgpack.decode(encode_info(self._where(episode_id, agent), agent_info))
-            for agent, agent_info in (
-                self._by_agent(episode_id, "info", info).items() if info else ()
-            )
-            if agent_info
-        }
-        gone = ended_agents(episode_id, *over)
-        self._exchange.reward(episode_id, rewards, infos, gone)
+        given = self._arguments.returns(episode_id, reward, info, *over)
+        infos = {agent: msgspec.msgpack.decode(raw) for agent, raw in given.infos.items()}
+        self._exchange.reward(episode_id, given.rewards, infos, given.ended)
 
     def end_episode(
         self, episode_id: str, observation: Any = None, *, truncated: bool = False
     ) -> None:
         seen = {} if observation is None else self._observe(episode_id, observation)[0]
-        self._exchange.end(episode_id, seen, truncated=bool(truncated))
+        self._exchange.end(episode_id, seen, truncated=flag("truncated", truncated))
 
     def miss(self, episode_id: str, observation: Any, error: BaseException) -> None:
         """Note that the actions on an observation could not be logged."""
         agents: Iterable[Any] | None = [DEFAULT_AGENT]
-        if not self._one_agent:
+        if not self._arguments.has_one:
             agents = observation if isinstance(observation, Mapping) else None
         self._exchange.miss(episode_id, agents, error)
 
-    def _by_agent(self, episode_id: str, name: str, value: Any) -> Mapping[Any, Any]:
-        return {DEFAULT_AGENT: value} if self._one_agent else by_agent(episode_id, name, value)
-
-    def _where(self, episode_id: str, agent: Any) -> str:
-        return episode_id if self._one_agent else f"{episode_id}, agent {agent}"
-
     def _observe(self, episode_id: str, observation: Any) -> tuple[dict[Any, Any], Any]:
         """Copies of the values by agent, and a key to compare them."""
-        seen, key = {}, {}
-        for agent, value in self._by_agent(episode_id, "obs", observation).items():
-            policy = self._policy(episode_id, agent)
-            key[agent] = policy.observe(self._where(episode_id, agent), value)
-            seen[agent] = policy.observation.decode(key[agent])
-        return seen, key
+        policy_of = partial(self._policy, episode_id)
+        key = self._arguments.observe(episode_id, policy_of, observation)
+        return {agent: policy_of(agent).observation.decode(key[agent]) for agent in key}, key
 
     def _policy(self, episode_id: str, agent: Any) -> ClientPolicy:
         """The codecs of an agent, created at its first observation. Raises ValueError."""

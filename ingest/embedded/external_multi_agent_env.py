@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingest.client.multi_agent import PolicyMapping
+from ingest.client.episode_calls import PolicyMapping
 from ingest.client.policy_client import PolicyClient
 from ingest.embedded.external_env import ExternalEnv
 

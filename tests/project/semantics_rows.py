@@ -31,7 +31,7 @@ ROWS = {
         [
             "ingest/client/test_local_inference",
             "ingest/client/test_policy_client",
-            "ingest/embedded/test_external_env",
+            "ingest/client/test_episode_calls",
         ],
     ),
     "log_action(episode_id, obs, action)": (
@@ -55,7 +55,7 @@ ROWS = {
         [
             "ingest/client/test_policy_client",
             "ingest/server/test_process",
-            "ingest/embedded/test_external_env",
+            "ingest/client/test_episode_calls",
         ],
     ),
     "episodes serial, env thread-safe": (

@@ -191,12 +191,9 @@ def test_several_agents_act_together(collector: CollectorProcess, mode: str) -> 
             last = await client.get_action([whole], {whole: dict.fromkeys(AGENTS, OTHER)})
             assert last[whole].keys() == {"right"}
             client.end_episode(whole, {"right": OBS})
-            open_ = client.start_episode(policy_id=AGENTS)
             both = [client.start_episode() for _ in range(2)]
             seen = await client.get_action(both, dict.fromkeys(both, OBS))
             assert set(seen) == set(both)
-            with pytest.raises(ValueError, match="expected episodes of several agents"):
-                await client.get_action([open_, both[0]], {open_: {}, both[0]: OBS})
             await client.flush(60)
             assert client.stats.refused == {}
             return dict(found, right_last=last[whole]["right"])

@@ -16,7 +16,7 @@ from ingest.protocol.errors import BufferFull, ClientError, Refusal, ServingStop
 from policy.envs.base_env import BaseEnv, require_reset_support, to_base_env
 from policy.envs.conformance import BaseEnvConformance
 from storage.experience.episode import DEFAULT_AGENT, LoggedAction
-from storage.spaces.descriptors import Box, Dict, Discrete, SpaceError
+from storage.spaces.descriptors import Box, Dict, Discrete
 from tests.ingest.external_worker import Seen, Worker
 
 OBSERVATION, ACTION = Box((2,)), Discrete(100)
@@ -174,25 +174,6 @@ def test_start_episode_makes_an_id_and_refuses_a_taken_one(idle):
     assert sum(result == ["raced"] for _, result in outcomes) == 1
 
 
-def test_an_unknown_and_a_finished_id_are_refused_by_every_call(idle):
-    """ValueError "Episode X not found." and "Episode X has already completed.".
-
-    Row: unknown id
-    """
-    env = idle()
-    env.end_episode(env.start_episode("done"))
-    for call in (
-        lambda name: env.get_action(name, obs(0)),
-        lambda name: env.log_action(name, obs(0), 1),
-        lambda name: env.log_returns(name, 1.0),
-        lambda name: env.end_episode(name, obs(0)),
-    ):
-        with pytest.raises(ValueError, match=r"^Episode nobody not found\.$"):
-            call("nobody")
-        with pytest.raises(ValueError, match=r"^Episode done has already completed\.$"):
-            call("done")
-
-
 def test_the_finished_episodes_that_are_remembered_are_bounded(idle, monkeypatch):
     """The set of finished ids does not grow for ever; a forgotten id is "not found".
 
@@ -205,30 +186,6 @@ def test_the_finished_episodes_that_are_remembered_are_bounded(idle, monkeypatch
     assert list(env._exchange._ended) == ["e2", "e3", "e4"]
     with pytest.raises(ValueError, match="not found"):
         env.log_returns("e0", 1.0)
-
-
-def test_a_reward_before_any_action_is_an_error_not_a_silent_loss(idle):
-    """The error has the client's text; a reward that is not a finite number is refused too."""
-    env = idle()
-    env.start_episode("e")
-    with pytest.raises(Refusal, match=r"Episode e: a reward came before any action$"):
-        env.log_returns("e", 1.0)
-    env.log_action("e", obs(0), 1)
-    with pytest.raises(ValueError, match="Episode e: reward: expected a finite number, got nan"):
-        env.log_returns("e", float("nan"))
-
-
-def test_values_that_do_not_fit_are_refused_in_the_call(idle):
-    """Shape, range and type are checked against the spaces, and the episode is unchanged."""
-    env = idle()
-    worker = env.to_base_env()
-    env.start_episode("e")
-    with pytest.raises(SpaceError, match="Episode e: obs: expected"):
-        env.get_action("e", [1.0, 2.0, 3.0])
-    with pytest.raises(SpaceError, match=r"Episode e: action: expected an integer of 0\.\.99"):
-        env.log_action("e", obs(0), 100)
-    env.end_episode("e", obs(1))
-    assert worker.poll()[2]["e"]["__all__"]
 
 
 def test_infos_belong_to_one_step_and_the_callers_dict_is_not_changed():
@@ -362,23 +319,6 @@ def test_different_episodes_are_concurrent():
     asked[0][0].join()
     assert asked[0][1] == [1]
     base.stop()
-
-
-def test_a_list_of_episodes_gets_a_dict_of_actions():
-    """get_action takes ids and a mapping of observations, as the client's does.
-
-    Row: get_action(episode_id, obs)
-    """
-
-    def body(env: ExternalEnv) -> None:
-        names = [env.start_episode(name) for name in ("a", "b")]
-        assert env.get_action(names, {"a": obs(3), "b": obs(4)}) == {"a": 3, "b": 4}
-        with pytest.raises(ValueError, match="expected a mapping from the given ids"):
-            env.get_action(names, {"a": obs(3)})
-        for name in names:
-            env.end_episode(name)
-
-    assert [seen.steps[0][1] for seen in served(body).values()] == [3, 4]
 
 
 def test_a_collector_is_an_address_or_a_client():

@@ -22,7 +22,7 @@ from storage.errors import JournalFailed, JournalFull
 from storage.experience.range_set import RangeSet
 from storage.journal.sqlite_journal import MemoryJournal
 from tests.collector_process import CollectorProcess, shard_rows
-from tests.ingest.client.test_multi_agent import declare_two
+from tests.ingest.client.test_episode_calls_multi_agent import declare_two
 from tests.ingest.episodes.test_assembler import (
     POLICIES,
     Shell,

@@ -12,8 +12,8 @@ from policy.inference.weight_store import WeightStore
 from policy.judging.canary import judge_canary
 from storage.experience.hashed import ARM, is_canary
 from tests.collector_process import CollectorProcess
+from tests.ingest.client.test_episode_calls_multi_agent import declare_two, publish_two, see, tracks
 from tests.ingest.client.test_local_inference_canary import wait_served
-from tests.ingest.client.test_multi_agent import declare_two, publish_two, see, tracks
 
 AGENTS = {"walker1": "walker", "walker2": "walker", "walker3": "walker", "flyer1": "flyer"}
 SHARES = {"walker": 0.4, "flyer": 0.5}

@@ -462,8 +462,6 @@ def test_a_list_of_episodes_is_one_request(river: River, mode: str) -> None:
             name: {"bird": int(i > 0), "agent0": int(i < 1)} for i, name in enumerate(names)
         }
         alone = client.start_episode(policy_id="walker")
-        with pytest.raises(ValueError, match="expected episodes of several agents"):
-            client.get_action([alone, names[0]], {alone: [1, 2], names[0]: see(bird=1)})
         client.flush()
         after = river.metrics()
         # six tracks, and the lone one

@@ -1,4 +1,4 @@
-"""The calls of PolicyClient for episodes of several agents: mappings by agent.
+"""The calls of PolicyClient, by agent: an episode of one agent is a mapping of one.
 
     client = PolicyClient(address, policy_mapping_fn=lambda agent: agent.split("_")[0])
     episode = client.start_episode()
@@ -6,8 +6,9 @@
     client.log_returns(episode, {"left_0": 1.0}, multiagent_done_dict={"left_0": True})
     client.end_episode(episode, {"right_0": obs})
 
-Each agent is a track (ingest.protocol.agent_names). Its policy is chosen at its first observation.
-A call checks the values of all its agents before it queues events.
+Each agent is a track (ingest.protocol.agent_names). Its policy is chosen at its first observation,
+or at the start of an episode of one. A call checks the values of all its agents before it queues
+events. PolicyClient has short cuts for what services call most.
 """
 
 from __future__ import annotations
@@ -17,33 +18,27 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ingest.client.arguments import ONE, SEVERAL, ByAgent, by_episode, named
 from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.local_actions import LocalActor
-from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook, no_action
+from ingest.client.open_episodes import Agent, ClientEpisode, ClientWhole, EpisodeBook, no_action
 from ingest.client.remote_actions import RemoteActor
 from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.events import (
-    check_id,
-    encode_info,
     late_reward,
     now_or,
-    number,
-    propensity,
     size_of,
     version,
     weight,
 )
 from ingest.delivery.outbox import Outbox, Reward
-from ingest.protocol.agent_names import label, label_of, name_of
+from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.declarations.mapping_functions import takes_episode
-from storage.experience.episode import ALL_AGENTS
 
 PolicyMapping: TypeAlias = Callable[..., str | None]
 """A function of the agent's id, or of the agent's and the episode's id, to a policy id."""
-
-ByAgent: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,14 +49,18 @@ class AgentTurn:
     """
 
     whole: ClientWhole
-    acting: dict[str, ClientEpisode]
-    obs: dict[str, bytes]  # of all observed agents
+    values: ByAgent  # the observations as given
+    acting: dict[Agent, ClientEpisode]
+    obs: dict[Agent, bytes]  # of all observed agents
     events: list[Event] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class MultiAgentCalls:
-    """The five calls. Their state is in the `book` and the queue."""
+class EpisodeCalls:
+    """The calls. Their state is in the `book` and the queue.
+
+    `is_local`: the client's own policies act, not only in episodes that are not sampled.
+    """
 
     book: EpisodeBook
     outbox: Outbox
@@ -69,37 +68,42 @@ class MultiAgentCalls:
     remote: RemoteActor
     policies: PolicyLookup
     queueing: Queueing
+    is_local: bool
 
     # --- the calls ---------------------------------------------------------------------------
 
     def start(
         self, start: Start, policies: PolicyMapping | Mapping[str, str], pass_prob: float
-    ) -> None:
-        """Open an episode; each agent is started at its first observation."""
+    ) -> ClientWhole:
+        """A new episode of several agents; each is started at its first observation."""
         name = start.episode_id
-        check_id("episode_id", name)
-        self.book.require_new(name)
         if not isinstance(policies, Mapping):
             of = self._by_function(policies, name)
         else:
             of = self._by_mapping(dict(policies))
-        self.book.wholes[name] = ClientWhole(start, of, pass_prob)
+        return ClientWhole(start, of, pass_prob)
 
-    def get_action(
-        self, observations: Mapping[str, Any], *, is_local: bool
-    ) -> dict[str, dict[str, Any]]:
-        """Actions by episode and agent, for observations by episode and agent."""
-        turns = self.turns(observations, is_local=is_local)
-        if is_local:
-            return self.decide(turns, observations, self.actor.decide)
-        return self._decide_there(turns, observations)
+    def acts_here(self, episode_id: str) -> bool:
+        """Whether the client's own policy acts: in local mode, and in unsampled episodes."""
+        return self.is_local or self.outbox.dropped.is_unsampled(episode_id)
 
-    def turns(self, observations: Mapping[str, Any], *, is_local: bool) -> dict[str, AgentTurn]:
-        """The checked turn of each episode, for observations by agent; it changes nothing."""
-        return {
-            name: self._turn(self.book.find_whole(name, answered=is_local), seen, waits=True)
-            for name, seen in observations.items()
-        }
+    def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any:
+        """Actions as PolicyClient.get_action; those chosen here are recorded once all are."""
+        observations = by_episode(episode_id, observation)
+        there = {n: seen for n, seen in observations.items() if not self.acts_here(n)}
+        here = {n: seen for n, seen in observations.items() if n not in there}
+        actions = self.decide(self.turns(here), self.actor.decide) if here else {}
+        if there:
+            actions |= self._decide_there(self.turns(there))
+        return actions[episode_id] if isinstance(episode_id, str) else actions
+
+    def turns(self, observations: Mapping[str, Any]) -> dict[str, AgentTurn]:
+        """The checked turn of each episode, for its observations; it changes nothing."""
+        turns = {}
+        for name, seen in observations.items():
+            whole = self.book.find_whole(name, answered=self.acts_here(name))
+            turns[name] = self._turn(whole, seen, waits=True)
+        return turns
 
     def log_action(
         self,
@@ -114,45 +118,29 @@ class MultiAgentCalls:
     ) -> None:
         """Log an action of each observed agent that continues; propensities are by agent too."""
         turn = self._turn(self.book.find_whole(episode_id), observation)
-        given = by_agent(episode_id, "action", action)
-        probs, logps = (
-            by_agent(episode_id, name, value or {})
-            for name, value in (("action_prob", action_prob), ("action_logp", action_logp))
+        logged = turn.whole.arguments.actions(
+            episode_id, turn.whole.policy, action, action_prob, action_logp, acting=turn.acting
         )
-        if given.keys() != turn.acting.keys():
-            raise ValueError(
-                f"Episode {episode_id}: expected actions of the agents "
-                f"{_named(turn.acting)}, got {_named(given)}"
-            )
-        if others := (probs.keys() | logps.keys()) - given.keys():
-            raise ValueError(
-                f"Episode {episode_id}: expected propensities of acting agents only, got some of "
-                f"{_named(others)}"
-            )
         steps = {}
         for agent, track in turn.acting.items():
-            where = label_of(track)
-            step = steps[agent] = LogAction(
-                episode_id=episode_id,
+            given = logged[agent]
+            steps[agent] = LogAction(
+                episode_id=turn.whole.episode_id,
                 agent_id=agent,
                 seq=track.seq,
                 obs=turn.obs[agent],
-                action=track.policy.encode_action(where, given[agent]),
+                action=given.action,
+                action_prob=given.prob,
+                action_logp=given.logp,
                 policy_version=version(episode_id, policy_version),
                 ts=now_or(ts),
                 decided=track.decided,
-                env_t=turn.whole.env_t,
+                env_t=turn.whole.clock,
                 pass_prob=track.pass_prob,
                 schema_id=track.schema_id,
             )
-            if agent in probs or agent in logps:
-                step.action_prob, step.action_logp = propensity(
-                    where,
-                    probs.get(agent),
-                    logps.get(agent),
-                    has_densities=track.policy.has_densities,
-                )
         self._act({episode_id: turn}, {episode_id: steps})
+        self.queueing.settle(episode_id)
 
     def log_returns(
         self,
@@ -164,20 +152,14 @@ class MultiAgentCalls:
         ts: int | None,
     ) -> None:
         """Log rewards and infos of the agents' last actions, and which agents have ended, how."""
-        whole = self._require_whole(episode_id)
-        amounts = {
-            agent: number(label((episode_id, agent)), "reward", amount)
-            for agent, amount in by_agent(episode_id, "reward", reward or {}).items()
-        }
-        infos = {
-            agent: encode_info(label((episode_id, agent)), agent_info)
-            for agent, agent_info in by_agent(episode_id, "info", info or {}).items()
-            if agent_info
-        }
-        gone = ended_agents(episode_id, done, truncated)
-        self._require_acted(whole, amounts.keys() | infos.keys() | gone.keys())
-        self._reward(whole, amounts, infos, ts)
-        whole.gone = {**gone, **whole.gone}
+        try:
+            whole = self.book.find_whole(episode_id)
+        except Refusal as refusal:
+            raise self.book.foreign(episode_id) or refusal from None
+        given = whole.arguments.returns(episode_id, reward, info, done, truncated)
+        self._require_acted(whole, given.rewards.keys() | given.infos.keys() | given.ended.keys())
+        self._reward(whole, given.rewards, given.infos, ts)
+        whole.gone = {**given.ended, **whole.gone}
         self.queueing.settle(episode_id)
 
     def log_late(
@@ -189,15 +171,16 @@ class MultiAgentCalls:
         reward_id: str | None,
         ts: int | None,
     ) -> None:
-        """Log a reward of each agent for its own step number `step`."""
-        infos = by_agent(episode_id, "info", info or {})
-        events = []
-        for agent, amount in by_agent(episode_id, "reward", reward).items():
-            where, agent_info = label((episode_id, agent)), infos.get(agent)
-            raw = encode_info(where, agent_info) if agent_info else None
-            paid = number(where, "reward", amount)
-            events.append(late_reward(episode_id, paid, raw, step, reward_id, ts, agent))
-        self._put(events)
+        """Log a reward for the step number `step`, or of each agent for its own."""
+        whole = self.book.wholes.get(episode_id)
+        several = isinstance(reward, Mapping) if whole is None else not whole.arguments.has_one
+        given = (SEVERAL if several else ONE).returns(episode_id, reward, info, None, None)
+        self._put(
+            [
+                late_reward(episode_id, amount, given.infos.get(agent), step, reward_id, ts, agent)
+                for agent, amount in given.rewards.items()
+            ]
+        )
         self.queueing.settle(episode_id)
 
     def end_episode(
@@ -205,9 +188,11 @@ class MultiAgentCalls:
     ) -> None:
         """End the episode of all agents; agents that had ended keep the way in which they did."""
         whole = self.book.find_whole(episode_id)
-        seen = {}
-        for agent, value in by_agent(episode_id, "obs", observation or {}).items():
-            seen[agent] = whole.policy(agent).observe(label((episode_id, agent)), value)
+        seen = (
+            {}
+            if observation is None
+            else whole.arguments.observe(episode_id, whole.policy, observation)
+        )
         _require_going_on(whole, seen)
         self._put(
             [
@@ -216,7 +201,7 @@ class MultiAgentCalls:
                     track,
                     seen.get(agent),
                     truncated=whole.gone.get(agent, truncated),
-                    agents=len(whole.acted) if track.acted else None,
+                    agents=len(whole.acted) if agent is not None and agent in whole.acted else None,
                     ts=ts,
                 )
                 for agent, track in whole.tracks.items()
@@ -233,7 +218,7 @@ class MultiAgentCalls:
             if agent not in policies:
                 raise ValueError(
                     f"Could not find policy for agent {agent!r}: policy_id has the agents "
-                    f"{_named(policies)}"
+                    f"{named(policies)}"
                 )
             return self._found(agent, policies[agent], "policy_id")
 
@@ -260,29 +245,27 @@ class MultiAgentCalls:
 
     # --- checks ------------------------------------------------------------------------------
 
-    def _require_whole(self, episode_id: str) -> ClientWhole:
-        """The open episode of several agents. Raises ValueError, ClientError."""
-        if episode_id in self.book.open:
-            raise ValueError(
-                f"Episode {episode_id}: expected one reward, because the episode has one agent; to "
-                "log several, start it with policy_id={agent: policy}, or with a client that has a "
-                "policy_mapping_fn"
-            )
-        return self.book.find_whole(episode_id)
-
-    def _require_acted(self, whole: ClientWhole, agents: Iterable[str]) -> None:
-        name, agents = whole.episode_id, set(agents)
-        missed = set() if self.outbox.dropped.is_dropped(name) else agents & whole.missed.keys()
-        if early := agents - whole.acted - missed:
-            text = (
-                f"Episode {name}: a reward came before any action of "
-                f"{', '.join(sorted(map(str, early)))}"
-            )
+    def _require_acted(self, whole: ClientWhole, agents: Iterable[Agent]) -> None:
+        """Raise an error unless the last actions of these agents are logged."""
+        name, early, missed = whole.episode_id, set(), set()
+        is_dropped = self.outbox.dropped.is_dropped(name)
+        for agent in agents:
+            track = whole.tracks.get(agent)
+            if track is not None and (track.acted or is_dropped):
+                continue
+            if agent in whole.missed:
+                missed.add(agent)
+            elif agent not in whole.ended:
+                early.add(agent)
+        if early and whole.arguments.has_one:
+            raise no_action(name, None)
+        if early:
+            text = f"Episode {name}: a reward came before any action of {', '.join(named(early))}"
             raise Refusal("no_action", text, "reward", name)
-        for agent in sorted(agents & whole.ended):
+        for agent in sorted(whole.ended.intersection(agents), key=str):
             raise completed(name, agent)
-        for agent in sorted(missed):
-            raise no_action(label((name, agent)), whole.missed[agent])
+        for agent in sorted(missed, key=str):
+            raise no_action(whole.arguments.where(name, agent), whole.missed[agent])
 
     def _turn(self, whole: ClientWhole, observation: Any, *, waits: bool = False) -> AgentTurn:
         """The agents that act on the observations, that join and that have ended.
@@ -290,25 +273,24 @@ class MultiAgentCalls:
         `waits`: whether to wait for the declarations of their policies. Raises ValueError.
         """
         name, since = whole.episode_id, self.outbox.end
-        obs = {}
-        for agent, value in by_agent(name, "obs", observation).items():
-            if waits:
-                self.policies.require_declared(whole.policy(agent))
-            obs[agent] = whole.policy(agent).observe(label((name, agent)), value)
+        values = whole.arguments.by_agent(name, "obs", observation)
+        for agent in values if waits else ():
+            self.policies.require_declared(whole.policy(agent))
+        obs = whole.arguments.observe(name, whole.policy, observation)
         _require_going_on(whole, obs)
         acting = [agent for agent in obs if agent not in whole.gone and agent not in whole.ended]
         if not acting:
             raise ValueError(
                 f"Episode {name}: expected the observation of an agent that has not ended, "
-                f"got {_named(obs)}"
+                f"got {named(obs)}"
             )
         lost = [a for a, track in whole.tracks.items() if track.unanswered is not None]
         if set(lost) - set(acting):
             raise ClientError(
                 f"Episode {name}: the answer to its last get_action was lost; expected the same "
-                f"observations again, including those of {_named(lost)}"
+                f"observations again, including those of {named(lost)}"
             )
-        turn = AgentTurn(whole, {}, obs)
+        turn = AgentTurn(whole, values, {}, obs)
         for agent in acting:
             track = whole.tracks.get(agent)
             if track is None:
@@ -362,7 +344,9 @@ class MultiAgentCalls:
             self.queueing.require_room(label_of(event), weight(event))
         return self.outbox.put_all(events) if events else ()
 
-    def _act(self, turns: Mapping[str, AgentTurn], steps: Mapping[str, Mapping[str, Any]]) -> None:
+    def _act(
+        self, turns: Mapping[str, AgentTurn], steps: Mapping[str, Mapping[Agent, Any]]
+    ) -> None:
         """Queue the steps of some turns, after their starts and ends."""
         events: list[Any] = []
         for name, turn in turns.items():
@@ -371,17 +355,14 @@ class MultiAgentCalls:
         for name, turn in turns.items():
             _enter(self.book, turn)
             for agent, step in steps[name].items():
-                track = turn.acting[agent]
-                track.step, track.step_index = step, places[id(step)]
-                track.seq += 1
-                track.decided = None
+                turn.acting[agent].act(step, places[id(step)])
             _acted(turn)
 
     def _reward(
         self,
         whole: ClientWhole,
-        amounts: Mapping[str, float],
-        infos: Mapping[str, Any],
+        amounts: Mapping[Agent, float],
+        infos: Mapping[Agent, Any],
         ts: int | None,
     ) -> None:
         agents = list(dict.fromkeys([*amounts, *infos]))
@@ -411,37 +392,33 @@ class MultiAgentCalls:
     def decide(
         self,
         turns: Mapping[str, AgentTurn],
-        observations: Mapping[str, ByAgent],
         decide: Callable[[ClientEpisode, Any, bytes], tuple[Decision, Any]],
-    ) -> dict[str, dict[str, Any]]:
-        """Call `decide` for each agent, then queue all decisions."""
-        actions: dict[str, dict[str, Any]] = {name: {} for name in turns}
-        steps: dict[str, dict[str, Any]] = {name: {} for name in turns}
+    ) -> dict[str, Any]:
+        """Call `decide` for each agent, then queue all decisions; return the actions."""
+        actions: dict[str, dict[Agent, Any]] = {name: {} for name in turns}
+        steps: dict[str, dict[Agent, Any]] = {name: {} for name in turns}
         for name, turn in turns.items():
             for agent, track in turn.acting.items():
-                seen = observations[name][agent]
-                event, action = decide(track, seen, turn.obs[agent])
-                event.env_t = turn.whole.env_t
+                event, action = decide(track, turn.values[agent], turn.obs[agent])
+                event.env_t = turn.whole.clock
                 steps[name][agent], actions[name][agent] = event, action
         self._act(turns, steps)
         for name in turns:
             self.queueing.settle(name)
-        return actions
+        return _as_given(turns, actions)
 
-    def _decide_there(
-        self, turns: Mapping[str, AgentTurn], observations: Mapping[str, ByAgent]
-    ) -> dict[str, dict[str, Any]]:
+    def _decide_there(self, turns: Mapping[str, AgentTurn]) -> dict[str, Any]:
         """Ask for all actions in one request, which also has the starts and ends of agents."""
         self._put([event for turn in turns.values() for event in turn.events])
         for turn in turns.values():
             _enter(self.book, turn)
-        asked = {
+        asked: dict[Name, tuple[AgentTurn, Agent]] = {
             name_of(track): (turn, agent)
             for turn in turns.values()
             for agent, track in turn.acting.items()
         }
-        seen = {name: observations[t.whole.episode_id][a] for name, (t, a) in asked.items()}
-        clock = {name: turn.whole.env_t for name, (turn, _) in asked.items()}
+        seen = {name: turn.values[agent] for name, (turn, agent) in asked.items()}
+        clock = {name: turn.whole.clock for name, (turn, _) in asked.items()}
         try:
             found = self.remote.act(seen, clock)
         except Refusal as refusal:
@@ -450,10 +427,21 @@ class MultiAgentCalls:
             raise
         for turn in turns.values():
             _acted(turn)
-        actions: dict[str, dict[str, Any]] = {name: {} for name in turns}
-        for name, (turn, agent) in asked.items():
-            actions[turn.whole.episode_id][agent] = found[name]
-        return actions
+        actions = {
+            name: {agent: found[name_of(track)] for agent, track in turn.acting.items()}
+            for name, turn in turns.items()
+        }
+        return _as_given(turns, actions)
+
+
+def _as_given(
+    turns: Mapping[str, AgentTurn], actions: Mapping[str, dict[Agent, Any]]
+) -> dict[str, Any]:
+    """Actions in the form of their episodes' observations: by agent, or the only one."""
+    return {
+        name: actions[name][None] if turn.whole.arguments.has_one else actions[name]
+        for name, turn in turns.items()
+    }
 
 
 def _enter(book: EpisodeBook, turn: AgentTurn) -> None:
@@ -472,19 +460,19 @@ def _acted(turn: AgentTurn) -> None:
     """Count a step of the environment."""
     for track in turn.acting.values():
         track.acted = True
-        turn.whole.missed.pop(track.agent_id or "", None)
+        turn.whole.missed.pop(track.agent_id, None)
     turn.whole.acted |= turn.acting.keys()
     turn.whole.parting = {}
     turn.whole.env_t += 1
 
 
-def _require_going_on(whole: ClientWhole, obs: Mapping[str, bytes]) -> None:
+def _require_going_on(whole: ClientWhole, obs: Mapping[Agent, bytes]) -> None:
     """Raise ValueError for observations of agents that have had their last one."""
     back = [a for a, seen in obs.items() if a in whole.ended and whole.parting.get(a) != seen]
     if back:
         raise ValueError(
             f"Episode {whole.episode_id}: expected no observations of ended agents, got some of "
-            f"{_named(back)}"
+            f"{named(back)}"
         )
 
 
@@ -493,35 +481,3 @@ def checked_mapping(function: PolicyMapping | None) -> PolicyMapping | None:
     if function is not None and not callable(function):
         raise ValueError("Policy mapping function not callable?")
     return function
-
-
-def by_agent(episode_id: str, name: str, value: Any) -> ByAgent:
-    """The value, which must be a mapping. Raises ValueError."""
-    if not isinstance(value, Mapping):
-        raise ValueError(
-            f"Episode {episode_id}: {name}: expected a mapping by agent, got {value!r:.80}"
-        )
-    return value
-
-
-def ended_agents(episode_id: str, done: Any, truncated: Any) -> dict[Any, bool]:
-    """The agents that have ended -> whether they were truncated (False if they are in both).
-
-    Raises ValueError unless both are mappings by agent, and for the end of all agents.
-    """
-    gone = {
-        agent: cut
-        for name, ends, cut in (
-            ("multiagent_truncated_dict", truncated, True),
-            ("multiagent_done_dict", done, False),
-        )
-        for agent, over in by_agent(episode_id, name, ends or {}).items()
-        if over
-    }
-    if ALL_AGENTS in gone:
-        raise ValueError(f"Episode {episode_id}: end_episode ends the episode of all agents")
-    return gone
-
-
-def _named(agents: Iterable[Any]) -> list[str]:
-    return sorted(map(str, agents))
