@@ -55,14 +55,12 @@ class Arguments:
         return episode_id if self.has_one else f"{episode_id}, agent {agent}"
 
     def observe(
-        self, episode_id: str, policy_of: Callable[[Any], ClientPolicy], observation: Any
+        self, episode_id: str, policy_of: Callable[[Any], ClientPolicy], values: ByAgent
     ) -> dict[Any, bytes]:
-        """Canonical bytes by agent; none of None. Raises ValueError."""
-        if observation is None and not self.has_one:
-            return {}
+        """Canonical bytes of observations by agent. Raises ValueError."""
         return {
             agent: policy_of(agent).observe(self.where(episode_id, agent), value)
-            for agent, value in self.by_agent(episode_id, "obs", observation).items()
+            for agent, value in values.items()
         }
 
     def actions(

@@ -23,7 +23,7 @@ from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import Agent, ClientEpisode, ClientWhole, EpisodeBook, no_action
 from ingest.client.remote_actions import RemoteActor
-from ingest.delivery.declarations import ClientPolicy
+from ingest.delivery.declarations import ClientPolicy, Draft
 from ingest.delivery.events import (
     late_reward,
     now_or,
@@ -188,11 +188,9 @@ class EpisodeCalls:
     ) -> None:
         """End the episode of all agents; agents that had ended keep the way in which they did."""
         whole = self.book.find_whole(episode_id)
-        seen = (
-            {}
-            if observation is None
-            else whole.arguments.observe(episode_id, whole.policy, observation)
-        )
+        given = whole.arguments
+        values = {} if observation is None else given.by_agent(episode_id, "obs", observation)
+        seen = given.observe(episode_id, whole.policy, values)
         _require_going_on(whole, seen)
         self._put(
             [
@@ -276,7 +274,7 @@ class EpisodeCalls:
         values = whole.arguments.by_agent(name, "obs", observation)
         for agent in values if waits else ():
             self.policies.require_declared(whole.policy(agent))
-        obs = whole.arguments.observe(name, whole.policy, observation)
+        obs = whole.arguments.observe(name, whole.policy, values)
         _require_going_on(whole, obs)
         acting = [agent for agent in obs if agent not in whole.gone and agent not in whole.ended]
         if not acting:
@@ -340,6 +338,9 @@ class EpisodeCalls:
 
     def _put(self, events: list[Any]) -> Sequence[int]:
         """Queue events together; return their indices."""
+        if len(events) == 1 and isinstance(events[0], End):  # a short cut
+            (end,) = events
+            return (self.queueing.put(end, weight(end), draft=isinstance(end.obs, Draft)),)
         for event in events:
             self.queueing.require_room(label_of(event), weight(event))
         return self.outbox.put_all(events) if events else ()

@@ -314,7 +314,6 @@ class EpisodeBook:
             self.open.pop(name_of(track), None)
         for name in (whole.episode_id, *unsampled_names(whole.episode_id)):
             if self.wholes.get(name) is whole:
-                del self.wholes[name]
                 self.end(name, cause)
 
     def is_left_out(self, episode_id: str) -> bool:
@@ -326,6 +325,8 @@ class EpisodeBook:
     def end(self, name: Name, cause: Refusal | None = None) -> None:
         """Note that an episode or a track has ended."""
         self.open.pop(name, None)
+        if isinstance(name, str):
+            self.wholes.pop(name, None)
         self._ended[name] = cause
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)

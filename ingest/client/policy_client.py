@@ -309,13 +309,16 @@ class PolicyClient:
         """
         notice_fork()
         track = self._book.open.get(episode_id) if isinstance(episode_id, str) else None
-        if track is None or not track.is_free or not self._calls.acts_here(track.episode_id):
+        if track is None or not track.is_free:
             return self._calls.get_action(episode_id, observation)
         self._policies.require_declared(track.policy)
+        name = track.episode_id
+        if not self._calls.acts_here(name):
+            return self._remote.act({name: observation}, {name: None})[name]
         event, action = self._actor.decide(track, observation)
         size = EVENT_BYTES + len(event.obs) + len(event.action)
         track.act(event, self._queueing.put(event, size))
-        self._queueing.settle(track.episode_id)
+        self._queueing.settle(name)
         return action
 
     def log_action(

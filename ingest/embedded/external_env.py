@@ -403,7 +403,8 @@ class CheckedCalls:
     def _observe(self, episode_id: str, observation: Any) -> tuple[dict[Any, Any], Any]:
         """Copies of the values by agent, and a key to compare them."""
         policy_of = partial(self._policy, episode_id)
-        key = self._arguments.observe(episode_id, policy_of, observation)
+        values = self._arguments.by_agent(episode_id, "obs", observation)
+        key = self._arguments.observe(episode_id, policy_of, values)
         return {agent: policy_of(agent).observation.decode(key[agent]) for agent in key}, key
 
     def _policy(self, episode_id: str, agent: Any) -> ClientPolicy:
