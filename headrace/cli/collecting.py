@@ -34,6 +34,7 @@ from headrace.cli.options import (
     Redeclare,
     Root,
     Seed,
+    local_root,
 )
 from headrace.cli.roots import require_root
 from storage.system.startup import loading, use_one_blas_thread
@@ -56,7 +57,12 @@ DeclaredRange = Annotated[
 
 def demo(
     root: Annotated[
-        Path, typer.Option(help="Folder for its data; existing data is moved aside.")
+        Path,
+        typer.Option(
+            parser=local_root,
+            metavar="<path>",
+            help="Folder for its data; existing data is moved aside.",
+        ),
     ] = LOCAL_ROOT / "demo",
     data: Annotated[Path, typer.Option(help="Folder of the logs.")] = Path("data"),
     live: Annotated[bool, typer.Option(help="Also run CartPole live.")] = True,

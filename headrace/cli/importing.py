@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ADDRESS, Address, Ca, Json, Redeclare, Text, Texts, Token
+from headrace.cli.options import (
+    ADDRESS,
+    Address,
+    Ca,
+    Json,
+    Redeclare,
+    Text,
+    Texts,
+    Token,
+    local_root,
+)
 
 if TYPE_CHECKING:
     from ingest.importing.options import ImportOptions
@@ -23,7 +33,12 @@ ExpectedSchema = Annotated[
     str | None, typer.Option(help="Refuse a policy whose spaces have another schema.")
 ]
 Declare = Annotated[
-    Path | None, typer.Option(help="Send nothing: declare the columns' spaces under this root.")
+    Path | None,
+    typer.Option(
+        parser=local_root,
+        metavar="<path>",
+        help="Send nothing: declare the columns' spaces under this root.",
+    ),
 ]
 Categories = Annotated[
     Path | None,

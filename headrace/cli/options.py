@@ -107,9 +107,10 @@ Text = str | None
 Texts = list[str] | None
 
 
-def _local(text: str) -> Path:
+def local_root(text: str) -> Path:
+    """Parse a root that has to be a local folder."""
     try:
-        return require_local(text, "--root")
+        return require_local(text, "root")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -119,7 +120,7 @@ Root = Annotated[
     str, typer.Option(**_ROOT, help="Folder of journal, shards and weights, or a store's address.")
 ]
 LocalRoot = Annotated[
-    Path, typer.Option(**_ROOT, parser=_local, help="Folder of journal, shards and weights.")
+    Path, typer.Option(**_ROOT, parser=local_root, help="Folder of journal, shards and weights.")
 ]
 PolicyId = Annotated[str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Policy to use.")]
 Manifest = Annotated[

@@ -44,6 +44,7 @@ from ingest.server.process import ServeOptions, Server
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.experience.interfaces import InputReader, ReaderError, ReaderState
+from storage.objects.opening import require_local
 from storage.reading.batching import Mode
 from storage.reading.ledger import Ranges
 from storage.reading.multi_agent_reader import JointStats
@@ -114,7 +115,7 @@ class PolicyServerInput(InputReader):
         insecure_no_tls: bool = False,
     ) -> None:
         self.idle_timeout = idle_timeout
-        self._root = None if root is None else Path(root)
+        self._root = None if root is None else require_local(root, "root")
         self._worker = worker_policies(ioctx)
         given = [policies] if isinstance(policies, PolicyDeclaration) else list(policies)
         own = self._worker.declarations() if self._worker is not None else []

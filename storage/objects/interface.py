@@ -46,7 +46,7 @@ class Status(NamedTuple):
 
 @runtime_checkable
 class Objects(Protocol):
-    """A store of objects. Thread-safe. `str(objects)` is its address, for messages.
+    """A store of objects. Thread-safe. `str(objects)` is its address (`storage.objects.opening`).
 
     Each method raises ValueError for a name that is none, and OSError if the store does not answer
     or refuses. The errors named below are of `storage.errors`.

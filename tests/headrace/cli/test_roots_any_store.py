@@ -173,8 +173,12 @@ def test_what_needs_a_local_folder_is_refused_elsewhere(
     monkeypatch.chdir(tmp_path)
     address = f"{SCHEME}://{tmp_path / 'objects.db'}"
     cli = _command_line()
-    for words in (["collect"], ["up"], ["token", "list"], ["pseudonym", "x"]):
-        done = typer.testing.CliRunner().invoke(cli, [*words, "--root", address])
+    for words in ("collect --root", "up --root", "token list --root", "pseudonym x --root"):
+        done = typer.testing.CliRunner().invoke(cli, [*words.split(), address])
+        assert done.exit_code == 2
+        assert "expected a root in a local folder" in done.output
+    for words in ("demo --root", "import log.csv --declare"):
+        done = typer.testing.CliRunner().invoke(cli, [*words.split(), address])
         assert done.exit_code == 2
         assert "expected a root in a local folder" in done.output
     BanditLog.make(5).write(address)
