@@ -132,6 +132,7 @@ def test_damage_is_found_and_set_aside(root: Root) -> None:
     assert report.quarantined == (aside,)
     assert "damaged" in {finding.kind for finding in report.findings}
     assert objects.names(aside) == [aside, f"{aside}.sha256"]
+    assert objects.status(name) is None
     listed = list_streams(root, load_declarations(root)).streams
     assert sum(one.rows for one in listed) == ROWS + MORE - 200
 

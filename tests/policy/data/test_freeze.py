@@ -2,16 +2,18 @@
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
 from policy.algorithms.bandit import BanditConfig
 from policy.data.freeze import FrozenDataError, NothingToFreeze, freeze, load_frozen
-from policy.data.run_once import DataIncomplete
+from policy.data.run_once import DataIncomplete, once
 from policy.inference.weight_store import WeightStore
 from policy.judging.gate import Gate, evaluate_once, publish
 from policy.training.train import train_once
 from storage.errors import NewerFormat, NothingYet
+from storage.objects.memory import MemoryObjects
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 
@@ -264,3 +266,22 @@ def test_a_closed_gate_is_recorded_and_publishes_nothing(bandit_log, tmp_path):
     assert publish(tmp_path, "default", digest, CLOSED, frozen=frozen)["unchanged"]
     assert store.live() is None
     assert publish(tmp_path, "default", digest, OPEN, frozen=frozen)["published"]
+
+
+def test_a_job_waits_however_long_another_one_works(bandit_log, tmp_path):
+    """A lock that is refused after a while is asked for again."""
+
+    class Held(MemoryObjects):
+        refused = 0
+
+        def exclusive(self, name):
+            if self.refused < 3:
+                self.refused += 1
+                raise BlockingIOError(f"{name} is held")
+            return super().exclusive(name)
+
+    bandit_log(5).write(tmp_path)
+    frozen = replace(freeze(tmp_path), folder=Held())
+    done = once(frozen, "job", {}, lambda: {"done": True})
+    assert (done["done"], done["unchanged"]) == (True, False)
+    assert once(frozen, "job", {}, lambda: {"done": False})["unchanged"]

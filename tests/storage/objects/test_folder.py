@@ -103,3 +103,16 @@ def test_a_root_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         FolderObjects(gone).replace("dropped/a.json", b"1", durable=False)
     assert not gone.exists()
+
+
+def test_another_lock_of_the_thread_lets_nobody_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may hold its own lock while it publishes: that of the weights still excludes it."""
+    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.0)
+    store, publisher = FolderObjects(tmp_path), FolderObjects(tmp_path)
+    with store.exclusive("jobs/lock"):
+        store.replace_if_unchanged("weights/live", b"1", None)
+        with publisher.exclusive("weights/lock"), pytest.raises(BlockingIOError):
+            store.replace_if_unchanged("weights/live", b"2", b"1")
+    assert store.read("weights/live") == b"1"

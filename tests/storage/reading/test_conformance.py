@@ -101,6 +101,17 @@ def test_shards_are_written_to_a_store_and_read_from_it() -> None:
         assert sum(rows.count for rows in reader) == 18
 
 
+def test_roots_of_several_kinds_are_read_together(tmp_path: Path) -> None:
+    """A shard is read from the root that has it, by its place."""
+    other = f"{'f' * 12}-{STREAM.partition('-')[2]}"
+    objects = MemoryObjects()
+    ShardWriter(tmp_path / "shards").write(STREAM, CANONICAL, parts_of(4))
+    ShardWriter(objects.under("shards")).write(other, CANONICAL, parts_of(2))
+    with ShardReader([tmp_path, objects]) as reader:
+        streams = {name for batch in reader for name in batch["stream"].tolist()}
+        assert (streams, reader.stats.rows) == ({STREAM, other}, 18)
+
+
 def test_a_damaged_shard_in_a_store_is_left_out() -> None:
     """As one in a folder: its bytes do not match its name."""
     objects = MemoryObjects()
