@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.events import encode_info, number, propensity
@@ -16,21 +16,8 @@ from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT
 
 ByAgent: TypeAlias = Mapping[Any, Any]
 
-
-class ActionArguments(NamedTuple):
-    """A logged action in canonical bytes, with one of its propensities at most."""
-
-    action: bytes
-    prob: float | None
-    logp: float | None
-
-
-class ReturnArguments(NamedTuple):
-    """Rewards, encoded infos, and the agents that have ended -> whether they were truncated."""
-
-    rewards: dict[Any, float]
-    infos: dict[Any, Any]
-    ended: dict[Any, bool]
+LoggedBytes: TypeAlias = tuple[bytes, float | None, float | None]
+"""An action in canonical bytes, with its propensity or the logarithm, if known."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +59,7 @@ class Arguments:
         logp: Any,
         *,
         acting: Collection[Any] | None = None,
-    ) -> dict[Any, ActionArguments]:
+    ) -> dict[Any, LoggedBytes]:
         """Actions and propensities by agent, of the `acting` ones if known. Raises ValueError."""
         given = self.by_agent(episode_id, "action", action)
         if acting is not None:
@@ -92,13 +79,13 @@ class Arguments:
             known = probs.get(agent), logps.get(agent)
             if known != (None, None):
                 known = propensity(where, *known, has_densities=policy.has_densities)
-            found[agent] = ActionArguments(policy.encode_action(where, value), *known)
+            found[agent] = policy.encode_action(where, value), *known
         return found
 
     def returns(
         self, episode_id: str, reward: Any, info: Any, done: Any, truncated: Any
-    ) -> ReturnArguments:
-        """The arguments of `log_returns`. Raises ValueError."""
+    ) -> tuple[dict[Any, float], dict[Any, Any], dict[Any, bool]]:
+        """Rewards, encoded infos, and the ended agents -> whether truncated. Raises ValueError."""
         if self.has_one and (isinstance(reward, Mapping) or (done, truncated) != (None, None)):
             raise ValueError(
                 f"Episode {episode_id}: expected one reward, because the episode has one agent; to "
@@ -107,7 +94,7 @@ class Arguments:
             )
         rewards = self.by_agent(episode_id, "reward", reward if self.has_one else reward or {})
         infos = self.by_agent(episode_id, "info", info) if info else {}
-        return ReturnArguments(
+        return (
             {a: number(self.where(episode_id, a), "reward", paid) for a, paid in rewards.items()},
             {a: encode_info(self.where(episode_id, a), one) for a, one in infos.items() if one},
             {} if self.has_one else _ended(episode_id, done, truncated),
@@ -134,6 +121,26 @@ def require_actions(episode_id: str, acting: Collection[Any], given: Collection[
             f"Episode {episode_id}: expected actions of the agents {named(acting)}, got "
             f"{named(given)}"
         )
+
+
+def require_going_on(episode_id: str, ended: Collection[Any]) -> None:
+    """Raise ValueError if these agents, which have had their last observation, have another."""
+    if ended:
+        raise ValueError(
+            f"Episode {episode_id}: expected no observations of ended agents, got some of "
+            f"{named(ended)}"
+        )
+
+
+def acting_of(episode_id: str, obs: Collection[Any], gone: Collection[Any]) -> list[Any]:
+    """The observed agents that have not ended. Raises ValueError if there is none."""
+    acting = [agent for agent in obs if agent not in gone]
+    if not acting:
+        raise ValueError(
+            f"Episode {episode_id}: expected the observation of an agent that has not ended, got "
+            f"{named(obs)}"
+        )
+    return acting
 
 
 def named(agents: Iterable[Any]) -> list[str]:

@@ -18,7 +18,15 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ingest.client.arguments import ONE, SEVERAL, ByAgent, by_episode, named
+from ingest.client.arguments import (
+    ONE,
+    SEVERAL,
+    ByAgent,
+    acting_of,
+    by_episode,
+    named,
+    require_going_on,
+)
 from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import Agent, ClientEpisode, ClientWhole, EpisodeBook, no_action
@@ -110,7 +118,6 @@ class EpisodeCalls:
         episode_id: str,
         observation: Any,
         action: Any,
-        *,
         action_prob: Any,
         action_logp: Any,
         policy_version: int,
@@ -123,15 +130,15 @@ class EpisodeCalls:
         )
         steps = {}
         for agent, track in turn.acting.items():
-            given = logged[agent]
+            encoded, prob, logp = logged[agent]
             steps[agent] = LogAction(
                 episode_id=turn.whole.episode_id,
                 agent_id=agent,
                 seq=track.seq,
                 obs=turn.obs[agent],
-                action=given.action,
-                action_prob=given.prob,
-                action_logp=given.logp,
+                action=encoded,
+                action_prob=prob,
+                action_logp=logp,
                 policy_version=version(episode_id, policy_version),
                 ts=now_or(ts),
                 decided=track.decided,
@@ -156,10 +163,10 @@ class EpisodeCalls:
             whole = self.book.find_whole(episode_id)
         except Refusal as refusal:
             raise self.book.foreign(episode_id) or refusal from None
-        given = whole.arguments.returns(episode_id, reward, info, done, truncated)
-        self._require_acted(whole, given.rewards.keys() | given.infos.keys() | given.ended.keys())
-        self._reward(whole, given.rewards, given.infos, ts)
-        whole.gone = {**given.ended, **whole.gone}
+        paid, infos, gone = whole.arguments.returns(episode_id, reward, info, done, truncated)
+        self._require_acted(whole, paid.keys() | infos.keys() | gone.keys())
+        self._reward(whole, paid, infos, ts)
+        whole.gone = {**gone, **whole.gone}
         self.queueing.settle(episode_id)
 
     def log_late(
@@ -174,11 +181,11 @@ class EpisodeCalls:
         """Log a reward for the step number `step`, or of each agent for its own."""
         whole = self.book.wholes.get(episode_id)
         several = isinstance(reward, Mapping) if whole is None else not whole.arguments.has_one
-        given = (SEVERAL if several else ONE).returns(episode_id, reward, info, None, None)
+        paid, infos, _ = (SEVERAL if several else ONE).returns(episode_id, reward, info, None, None)
         self._put(
             [
-                late_reward(episode_id, amount, given.infos.get(agent), step, reward_id, ts, agent)
-                for agent, amount in given.rewards.items()
+                late_reward(episode_id, amount, infos.get(agent), step, reward_id, ts, agent)
+                for agent, amount in paid.items()
             ]
         )
         self.queueing.settle(episode_id)
@@ -276,12 +283,7 @@ class EpisodeCalls:
             self.policies.require_declared(whole.policy(agent))
         obs = whole.arguments.observe(name, whole.policy, values)
         _require_going_on(whole, obs)
-        acting = [agent for agent in obs if agent not in whole.gone and agent not in whole.ended]
-        if not acting:
-            raise ValueError(
-                f"Episode {name}: expected the observation of an agent that has not ended, "
-                f"got {named(obs)}"
-            )
+        acting = acting_of(name, obs, whole.gone.keys() | whole.ended)
         lost = [a for a, track in whole.tracks.items() if track.unanswered is not None]
         if set(lost) - set(acting):
             raise ClientError(
@@ -470,11 +472,7 @@ def _acted(turn: AgentTurn) -> None:
 def _require_going_on(whole: ClientWhole, obs: Mapping[Agent, bytes]) -> None:
     """Raise ValueError for observations of agents that have had their last one."""
     back = [a for a, seen in obs.items() if a in whole.ended and whole.parting.get(a) != seen]
-    if back:
-        raise ValueError(
-            f"Episode {whole.episode_id}: expected no observations of ended agents, got some of "
-            f"{named(back)}"
-        )
+    require_going_on(whole.episode_id, back)
 
 
 def checked_mapping(function: PolicyMapping | None) -> PolicyMapping | None:

@@ -365,13 +365,7 @@ class PolicyClient:
         episode = self._book.open.get(episode_id)
         if episode is None or episode.error is not None or episode.unanswered is not None:
             return self._calls.log_action(
-                episode_id,
-                observation,
-                action,
-                action_prob=action_prob,
-                action_logp=action_logp,
-                policy_version=policy_version,
-                ts=ts,
+                episode_id, observation, action, action_prob, action_logp, policy_version, ts
             )
         obs, act = episode.policy.encode(episode_id, observation, action)
         seq = episode.seq

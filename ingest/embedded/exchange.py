@@ -23,6 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from ingest.client.arguments import acting_of, require_actions, require_going_on
 from ingest.client.open_episodes import REMEMBERED, Missed, no_action
 from ingest.protocol.agent_names import label
 from ingest.protocol.errors import (
@@ -96,23 +97,12 @@ class _ServedEpisode:
     def require_agents(self, obs: Mapping[Any, Any]) -> None:
         """Raise ValueError for agents that have ended, or if no agent can act."""
         ended = self.gone - self.reports.gone.keys()
-        back = ended & obs.keys()
-        if back:
-            raise ValueError(
-                f"Episode {self.episode_id}: expected no observations of ended agents, got some "
-                f"of {sorted(map(str, back))}"
-            )
+        require_going_on(self.episode_id, ended & obs.keys())
 
     def acting(self, obs: Mapping[Any, Any]) -> set[Any]:
         """The agents that act on these observations. Raises ValueError if there is none."""
         self.require_agents(obs)
-        acting = obs.keys() - self.gone
-        if not acting:
-            raise ValueError(
-                f"Episode {self.episode_id}: expected the observation of an agent that has "
-                f"not ended, got {sorted(map(str, obs))}"
-            )
-        return set(acting)
+        return set(acting_of(self.episode_id, obs, self.gone))
 
     def act(self, agents: Iterable[Any]) -> None:
         """Note which agents have acted: later rewards are for these actions."""
@@ -194,11 +184,7 @@ class Exchange:
         with self._lock:
             episode = self._find(episode_id)
             acting = episode.acting(obs)
-            if logged.keys() != acting:
-                raise ValueError(
-                    f"Episode {episode_id}: expected actions of the agents "
-                    f"{sorted(map(str, acting))}, got {sorted(map(str, logged))}"
-                )
+            require_actions(episode_id, acting, logged)
             if self._pending >= self._max_pending:
                 self._await_room(episode)
             episode.note(obs, dict(logged))

@@ -365,11 +365,11 @@ class CheckedCalls:
         seen, _ = self._observe(episode_id, observation)
         policy_of = partial(self._policy, episode_id)
         logged = {}
-        for agent, given in self._arguments.actions(
+        for agent, (encoded, prob, logp) in self._arguments.actions(
             episode_id, policy_of, action, action_prob, action_logp
         ).items():
-            own = policy_of(agent).action.decode(given.action)
-            known = given.logp if given.prob is None else math.log(given.prob)
+            own = policy_of(agent).action.decode(encoded)
+            known = logp if prob is None else math.log(prob)
             logged[agent] = LoggedAction(own, known, version(episode_id, policy_version))
         self._exchange.tell(episode_id, seen, logged)
 
@@ -383,9 +383,9 @@ class CheckedCalls:
         multiagent_truncated_dict: Mapping[Any, bool] | None = None,
     ) -> None:
         over = multiagent_done_dict, multiagent_truncated_dict
-        given = self._arguments.returns(episode_id, reward, info, *over)
-        infos = {agent: msgspec.msgpack.decode(raw) for agent, raw in given.infos.items()}
-        self._exchange.reward(episode_id, given.rewards, infos, given.ended)
+        paid, raw, gone = self._arguments.returns(episode_id, reward, info, *over)
+        infos = {agent: msgspec.msgpack.decode(info) for agent, info in raw.items()}
+        self._exchange.reward(episode_id, paid, infos, gone)
 
     def end_episode(
         self, episode_id: str, observation: Any = None, *, truncated: bool = False
