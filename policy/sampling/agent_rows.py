@@ -17,32 +17,26 @@ import numpy.typing as npt
 from policy.inference.preprocessors import leaf_values
 from policy.inference.spec import PolicySpec
 from policy.sampling.episode import RolloutEpisode
-from policy.sampling.fragment_buffers import CUT, INFOS, row_layout
+from policy.sampling.fragment_buffers import RowLayout
 from policy.sampling.postprocessing import SOURCE
 from storage.experience.sample_batch import (
-    ACTION_DIST_INPUTS,
-    ACTION_LOGP,
     AGENTS,
-    ENV_T,
+    HAS_NEXT_OBS,
     NEXT_OBS,
     OBS,
-    POLICY_VERSION,
     REWARDS,
-    TERMINATEDS,
-    TRUNCATEDS,
     SampleBatch,
     T,
 )
 from storage.spaces.leaves import leaves
 
 __all__ = [
-    "ActedRow",
     "AgentRows",
     "Pack",
     "Play",
+    "RowColumns",
     "Waiting",
     "observation_columns",
-    "same_action",
 ]
 
 Array = npt.NDArray[Any]
@@ -50,37 +44,42 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class ActedRow:
-    """A row whose result is not known yet."""
+    """A row that waits for its result; `columns` has a value for each column known so far."""
 
-    obs: Any
     action: Any
-    logp: float
-    dist_inputs: Array
-    version: int
-    env_t: int  # the episode's length when the action was chosen
-    action_env: Any = None  # the action as sent, if it differs from the stored one
-    logged: bool = False  # whether the environment's own program chose the action
-    state: list[Array] = field(default_factory=list)
-    reward: float = 0.0
-    info: Mapping[str, Any] = field(default_factory=dict)
-    next_obs: Any = None
-    terminated: bool = False
-    truncated: bool = False
-    cut: int = 0
-    agents: int = -1  # the number of agents in an episode that ended with this row
+    columns: dict[str, Any]
+
+
+class RowColumns:
+    """The columns of a policy's rows, for all its agents; `layout`: see `RowFinisher.layout`."""
+
+    def __init__(self, spec: PolicySpec, layout: RowLayout) -> None:
+        self.layout = layout | {SOURCE: ((), object), HAS_NEXT_OBS: ((), np.bool_)}
+        observation, action = spec.observation, spec.action
+        spaces = {OBS: observation, NEXT_OBS: observation, "actions": action, "actions_env": action}
+        self._split = {
+            prefix: (space, [leaf.column(prefix) for leaf in leaves(space)])
+            for prefix, space in spaces.items()
+        }
+        of_leaves = leaves(action)
+        self.stored_as = {one.column("actions_env"): one.column("actions") for one in of_leaves}
+
+    def split(self, prefix: str, value: Any) -> dict[str, Any]:
+        """Column -> the value of each leaf of an observation or action."""
+        space, names = self._split[prefix]
+        return dict(zip(names, leaf_values(space, value, prefix), strict=True))
 
 
 class AgentRows:
     """An agent's complete rows in one episode that were not taken yet, and its open row.
 
-    `t` counts the agent's own steps. `joint`: other agents may act in the same episode, and rows
-    have their position in it.
+    The column `t` counts the agent's own steps.
     """
 
-    def __init__(self, spec: PolicySpec, *, joint: bool = False) -> None:
-        self._spec, self._joint = spec, joint
+    def __init__(self, columns: RowColumns) -> None:
+        self._columns = columns
         self._rows: list[ActedRow] = []
-        self._t0 = 0
+        self._t = 0
         self.open: ActedRow | None = None
 
     def __len__(self) -> int:
@@ -91,70 +90,48 @@ class AgentRows:
         """The latest complete row that was not taken."""
         return self._rows[-1] if self._rows else None
 
-    def begin(self, row: ActedRow) -> None:
-        self.open = row
+    def begin(self, obs: Any, action: Any, sent: Any, columns: Mapping[str, Any]) -> None:
+        """Begin a row. `sent`: the action as the environment gets it."""
+        split, row = self._columns.split, {SOURCE: "on_policy", REWARDS: 0.0, AGENTS: -1}
+        row |= {T: self._t, **split(OBS, obs), **split("actions", action)}
+        if sent is not action and not same_action(action, sent):
+            row |= split("actions_env", sent)
+        self._t += 1
+        self.open = ActedRow(action, {**row, **columns})
 
-    def complete(self, next_obs: Any, *, terminated: bool, truncated: bool) -> None:
+    def complete(self, next_obs: Any, columns: Mapping[str, Any]) -> None:
         """Set the open row's result; `next_obs` None: there is no next observation."""
-        row = self.open
-        if row is None:
+        if self.open is None:
             return
-        row.next_obs, row.terminated, row.truncated = next_obs, terminated, truncated
-        self._rows.append(row)
+        if next_obs is not None:
+            self.open.columns |= self._columns.split(NEXT_OBS, next_obs)
+        self.open.columns |= {HAS_NEXT_OBS: next_obs is not None, **columns}
+        self._rows.append(self.open)
         self.open = None
 
-    def take(self) -> tuple[dict[str, Array], Array]:
-        """Remove the complete rows; return (their columns, bool (N,) whether new_obs is known)."""
+    def take(self) -> dict[str, Array]:
+        """Remove the complete rows and return their columns.
+
+        Those of `actions_env` are among them if an action was sent in another form than stored.
+        """
         rows, self._rows = self._rows, []
-        t0 = self._t0
-        self._t0 += len(rows)
-        has_next = np.array([row.next_obs is not None for row in rows], np.bool_)
-        columns = self._columns(rows)
-        columns[T] = np.arange(t0, t0 + len(rows), dtype=np.int64)
-        if self._joint:
-            columns[ENV_T] = np.array([row.env_t for row in rows], np.int64)
-            columns[AGENTS] = np.array([row.agents for row in rows], np.int32)
-        return columns, has_next
-
-    def _columns(self, rows: list[ActedRow]) -> dict[str, Array]:
-        spec = self._spec
-        layout = row_layout(spec.observation, spec.action, spec.layout.size)
-        columns = {
-            name: np.zeros((len(rows), *shape), dtype) for name, (shape, dtype) in layout.items()
-        }
-        actions = [row.action for row in rows]
-        self._fill(columns, OBS, spec.observation, [row.obs for row in rows])
-        self._fill(columns, NEXT_OBS, spec.observation, [row.next_obs for row in rows])
-        self._fill(columns, "actions", spec.action, actions)
-        if any(row.action_env is not None for row in rows):
-            sent = [row.action if row.action_env is None else row.action_env for row in rows]
-            for leaf in leaves(spec.action):
-                stored = columns[leaf.column("actions")]
-                columns[leaf.column("actions_env")] = np.zeros_like(stored)
-            self._fill(columns, "actions_env", spec.action, sent)
-        columns[REWARDS][:] = [row.reward for row in rows]
-        columns[TERMINATEDS][:] = [row.terminated for row in rows]
-        columns[TRUNCATEDS][:] = [row.truncated for row in rows]
-        columns[ACTION_LOGP][:] = [row.logp for row in rows]
-        columns[POLICY_VERSION][:] = [row.version for row in rows]
-        columns[CUT][:] = [row.cut for row in rows]
-        sources = ["logged" if row.logged else "on_policy" for row in rows]
-        columns[SOURCE] = np.array(sources, object)
-        for i, row in enumerate(rows):
-            columns[INFOS][i] = dict(row.info)
-            columns[ACTION_DIST_INPUTS][i] = row.dist_inputs
-        for i in range(len(rows[0].state) if rows else 0):
-            columns[f"state_in_{i}"] = np.stack([row.state[i] for row in rows])
-        return columns
-
-    @staticmethod
-    def _fill(columns: dict[str, Array], prefix: str, space: Any, values: list[Any]) -> None:
-        names = [leaf.column(prefix) for leaf in leaves(space)]
-        for i, value in enumerate(values):
-            if value is None:
+        layout = dict(self._columns.layout)
+        for sent, stored in self._columns.stored_as.items():
+            if any(sent in row.columns for row in rows):
+                layout[sent] = layout[stored]
+                for row in rows:
+                    row.columns.setdefault(sent, row.columns[stored])
+        taken = {}
+        for name, (shape, dtype) in layout.items():
+            column = taken[name] = np.zeros((len(rows), *shape), dtype)
+            values = [row.columns.get(name) for row in rows]
+            if not shape and None not in values:
+                column[:] = values
                 continue
-            for name, item in zip(names, leaf_values(space, value, prefix), strict=True):
-                columns[name][i] = item
+            for i, value in enumerate(values):
+                if value is not None:
+                    column[i] = value
+        return taken
 
 
 @dataclass

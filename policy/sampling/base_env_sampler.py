@@ -19,19 +19,18 @@ from policy.envs.base_env import BaseEnv, MultiEnvDict
 from policy.envs.env_runner import Restarts
 from policy.inference.numpy_policy import Actions
 from policy.sampling.agent_rows import (
-    ActedRow,
     AgentRows,
     Pack,
     Play,
+    RowColumns,
     Waiting,
     observation_columns,
-    same_action,
 )
 from policy.sampling.callbacks import is_overridden
 from policy.sampling.episode import RolloutEpisode
-from policy.sampling.fragment_buffers import EpisodeSegment
+from policy.sampling.fragment_buffers import CUT, INFOS, EpisodeSegment
 from policy.sampling.metrics import MetricsRecorder
-from policy.sampling.postprocessing import RowFinisher, alike
+from policy.sampling.postprocessing import SOURCE, RowFinisher, alike
 from policy.sampling.sampler import (
     FRAGMENT_CUT,
     TRAINING_ENABLED,
@@ -41,7 +40,18 @@ from policy.sampling.sampler import (
 )
 from storage.experience.episode import ALL_AGENTS, DEFAULT_POLICY
 from storage.experience.multi_agent_batch import MultiAgentBatch
-from storage.experience.sample_batch import SampleBatch, concat_samples
+from storage.experience.sample_batch import (
+    ACTION_DIST_INPUTS,
+    ACTION_LOGP,
+    AGENTS,
+    ENV_T,
+    POLICY_VERSION,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    SampleBatch,
+    concat_samples,
+)
 
 __all__ = ["BaseEnvSampler"]
 
@@ -83,6 +93,7 @@ class BaseEnvSampler:
         self._observation_fn, self._joint = observation_fn, joint
         self._callbacks = finisher.callbacks
         self._watched = is_overridden(self._callbacks, "on_episode_step")
+        self._columns: dict[str, RowColumns] = {}
         self._plays: dict[Any, Play] = {}
         self._packs: dict[Any, Pack] = {}
         self._waiting: dict[str, Waiting] = {}
@@ -274,7 +285,7 @@ class BaseEnvSampler:
             if rows is not None and (rows.open or reward):
                 row = rows.open or rows.last
                 if row is not None:
-                    row.reward += reward
+                    row.columns[REWARDS] += reward
                 elif play.kept:
                     self._tell_late(play.episode, agent, reward)
                 play.episode.add_reward(agent, reward)
@@ -287,19 +298,18 @@ class BaseEnvSampler:
             if rows.open is None or not (agent in obs or any(flags) or reached):
                 continue
             self._require_last(play, agent, obs, own, over)
-            info = infos.get(agent, {})
-            rows.open.info = without_marker(info)
             count = np.array([play.episode.length])
             flag = [np.array([one], np.bool_) for one in flags]
             ends = self._rules.ends(count, flag[0], flag[1])
-            rows.open.cut = int(ends.cuts[0])
+            result = {
+                INFOS: without_marker(infos.get(agent, {})),
+                CUT: ends.cuts[0],
+                TERMINATEDS: ends.terminateds[0],
+                TRUNCATEDS: ends.truncateds[0],
+            }
             if any(over) or reached:
-                rows.open.agents = len(play.agents)
-            rows.complete(
-                obs.get(agent),
-                terminated=bool(ends.terminateds[0]),
-                truncated=bool(ends.truncateds[0]),
-            )
+                result[AGENTS] = len(play.agents)
+            rows.complete(obs.get(agent), result)
         return ended
 
     def _tell_late(self, episode: RolloutEpisode, agent: Any, reward: float) -> None:
@@ -346,15 +356,18 @@ class BaseEnvSampler:
                 continue
             policy_id = play.episode.policy_for(agent)
             if agent not in play.agents:
-                play.agents[agent] = self._new_rows(policy_id)
+                play.agents[agent] = AgentRows(self._columns_of(policy_id))
                 play.states[agent] = self._policies[policy_id].initial_state()
             waiting = self._waiting.setdefault(policy_id, Waiting())
             waiting.env_ids.append(env_id)
             waiting.agents.append(agent)
             waiting.observations.append(seen)
 
-    def _new_rows(self, policy_id: str) -> AgentRows:
-        return AgentRows(self._policies[policy_id].spec, joint=self._joint)
+    def _columns_of(self, policy_id: str) -> RowColumns:
+        if policy_id not in self._columns:
+            layout = self._finisher.layout(policy_id, joint=self._joint)
+            self._columns[policy_id] = RowColumns(self._policies[policy_id].spec, layout)
+        return self._columns[policy_id]
 
     # acting
 
@@ -370,22 +383,21 @@ class BaseEnvSampler:
                 policy.filter.push(flat[np.array(kept, np.bool_)])
             actions, states = self._forward(policy_id, policy.filter(flat), asked)
             stored, to_env = actions.actions, actions.actions_env
+            version = self._actors[policy_id].version
             for i, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
-                row = ActedRow(
-                    asked.observations[i],
-                    stored[i],
-                    float(actions.logp[i]),
-                    actions.dist_inputs[i],
-                    self._actors[policy_id].version,
-                    self._plays[env_id].episode.length,
-                    state=[state[i] for state in states],
-                )
-                if self._clip and not same_action(stored[i], to_env[i]):
-                    row.action_env = to_env[i]
-                self._take_logged(env_id, agent, row)
-                self._plays[env_id].agents[agent].begin(row)
-                action = row.action if row.action_env is None else row.action_env
-                sent.setdefault(env_id, {})[agent] = action
+                play, action = self._plays[env_id], stored[i]
+                acted = to_env[i] if self._clip else action
+                row = {f"state_in_{k}": state[i] for k, state in enumerate(states)}
+                row |= {ACTION_LOGP: actions.logp[i], ACTION_DIST_INPUTS: actions.dist_inputs[i]}
+                row |= {POLICY_VERSION: version, ENV_T: play.episode.length}
+                logged = self._logged.get(env_id, {}).get(agent)
+                if logged is not None:  # the environment's own program has acted
+                    action = acted = logged.action
+                    row[ACTION_LOGP] = np.nan if logged.logp is None else logged.logp
+                    row[ACTION_DIST_INPUTS] = np.nan
+                    row |= {POLICY_VERSION: logged.version, SOURCE: "logged"}
+                play.agents[agent].begin(asked.observations[i], action, acted, row)
+                sent.setdefault(env_id, {})[agent] = acted
         self._logged.clear()
         return sent
 
@@ -402,16 +414,6 @@ class BaseEnvSampler:
         for row, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
             self._plays[env_id].states[agent] = [state[row] for state in after]
         return actions, states
-
-    def _take_logged(self, env_id: Any, agent: Any, row: ActedRow) -> None:
-        """Record an action that the environment's own program chose, with its propensity."""
-        logged = self._logged.get(env_id, {}).get(agent)
-        if logged is None:
-            return
-        row.action, row.action_env, row.logged = logged.action, None, True
-        row.logp = float("nan") if logged.logp is None else logged.logp
-        row.version = logged.version
-        row.dist_inputs = np.full_like(row.dist_inputs, np.nan)
 
     # episodes
 
@@ -481,12 +483,12 @@ class BaseEnvSampler:
             if self.excluded is None:
                 return
         runs = {}
-        for agent, (columns, has_next) in taken.items():
+        for agent, columns in taken.items():
             if not columns["cut"][-1]:
                 columns["cut"][-1] = FRAGMENT_CUT
             policy_id = play.episode.policy_for(agent)
             batch = self._finisher.identified(
-                columns, segment, policy_id=policy_id, agent_id=str(agent), has_next=has_next
+                columns, segment, policy_id=policy_id, agent_id=str(agent)
             )
             if not play.kept and self.excluded is not None:
                 batch[TRAINING_ENABLED] = np.zeros(batch.count, np.bool_)

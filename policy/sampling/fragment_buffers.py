@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from storage.experience.sample_batch import (
 from storage.spaces.descriptors import Space
 from storage.spaces.leaves import leaves
 
-__all__ = ["CUT", "CUTS", "INFOS", "FragmentBuffers", "row_layout"]
+__all__ = ["CUT", "CUTS", "INFOS", "FragmentBuffers", "RowLayout", "row_layout"]
 
 Array = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]
@@ -39,11 +39,13 @@ episode continues, and the next observation is known; "terminated": no bootstrap
 bootstrap."""
 
 
-def row_layout(
-    observation: Space, action: Space, dist_inputs: int
-) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Column -> (shape, dtype) of a worker's row; texts are objects."""
-    layout: dict[str, tuple[tuple[int, ...], Any]] = {}
+RowLayout: TypeAlias = dict[str, tuple[tuple[int, ...], Any]]
+"""Column -> (shape, dtype)."""
+
+
+def row_layout(observation: Space, action: Space, dist_inputs: int) -> RowLayout:
+    """The columns of a worker's row; texts are objects."""
+    layout: RowLayout = {}
     for prefix, space in ((OBS, observation), (NEXT_OBS, observation), ("actions", action)):
         for leaf in leaves(space):
             dtype = object if leaf.is_text else leaf.dtype
@@ -73,9 +75,7 @@ class EpisodeSegment:
 class FragmentBuffers:
     """N x capacity rows; `filled` (N,) counts the complete ones of each copy."""
 
-    def __init__(
-        self, copies: int, capacity: int, layout: Mapping[str, tuple[tuple[int, ...], Any]]
-    ) -> None:
+    def __init__(self, copies: int, capacity: int, layout: RowLayout) -> None:
         self.filled: Index = np.zeros(copies, np.intp)
         self.capacity = capacity
         self._columns: dict[str, Array] = {

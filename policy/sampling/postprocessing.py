@@ -15,7 +15,7 @@ from policy.algorithms.ppo import ADVANTAGES, VALUE_TARGETS, PPOConfig, episode_
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.sampling.callbacks import Callbacks, is_overridden
 from policy.sampling.episode import SamplingWorker
-from policy.sampling.fragment_buffers import EpisodeSegment, row_layout
+from policy.sampling.fragment_buffers import EpisodeSegment, RowLayout, row_layout
 from storage.experience.sample_batch import (
     AGENT_ID,
     AGENTS,
@@ -144,11 +144,11 @@ class RowFinisher:
         *,
         policy_id: str,
         agent_id: str,
-        has_next: Array | None = None,
     ) -> SampleBatch:
         """A batch from collected columns: rows of `segments`, one after the other.
 
-        `has_next`: bool (N,), whether there is a next observation (default: True).
+        Without the columns `has_new_obs` and `source`, each row has a next observation and is on
+        policy.
         """
         count = len(columns[REWARDS])
         lengths = np.diff([*(one.start for one in segments), count])
@@ -156,7 +156,7 @@ class RowFinisher:
         clipped = clip_rewards(self.clip, columns[REWARDS])
         if clipped is not None:
             columns[RAW_REWARDS], columns[REWARDS] = columns[REWARDS], clipped
-        columns[HAS_NEXT_OBS] = np.ones(count, np.bool_) if has_next is None else has_next
+        columns.setdefault(HAS_NEXT_OBS, np.ones(count, np.bool_))
         columns[EPS_ID] = np.repeat(ids, lengths)
         numbers = np.array([one.number for one in segments], np.int64)
         columns[EPISODE_ORDINAL] = np.repeat(numbers, lengths)
@@ -165,19 +165,23 @@ class RowFinisher:
         columns.setdefault(SOURCE, np.full(count, "on_policy", object))
         return SampleBatch(columns)
 
+    def layout(self, policy_id: str, *, joint: bool = False) -> RowLayout:
+        """The columns of a policy's rows; `joint`: also those of several agents' episodes."""
+        policy = self.policies[policy_id]
+        layout = row_layout(policy.spec.observation, policy.spec.action, policy.spec.layout.size)
+        state = policy.initial_state()
+        layout |= {f"state_in_{i}": (one.shape, one.dtype) for i, one in enumerate(state)}
+        return layout | ({ENV_T: ((), np.int64), AGENTS: ((), np.int32)} if joint else {})
+
     def no_rows(self, policy_id: str, *, joint: bool = False) -> SampleBatch:
         """A batch without rows, with the columns of the policy's samples.
 
         Those that its own `postprocess_trajectory` or a callback adds are unknown without rows.
         """
-        policy = self.policies[policy_id]
-        layout = row_layout(policy.spec.observation, policy.spec.action, policy.spec.layout.size)
-        state = policy.initial_state()
-        layout |= {f"state_in_{i}": (one.shape, one.dtype) for i, one in enumerate(state)}
-        if joint:
-            layout |= {ENV_T: ((), np.int64), AGENTS: ((), np.int32)}
+        layout = self.layout(policy_id, joint=joint)
         columns = {name: np.zeros((0, *shape), dtype) for name, (shape, dtype) in layout.items()}
-        return policy.postprocess(self.identified(columns, [], policy_id=policy_id, agent_id=""))
+        rows = self.identified(columns, [], policy_id=policy_id, agent_id="")
+        return self.policies[policy_id].postprocess(rows)
 
     def is_hooked(self, policy: TrainablePolicy) -> bool:
         """Whether trajectories have to be passed on one by one."""

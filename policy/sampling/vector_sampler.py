@@ -20,7 +20,7 @@ from policy.envs.vector_env import Copies, Stepped
 from policy.inference.numpy_policy import Actions
 from policy.sampling.callbacks import Callbacks, is_overridden
 from policy.sampling.episode import RolloutEpisode
-from policy.sampling.fragment_buffers import CUT, INFOS, FragmentBuffers, row_layout
+from policy.sampling.fragment_buffers import CUT, INFOS, FragmentBuffers
 from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.postprocessing import RowFinisher, env_columns
 from policy.sampling.sampler import (
@@ -102,14 +102,13 @@ class VectorSampler:
         self._plain_discrete = isinstance(spec.action, Discrete)
         # clipping only changes Box actions
         self._may_differ = self._clip and spec.layout.log_stds > 0
-        layout = row_layout(spec.observation, spec.action, spec.layout.size)
+        layout = self._finisher.layout(self._policy_id)
         if self._may_differ:
             stored = {name: layout[name] for name in self._action_names.values()}
             layout |= {self._env_names[p]: stored[n] for p, n in self._action_names.items()}
         initial = self._policy.initial_state()
         self._initial = initial
         self._state = [np.repeat(one[None], count, axis=0) for one in initial]
-        layout |= {f"state_in_{i}": (one.shape, one.dtype) for i, one in enumerate(initial)}
         rules = self._rules
         room = rules.fragment if rules.truncates else _FIRST_ROOM
         self._buffers = FragmentBuffers(count, room + 1, layout)
