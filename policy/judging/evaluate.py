@@ -40,9 +40,9 @@ from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Int
 from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolicy
 from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
+from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.errors import NothingYet
-from storage.experience.endings import UNOBSERVED
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import ACTION_LOGP, REWARDS, SampleBatch
 from storage.objects.opening import Root
@@ -123,7 +123,8 @@ def evaluate(
     named and none are live, ValueError for invalid arguments and for spaces that do not fit.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
-    limits = _limits(reward_range, root, policy_id)
+    declaration = load_declarations(root).get(policy_id)
+    limits = _limits(reward_range, declaration)
     _check_names(split, estimators)
     loaded, live = _load_both(store or WeightFolder(root, policy_id), weights)
     share = loaded.reserve.share if evaluation_share is None else evaluation_share
@@ -136,6 +137,7 @@ def evaluate(
         loaded.policy.spec,
         reserve if split == "held_out" else replace(reserve, share=1.0),
         [loaded.lineage, *([live.lineage] if live else [])],
+        0.0 if declaration is None else declaration.reward_default,
     )
     asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "cluster": reserve.cluster}
     asked |= {"evaluation_share": reserve.share, "weights": loaded.name}
@@ -184,11 +186,10 @@ def _judged(
 
 
 def _limits(
-    given: tuple[float, float] | None, root: Root, policy_id: str
+    given: tuple[float, float] | None, declaration: PolicyDeclaration | None
 ) -> tuple[float, float] | None:
     """The limits of a step's reward: given or declared; None without, or with infinite ones."""
     if given is None:
-        declaration = load_declarations(root).get(policy_id)
         return None if declaration is None else declaration.reward_range
     return None if given == (-math.inf, math.inf) else given
 
@@ -368,6 +369,7 @@ class _Gathered:
             discrete=self._policy.spec.layout.is_discrete,
             units=units,
             pass_prob=block.pass_prob,
+            lost=block.lost if block.lost.any() else None,
         )
 
 
@@ -418,11 +420,9 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
         source = "an episode that was trained on cannot be judged by"
         found.append(at_most("nothing_reserved", 1, 0, sentence, source))
     seen = sum(log.excluded.values()) - trained + log.episodes
-    lost = sum(log.excluded.get(word, 0) for word in UNOBSERVED)
-    share = lost / max(1, seen)
-    sentence = (
-        f"{counted(lost, 'episode')} ({share:.1%}) abandoned or broken, so with an unknown end"
-    )
+    share = log.lost / max(1, seen)
+    sentence = f"{counted(log.lost, 'episode')} ({share:.1%}) abandoned or broken"
+    sentence += ": their return is the default reward" if log.lost else ""
     if share > MOST_LOST:
         sentence += "; fix the cause, or use a canary, which counts them"
     source = "chosen here: if the loss depends on the action, the estimate's bias is as large"

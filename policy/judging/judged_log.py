@@ -71,6 +71,7 @@ class JudgedBlock:
     names: list[str]  # (n,) the name of each episode's unit
     untagged: int  # episodes without the tag whose values are the units
     other_tags: set[str]  # the names of the tags that these have
+    lost: BoolArray  # (n,) abandoned or broken; their rewards are the default
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
     beyond: npt.NDArray[np.float64]  # rewards of the episodes left out as not_finite
     excluded: Mapping[str, int]  # reason -> episodes
@@ -88,9 +89,19 @@ class JudgedBlock:
 class JudgedLog:
     """Selects the episodes to judge by, and counts all episodes while they are read."""
 
-    def __init__(self, spec: PolicySpec, reserve: Reserve, trained_on: Sequence[Lineage]) -> None:
-        """`trained_on`: lineages of policies, whose episodes are left out."""
+    def __init__(
+        self,
+        spec: PolicySpec,
+        reserve: Reserve,
+        trained_on: Sequence[Lineage],
+        reward_default: float = 0.0,
+    ) -> None:
+        """`trained_on`: lineages of policies, whose episodes are left out.
+
+        `reward_default`: the return of an abandoned or broken episode, as in a canary.
+        """
         self.reserve, self._spec, self._trained_on = reserve, spec, trained_on
+        self._default = reward_default
         self.episodes = self.candidates = 0  # judged by; these and those with certain steps
         self.excluded: Counter[str] = Counter()  # reason -> episodes
         self.not_read: dict[str, int] = {}  # reason -> steps
@@ -100,6 +111,7 @@ class JudgedLog:
         self.dropped = Lost(0, 0)  # dropped by clients, as they reported it to the collectors
         self.one_step = True
         self.sampled = 0  # episodes with pass_prob < 1
+        self.lost = 0  # abandoned or broken ones among the episodes
         self.untagged = 0  # episodes without the tag whose values are the units
         self._other_tags: set[str] = set()
         self._chances = (1.0, 0.0)  # the smallest and the largest pass_prob
@@ -161,6 +173,8 @@ class JudgedLog:
         if gone:
             excluded["certain"] = gone
         heads = steps.take(np.cumsum(lengths) - lengths)
+        lost = np.isin(steps["ended"][np.cumsum(lengths) - 1], UNOBSERVED)
+        steps = self._with_default(steps, lengths, lost)
         untagged = heads.take(~self.reserve.tagged(heads))
         return JudgedBlock(
             steps=steps,
@@ -169,15 +183,24 @@ class JudgedLog:
             names=self.reserve.units(heads),
             untagged=untagged.count,
             other_tags=tag_names(untagged) if untagged.count else set(),
+            lost=lost,
             certain=left,
             beyond=beyond,
             excluded=excluded,
         )
 
+    def _with_default(self, steps: SampleBatch, lengths: IntArray, lost: BoolArray) -> SampleBatch:
+        """The steps, with the default as the return of the lost episodes (n,)."""
+        if not lost.any():
+            return steps
+        rewards = np.where(np.repeat(lost, lengths), 0.0, steps[REWARDS])
+        rewards[(np.cumsum(lengths) - 1)[lost]] = self._default
+        return SampleBatch({**steps, REWARDS: rewards})
+
     def note(self, block: JudgedBlock) -> IntArray | None:
         """Count a block. Returns the number of each episode's unit (n,), or None without units."""
         self.episodes += len(block.lengths)
-        self.untagged += block.untagged
+        self.untagged, self.lost = self.untagged + block.untagged, self.lost + int(block.lost.sum())
         self._other_tags |= block.other_tags
         self.excluded.update(block.excluded)
         self.candidates += len(block.lengths) + block.excluded.get("certain", 0)
@@ -237,7 +260,6 @@ def _usable(
         "in_lineage": _any(_trained(steps, trained_on), lengths),
         "incomplete": (t[first] != 0) | (t[last] != lengths - 1),
         "unfinished": np.array([word is None for word in ended], np.bool_),
-        **{word: np.asarray(ended == word, np.bool_) for word in UNOBSERVED},
         "no_propensity": _any(np.isnan(steps[ACTION_LOGP]), lengths),
     }
     leave, excluded = np.zeros(len(lengths), np.bool_), {}

@@ -20,6 +20,7 @@ __all__ = [
     "MemoryColumn",
     "NumberColumn",
     "Numbers",
+    "UnitNumbers",
     "column_of",
     "combined",
     "ends",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 class NumberColumn(Protocol):
@@ -65,6 +67,36 @@ class MemoryColumn:
 
     def like(self) -> MemoryColumn:
         return MemoryColumn()
+
+
+class UnitNumbers:
+    """One number per episode, or the mean for each unit."""
+
+    def __init__(self, column: Callable[[], NumberColumn]) -> None:
+        self._column = column()
+        self._sums, self._counts = np.empty(0), np.empty(0)
+        self.by_unit = False
+
+    def add(self, numbers: FloatArray, units: IntArray | None) -> None:
+        if units is None:
+            return self._column.append(numbers)
+        self.by_unit = True
+        new = max(0, int(units.max()) + 1 - self._sums.size)
+        self._sums, self._counts = (np.pad(one, (0, new)) for one in (self._sums, self._counts))
+        np.add.at(self._sums, units, numbers)
+        np.add.at(self._counts, units, 1.0)
+        return None
+
+    def means(self) -> NumberColumn:
+        return column_of(self._sums / self._counts) if self.by_unit else self._column
+
+    def sums(self) -> NumberColumn:
+        return column_of(self._sums) if self.by_unit else self._column
+
+    @property
+    def several(self) -> bool:
+        """Whether a unit has more than one episode."""
+        return self.by_unit and bool((self._counts > 1).any())
 
 
 def column_of(numbers: Numbers) -> NumberColumn:

@@ -25,6 +25,7 @@ __all__ = [
     "Differences",
     "Scores",
     "bounded_per_decision",
+    "discounted",
     "one_step_limit",
     "one_step_values",
     "per_decision_terms",
@@ -129,6 +130,14 @@ def per_decision_terms(
     other = np.ones_like(weights) if bar_weights is None else bar_weights
     apart = gamma ** t.astype(np.float64) * (weights - other)
     return np.add.reduceat(apart * rewards, starts), np.add.reduceat(apart, starts)
+
+
+def discounted(lengths: IntArray, gamma: float) -> FloatArray:
+    """(n,) sum_t g^t over each of the lengths (n,)."""
+    if gamma == 1:
+        return lengths.astype(np.float64)
+    found: FloatArray = (1 - gamma ** lengths.astype(np.float64)) / (1 - gamma)
+    return found
 
 
 def bounded_per_decision(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.columns import MemoryColumn, NumberColumn, column_of
+from policy.ope.columns import MemoryColumn, NumberColumn, UnitNumbers, column_of
 from policy.ope.columns import combined as _apply
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
 from policy.ope.cross_fitting import EarlierScores
@@ -39,15 +39,18 @@ from policy.ope.differences import (
     Differences,
     Scores,
     bounded_per_decision,
+    discounted,
     one_step_limit,
     one_step_values,
     per_decision_terms,
 )
 from policy.ope.episodes import running_sums
+from policy.ope.lost_episodes import LostEpisodes
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 # of a weight of 3e38, the largest float32; the cube of a weighted reward does not overflow
@@ -71,6 +74,7 @@ class Judged:
     discrete: bool = True  # propensities are probabilities, not densities
     units: IntArray | None = None  # (n,) the unit of each episode, counted from 0
     pass_prob: FloatArray | None = None  # (n,) the probability that an episode was logged; None: 1
+    lost: BoolArray | None = None  # (n,) abandoned or broken, with the default reward; None: none
 
     @property
     def one_step(self) -> bool:
@@ -81,9 +85,18 @@ class Judged:
         return np.cumsum(self.lengths) - self.lengths
 
     @property
+    def ends(self) -> IntArray:
+        """(n,) row of each episode's last step."""
+        return np.cumsum(self.lengths) - 1
+
+    @property
     def returns(self) -> FloatArray:
         """(n,) undiscounted returns."""
         return np.add.reduceat(self.rewards, self.starts)
+
+    def action(self, number: int) -> str:
+        """The name of an action, counted from 0."""
+        return repr(self.names[number]) if self.names else f"action {self.start + number}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +202,8 @@ class Evidence:
         self._range, self._gamma = rules.reward_range, rules.gamma
         self._column = column
         self._bars = [_BarDifferences(name, column) for name in bars]
+        self._lost = [LostEpisodes(column) for _ in bars]
+        self._action: Callable[[int], str] = str  # names an action
         self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
         self._scores: EarlierScores | None = None
         self._support: Support | None = None
@@ -203,6 +218,7 @@ class Evidence:
         """Add whole episodes, with the probabilities of the candidate and of each bar's policy."""
         if not data.lengths.size:
             return
+        data = _clipped(data, self._range)
         self._steps.add(data, self._range)
         self._one_step &= data.one_step
         self._discrete &= data.discrete
@@ -210,6 +226,7 @@ class Evidence:
         weights, scores = _weights(data, candidate), self._view(data, candidate, policies)
         self._weigh(0, "", data, candidate, weights, by)
         self._returns.append(data.returns)
+        self._action = data.action
         for number, (bar, policy) in enumerate(zip(self._bars, policies, strict=True), 1):
             others = bar.weights(data, policy)
             if policy is not None:
@@ -217,6 +234,7 @@ class Evidence:
                 self._weigh(number, "live_", data, policy, same, by)
             view = None if scores is None else scores[number - 1]
             bar.add(data, weights, others, view, self._gamma, by)
+            self._lost[number - 1].add(data, weights, others)
         if data.taken is not None and candidate.probs is not None:
             known = [candidate, *(one for one in policies if one is not None)]
             self._see(data, data.taken, [one.probs for one in known if one.probs is not None])
@@ -244,14 +262,18 @@ class Evidence:
             squares = _apply(lambda block, c=center: (block - c) ** 2, values)
             threshold = MOST_OF_VARIANCE if compared.approximate else None
             what = f"squared deviation from the mean difference to {bar.name}"
-            name = "heavy_tails" if bar.logged else "live_heavy_tails"
-            tails.append(largest_share(name, squares, threshold, what))
+            tails.append(largest_share(bar.check_name("heavy_tails"), squares, threshold, what))
         approximate = any(one.approximate for one in comparisons)
         checks = [
             one
             for number, weighed in self._weighed.items()
             if number == 0 or (self._bars[number - 1] in bars and not self._bars[number - 1].logged)
             for one in self._checks(number, weighed, rules, approximate)
+        ]
+        checks += [
+            lost.check(bar.check_name("lost_by_action"), bar.name, self._apart(bar), self._action)
+            for bar, lost in zip(self._bars, self._lost, strict=True)
+            if bar in bars
         ]
         return combined(comparisons, [*counted, *in_range, *checks, *tails], self._steps.widening())
 
@@ -309,6 +331,12 @@ class Evidence:
             largest=self._steps.largest_weight if self._discrete else math.inf,
             gamma=self._gamma,
         )
+
+    def _apart(self, bar: _BarDifferences) -> tuple[float, float]:
+        """Limits of a whole episode's weight for the candidate minus that for the bar."""
+        lowest = self._steps.lowest_logp if self._discrete else -math.inf
+        most = math.exp(min(-lowest * self._steps.longest, 2 * MOST_LOG_WEIGHT))
+        return -1.0 if bar.logged else -most, most
 
     def _checks(
         self, number: int, weighed: _Weighed, rules: Rules, approximate: bool
@@ -405,36 +433,6 @@ def _difference_text(one: Comparison) -> str:
 # --- the differences -------------------------------------------------------------------------
 
 
-class _UnitNumbers:
-    """One number per episode, or the mean for each unit."""
-
-    def __init__(self, column: Callable[[], NumberColumn]) -> None:
-        self._column = column()
-        self._sums, self._counts = np.empty(0), np.empty(0)
-        self.by_unit = False
-
-    def add(self, numbers: FloatArray, units: IntArray | None) -> None:
-        if units is None:
-            return self._column.append(numbers)
-        self.by_unit = True
-        new = max(0, int(units.max()) + 1 - self._sums.size)
-        self._sums, self._counts = (np.pad(one, (0, new)) for one in (self._sums, self._counts))
-        np.add.at(self._sums, units, numbers)
-        np.add.at(self._counts, units, 1.0)
-        return None
-
-    def means(self) -> NumberColumn:
-        return column_of(self._sums / self._counts) if self.by_unit else self._column
-
-    def sums(self) -> NumberColumn:
-        return column_of(self._sums) if self.by_unit else self._column
-
-    @property
-    def several(self) -> bool:
-        """Whether a unit has more than one episode."""
-        return self.by_unit and bool((self._counts > 1).any())
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Scaling:
     """How differences become numbers with limits; depends on the whole log."""
@@ -459,7 +457,12 @@ class _BarDifferences:
         self.name = name
         self.logged = True  # whether its weights are 1 on all episodes added
         self._known = False  # whether it has a policy
-        self._robust, self._values, self._apart = (_UnitNumbers(column) for _ in range(3))
+        self._robust, self._values, self._apart = (UnitNumbers(column) for _ in range(3))
+        self._unseen = UnitNumbers(column)  # the part of `_apart` of steps that were lost
+
+    def check_name(self, name: str) -> str:
+        """The name of a check of this bar."""
+        return name if self.logged else f"live_{name}"
 
     def weights(self, data: Judged, policy: TargetPolicy | None) -> FloatArray | None:
         """The bar's weights (S,), None if they are 1: its policy made these episodes."""
@@ -481,14 +484,22 @@ class _BarDifferences:
         by: FloatArray,
     ) -> None:
         values, apart = per_decision_terms(data.rewards, weights, others, data.lengths, gamma)
+        unseen = np.zeros_like(apart)
+        if data.lost is not None:
+            whole = (weights if others is None else weights - others)[data.ends]
+            unseen = data.lost * (whole - 1 if others is None else whole)
         self._values.add(by * values, data.units)
-        self._apart.add(by * apart, data.units)
+        self._apart.add(by * (apart - unseen * discounted(data.lengths, gamma)), data.units)
+        self._unseen.add(by * unseen, data.units)
         if scores is not None:
             robust = one_step_values(data.rewards, weights, others, scores)
             self._robust.add(by * robust, data.units)
 
     def differences(self, steps: _StepSummary, plan: _Scaling) -> Differences:
         """The differences over all episodes, with limits.
+
+        A lost episode counts as if it went on to the longest length with rewards of 0. Its weight
+        is the expected weight of the steps that are missing, as later ratios have mean 1.
 
         An episode logged with probability p counts 1 / p times (Horvitz & Thompson 1952). The
         numbers are divided by the mean of 1 / p in the log, so that they have the sign of the
@@ -499,10 +510,19 @@ class _BarDifferences:
         elif plan.one_step:
             found = self._of_constant(plan)
         else:
+            low, high = plan.reward_range or (0.0, 0.0)
+            shortest = steps.shortest
+            if not low <= 0 <= high:  # a step that is missing has no reward within the range
+                shortest = min(shortest, steps.shortest_lost)
+            horizon = float(discounted(np.array([steps.longest]), plan.gamma)[0])
             found = bounded_per_decision(
                 self._values.means(),
-                self._apart.means(),
-                (steps.shortest, steps.longest),
+                _apply(
+                    lambda seen, unseen: seen + horizon * unseen,
+                    self._apart.means(),
+                    self._unseen.means(),
+                ),
+                (shortest, steps.longest),
                 gamma=plan.gamma,
                 reward_range=plan.reward_range,
                 largest_weight=plan.largest,
@@ -522,8 +542,12 @@ class _BarDifferences:
         values = self._values.means()
         if plan.reward_range is not None:
             middle = sum(plan.reward_range) / 2
-            apart = self._apart.means()
-            values = _apply(lambda earned, one: earned - middle * one, values, apart)
+            values = _apply(
+                lambda earned, one, unseen: earned - middle * (one + unseen),
+                values,
+                self._apart.means(),
+                self._unseen.means(),
+            )
         most = one_step_limit(plan.reward_range, plan.largest, known=False)
         return Differences("ips", values, values, -most, values, most, furthest=plan.width)
 
@@ -533,18 +557,23 @@ class _StepSummary:
 
     def __init__(self) -> None:
         self.episodes = self._outside = 0
-        self.shortest, self.longest = 2**62, 0
+        self.shortest = self.shortest_lost = 2**62  # of whole episodes, of lost ones
+        self.longest = 0
         self.by = self.most_by = 0.0
-        self._lowest = math.inf  # logged logp
+        self.lowest_logp = math.inf  # logged
         self._rewards = (math.inf, -math.inf)
 
     def add(self, data: Judged, limits: tuple[float, float] | None) -> None:
         self.episodes += data.lengths.size
-        self.shortest = min(self.shortest, int(data.lengths.min()))
+        whole = data.lengths
+        if data.lost is not None:
+            whole, lost = data.lengths[~data.lost], data.lengths[data.lost]
+            self.shortest_lost = min(self.shortest_lost, int(lost.min(initial=2**62)))
+        self.shortest = min(self.shortest, int(whole.min(initial=self.shortest)))
         self.longest = max(self.longest, int(data.lengths.max()))
         by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
         self.by, self.most_by = self.by + float(by.sum()), max(self.most_by, float(by.max()))
-        self._lowest = min(self._lowest, float(data.behaviour_logp.min()))
+        self.lowest_logp = min(self.lowest_logp, float(data.behaviour_logp.min()))
         self.add_rewards(data.rewards, limits)
 
     def add_rewards(self, rewards: FloatArray, limits: tuple[float, float] | None) -> None:
@@ -557,11 +586,11 @@ class _StepSummary:
     @property
     def largest_weight(self) -> float:
         """1 / the lowest logged propensity, which no step's ratio can exceed."""
-        return math.exp(-self._lowest)
+        return math.exp(-self.lowest_logp)
 
     def widening(self) -> str:
         """Why limits are wide, and how to narrow them; "" if no propensity is low."""
-        lowest = math.exp(self._lowest)
+        lowest = math.exp(self.lowest_logp)
         if not lowest < LOW_PROPENSITY:
             return ""
         return (
@@ -584,6 +613,14 @@ def _merged(bars: Sequence[_BarDifferences]) -> list[_BarDifferences]:
         if not (bar.logged and any(one.logged for one in found)):
             found.append(bar)
     return found
+
+
+def _clipped(data: Judged, limits: tuple[float, float] | None) -> Judged:
+    """The data with the default rewards of lost episodes clipped to the range."""
+    if limits is None or data.lost is None:
+        return data
+    lost = np.repeat(data.lost, data.lengths)
+    return replace(data, rewards=np.where(lost, np.clip(data.rewards, *limits), data.rewards))
 
 
 def _ratios(data: Judged, policy: TargetPolicy) -> FloatArray:
@@ -610,11 +647,11 @@ class _Weighed:
     def __init__(self, prefix: str, column: Callable[[], NumberColumn]) -> None:
         self.prefix = prefix
         self._ratios, self._whole = column(), column()
-        self._of_units = _UnitNumbers(column)
+        self._of_units = UnitNumbers(column)
 
     def add(self, data: Judged, ratios: FloatArray, weights: FloatArray, by: FloatArray) -> None:
         self._ratios.append(ratios)
-        last = by * weights[np.cumsum(data.lengths) - 1]
+        last = by * weights[data.ends]
         self._whole.append(last)
         if data.units is not None:
             self._of_units.add(last, data.units)

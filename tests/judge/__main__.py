@@ -16,8 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from tests.judge.cases import equal_or_worse, power
-from tests.judge.tally import tallied, too_often_refused
+from tests.judge.cases import Case, equal_or_worse, power
+from tests.judge.tally import repetitions_of, tallied, too_often_refused
+from tests.judge.unsound import unsound
 
 COLUMNS = ("better", "worse", "cannot tell")
 
@@ -35,7 +36,7 @@ def main() -> int:
     began, failed = time.monotonic(), 0
     sound: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    names = [one.name for one in (*equal_or_worse(), *power()) if given.case in one.name]
+    names = [one.name for one in all_cases() if given.case in one.name]
     work = partial(_one, repetitions=given.repetitions, seed=given.seed)
     with ProcessPoolExecutor(given.jobs) as pool:
         for lines in pool.map(work, names):
@@ -43,7 +44,7 @@ def main() -> int:
                 print(one.text, flush=True)
                 failed += one.failed
                 if one.refused is not None:
-                    sound[one.bound] += given.repetitions
+                    sound[one.bound] += one.repetitions
                     refused[one.bound] += one.refused
     for bound, logs in sound.items():
         wrong = too_often_refused(refused[bound], logs)
@@ -56,6 +57,11 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def all_cases() -> tuple[Case, ...]:
+    """Sound logs, and those that are not what they claim to be."""
+    return (*equal_or_worse(), *power(), *unsound())
+
+
 class Line(NamedTuple):
     """The results of one case and bound."""
 
@@ -63,11 +69,12 @@ class Line(NamedTuple):
     failed: bool
     bound: str
     refused: int | None  # of a sound case
+    repetitions: int
 
 
 def _one(name: str, repetitions: int, seed: int) -> list[Line]:
     """The lines of one case."""
-    (case,) = (one for one in (*equal_or_worse(), *power()) if one.name == name)
+    (case,) = (one for one in all_cases() if one.name == name)
     lines = []
     for one in tallied(case, repetitions, seed):
         shares = " | ".join(f"{one.share(verdict):.4f}" for verdict in COLUMNS)
@@ -75,7 +82,8 @@ def _one(name: str, repetitions: int, seed: int) -> list[Line]:
         why = "; ".join(one.failures())
         text = f"| {name} | {one.bound} | {shares} | {coverage:.4f} "
         text += f"| {one.refused / one.repetitions:.4f} | {'FAILED: ' + why if why else 'held'} |"
-        lines.append(Line(text, bool(why), one.bound, one.refused if case.sound else None))
+        refused = one.refused if case.sound else None
+        lines.append(Line(text, bool(why), one.bound, refused, repetitions_of(case, repetitions)))
     return lines
 
 

@@ -38,6 +38,8 @@ class Case:
     normal: bool = False  # Student's assumptions hold, so its coverage is checked, too
     verdict: str = ""  # the verdict that betting must reach with the share `least`
     least: float = 0.0
+    exact: bool = True  # whether an interval with a range has to contain the difference
+    cause: str = ""  # the check that has to refuse the log
 
 
 def _one_step(

@@ -83,17 +83,20 @@ def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
 
 
 def test_episodes_that_cannot_be_used_are_counted_by_reason(bandit_log, tmp_path):
-    """Abandoned, broken and unfinished episodes, and those without propensity, are excluded."""
+    """Unfinished episodes and those without propensity are excluded, abandoned ones are not."""
     log = bandit_log(500)
     log.ended[0:5] = ["abandoned"] * 5
-    log.ended[5] = "broken"
+    log.ended[20] = "broken"
+    log.rewards[[0, 20]] = 100.0  # what a lost episode earned does not count
     log.ended[6:8] = [None] * 2
     log.logp[4:20] = np.nan
     log.write(tmp_path)
     result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
-    expected = {"abandoned": 5, "broken": 1, "unfinished": 2, "no_propensity": 12}
-    assert result.excluded == expected
-    assert {one.n for one in (*result.target, result.behaviour)} == {480}
+    assert result.excluded == {"unfinished": 2, "no_propensity": 14}
+    assert {one.n for one in (*result.target, result.behaviour)} == {484}
+    assert result.behaviour.value < 1
+    (check,) = (one for one in result.judgement.diagnostics if one.name == "lost_episodes")
+    assert (check.value, check.passed) == (5 / 500, True)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +112,18 @@ def test_numbers_beyond_float32_leave_out_their_episodes(bandit_log, tmp_path, c
     digest = store_best(tmp_path / "odd")
     odd = evaluate(tmp_path / "odd", "default", digest, split="all")
     log = bandit_log(1000)
-    log.ended = ["broken" if i in (3, 400, 999) else "terminated" for i in range(1000)]
-    log.write(tmp_path / "broken")
-    broken = evaluate(tmp_path / "broken", "default", store_best(tmp_path / "broken"), split="all")
-    assert (odd.excluded, broken.excluded) == ({"not_finite": 3}, {"broken": 3})
+    log.ended = [None if i in (3, 400, 999) else "terminated" for i in range(1000)]
+    log.write(tmp_path / "without")
+    without = evaluate(
+        tmp_path / "without", "default", store_best(tmp_path / "without"), split="all"
+    )
+    assert (odd.excluded, without.excluded) == ({"not_finite": 3}, {"unfinished": 3})
     assert (odd.target, odd.unavailable) == (
-        tuple(replace(one, excluded=odd.excluded) for one in broken.target),
+        tuple(replace(one, excluded=odd.excluded) for one in without.target),
         {},
     )
     assert odd.judgement.verdict == "better"
-    assert odd.judgement.comparisons == broken.judgement.comparisons
+    assert odd.judgement.comparisons == without.judgement.comparisons
 
 
 def test_an_observation_beyond_float32_leaves_out_its_episode(tmp_path):
