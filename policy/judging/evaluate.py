@@ -30,6 +30,7 @@ from policy.inference.finite import NOT_FINITE
 from policy.inference.numpy_policy import NotFinite, NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
+from policy.judging.action_cells import cells_of
 from policy.judging.judged_log import JudgedBlock, JudgedLog, Lineage
 from policy.judging.judged_sample import Sample, Taken, ahead
 from policy.judging.report import EvaluationResult, Split
@@ -369,6 +370,8 @@ class _Gathered:
             discrete=self._policy.spec.layout.is_discrete,
             units=units,
             pass_prob=block.pass_prob,
+            cells=cells_of(space, columns_of(space, "actions", block.steps)),
+            tags=block.tags,
             lost=block.lost if block.lost.any() else None,
         )
 

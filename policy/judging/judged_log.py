@@ -40,7 +40,7 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
-from storage.reading.holdout import tag_names
+from storage.reading.holdout import TAGS, tag_names, tag_values
 from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import EndOfInput, Reserve
 from storage.spaces.descriptors import Discrete
@@ -53,7 +53,7 @@ BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 PASS_PROB = "pass_prob"
-_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended", PASS_PROB)
+_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended", PASS_PROB, TAGS)
 
 CERTAIN_LOGP = -1e-12
 """Above it the propensity counts as 1: the logging policy could not choose another action."""
@@ -71,6 +71,7 @@ class JudgedBlock:
     names: list[str]  # (n,) the name of each episode's unit
     untagged: int  # episodes without the tag whose values are the units
     other_tags: set[str]  # the names of the tags that these have
+    tags: Mapping[str, list[str | None]]  # name -> values (n,)
     lost: BoolArray  # (n,) abandoned or broken; their rewards are the default
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
     beyond: npt.NDArray[np.float64]  # rewards of the episodes left out as not_finite
@@ -183,6 +184,7 @@ class JudgedLog:
             names=self.reserve.units(heads),
             untagged=untagged.count,
             other_tags=tag_names(untagged) if untagged.count else set(),
+            tags=tag_values(heads),
             lost=lost,
             certain=left,
             beyond=beyond,

@@ -128,15 +128,24 @@ class Support:
         self._logged = np.zeros(actions, np.int64)
         self._mass = np.zeros((policies, actions))
         self._waiting: list[tuple[FloatArray, IntArray, Sequence[FloatArray]]] = []
+        self._units: list[IntArray] = []
         self._rows = 0
         self._tree: _Tree | None = None
         self._seen = np.zeros((1 << MOST_HALVINGS, actions), np.bool_)
         self._near = np.zeros((policies, 1 << MOST_HALVINGS, actions))
 
     def add(
-        self, flat: npt.NDArray[np.floating[Any]], taken: IntArray, probs: Sequence[FloatArray]
+        self,
+        flat: npt.NDArray[np.floating[Any]],
+        taken: IntArray,
+        probs: Sequence[FloatArray],
+        units: IntArray | None = None,
     ) -> None:
-        """Add S rows: flat (S, D), taken int64 (S,) counted from 0, probs (S, A) of each policy."""
+        """Add S rows: flat (S, D), taken int64 (S,) counted from 0, probs (S, A) of each policy.
+
+        `units` (S,): a neighbourhood has as many units as it has rows without them, because the
+        rows of one may all have the same action.
+        """
         self._logged += np.bincount(taken, minlength=self._actions)
         self._rows += len(taken)
         for mass, own in zip(self._mass, probs, strict=True):
@@ -144,6 +153,8 @@ class Support:
         if self._tree is not None:
             return self._place(flat, taken, probs)
         self._waiting.append((np.asarray(flat, np.float64), taken, probs))
+        if units is not None:
+            self._units.append(units)
         if self._rows * (flat.shape[1] + self._mass.size) >= SAMPLE_CELLS:
             self._plant()
         return None
@@ -160,6 +171,9 @@ class Support:
 
     def _plant(self) -> None:
         rows = np.concatenate([flat for flat, _, _ in self._waiting])
+        if self._units:  # the first row of each
+            rows = rows[np.unique(np.concatenate(self._units), return_index=True)[1]]
+            self._units = []
         self._tree = _grown(rows, ROWS_AN_ACTION * self._actions, MOST_HALVINGS)
         for flat, taken, probs in self._waiting:
             self._place(flat, taken, probs)
@@ -264,10 +278,10 @@ def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
     """Whether the ratios candidate / logging policy (S,) have mean 1, as expected at every step.
 
     They have if the logged propensities are those of the logged actions, and the logging policy can
-    take every action that the candidate takes. `largest` is a bound on them: 1 / the lowest
-    propensity. Both directions are tested by betting. A correct log fails each with a probability
-    of at most 0.0002, also over many steps, because the mean is 1 at every step given the earlier
-    ones.
+    take every action that the candidate takes. With units, the ratios are the means of each.
+    `largest` is a bound on them: 1 / the lowest propensity. Both directions are tested by betting.
+    A correct log fails each with a probability of at most 0.0002, also over many steps, because the
+    mean is 1 at every step given the earlier ones.
     """
     threshold = math.log(1 / WEIGHT_ERROR)
     column = column_of(ratios)

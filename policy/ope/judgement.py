@@ -11,7 +11,7 @@ inform. S is the number of steps, n of episodes, A of actions. Pure: arrays in, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,7 @@ from policy.ope.differences import (
 )
 from policy.ope.episodes import running_sums
 from policy.ope.lost_episodes import LostEpisodes
+from policy.ope.propensities import Cells, Propensities
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
 
@@ -74,6 +75,8 @@ class Judged:
     discrete: bool = True  # propensities are probabilities, not densities
     units: IntArray | None = None  # (n,) the unit of each episode, counted from 0
     pass_prob: FloatArray | None = None  # (n,) the probability that an episode was logged; None: 1
+    cells: Cells | None = None  # of the steps' actions; None: the actions, if they are Discrete
+    tags: Mapping[str, Sequence[str | None]] | None = None  # name -> values (n,)
     lost: BoolArray | None = None  # (n,) abandoned or broken, with the default reward; None: none
 
     @property
@@ -203,6 +206,7 @@ class Evidence:
         self._column = column
         self._bars = [_BarDifferences(name, column) for name in bars]
         self._lost = [LostEpisodes(column) for _ in bars]
+        self._propensities = Propensities()
         self._action: Callable[[int], str] = str  # names an action
         self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
         self._scores: EarlierScores | None = None
@@ -227,6 +231,7 @@ class Evidence:
         self._weigh(0, "", data, candidate, weights, by)
         self._returns.append(data.returns)
         self._action = data.action
+        self._test_propensities(data, candidate)
         for number, (bar, policy) in enumerate(zip(self._bars, policies, strict=True), 1):
             others = bar.weights(data, policy)
             if policy is not None:
@@ -270,6 +275,7 @@ class Evidence:
             if number == 0 or (self._bars[number - 1] in bars and not self._bars[number - 1].logged)
             for one in self._checks(number, weighed, rules, approximate)
         ]
+        checks.append(self._propensities.check())
         checks += [
             lost.check(bar.check_name("lost_by_action"), bar.name, self._apart(bar), self._action)
             for bar, lost in zip(self._bars, self._lost, strict=True)
@@ -315,11 +321,26 @@ class Evidence:
             self._weighed[number] = _Weighed(prefix, self._column)
         self._weighed[number].add(data, _ratios(data, policy), weights, by)
 
+    def _test_propensities(self, data: Judged, candidate: TargetPolicy) -> None:
+        cells = data.cells
+        if cells is None and data.taken is not None:
+            actions = 0 if candidate.probs is None else candidate.probs.shape[1]
+            size = np.zeros(max(actions, int(data.taken.max()) + 1))
+            cells = Cells(data.taken[:, None], size, data.action)
+        if cells is not None:
+            units = None if data.units is None else np.repeat(data.units, data.lengths)
+            tags = {
+                name: np.repeat(np.array(values, object), data.lengths).tolist()
+                for name, values in (data.tags or {}).items()
+            }
+            self._propensities.add(data.behaviour_logp, cells, units, tags)
+
     def _see(self, data: Judged, taken: IntArray, probs: Sequence[FloatArray]) -> None:
         if self._support is None:
             actions = probs[0].shape[1]
             self._support = Support(actions, len(probs), start=data.start, names=data.names)
-        self._support.add(data.flat, taken, probs)
+        units = None if data.units is None else np.repeat(data.units, data.lengths)
+        self._support.add(data.flat, taken, probs, units)
 
     # results
 
@@ -646,11 +667,12 @@ class _Weighed:
 
     def __init__(self, prefix: str, column: Callable[[], NumberColumn]) -> None:
         self.prefix = prefix
-        self._ratios, self._whole = column(), column()
-        self._of_units = UnitNumbers(column)
+        self._whole = column()
+        self._ratios, self._of_units = UnitNumbers(column), UnitNumbers(column)
 
     def add(self, data: Judged, ratios: FloatArray, weights: FloatArray, by: FloatArray) -> None:
-        self._ratios.append(ratios)
+        units = None if data.units is None else np.repeat(data.units, data.lengths)
+        self._ratios.add(ratios, units)
         last = by * weights[data.ends]
         self._whole.append(last)
         if data.units is not None:
@@ -670,7 +692,7 @@ class _Weighed:
         if self._of_units.by_unit:
             events = replace(events, missing=None)  # it counts episodes, not units
         return [
-            mean_weight(self._ratios, largest),
+            mean_weight(self._ratios.means(), largest),
             largest_share("largest_weight", of_units, MOST_OF_WEIGHT, "importance weight"),
             effective_sample_size(of_units, rules.min_ess, rules.unit),
             events,

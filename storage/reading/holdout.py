@@ -27,11 +27,13 @@ __all__ = [
     "CANARY",
     "SAMPLING",
     "SPLIT",
+    "TAGS",
     "Reserve",
     "hash_fraction",
     "hash_fractions",
     "held_out",
     "tag_names",
+    "tag_values",
 ]
 
 Mask = npt.NDArray[np.bool_]
@@ -128,6 +130,14 @@ class Reserve:
 def tag_names(batch: SampleBatch) -> set[str]:
     """The names of all tags that rows of a batch have."""
     return {name for text in set(batch[TAGS].tolist()) for name in json.loads(text)}
+
+
+def tag_values(batch: SampleBatch) -> dict[str, list[str | None]]:
+    """Tag -> its value in each row (N,), None without one."""
+    texts: list[str] = batch[TAGS].tolist()
+    parsed = {text: json.loads(text) for text in set(texts)}
+    names = {name for one in parsed.values() for name in one}
+    return {name: [parsed[text].get(name) for text in texts] for name in sorted(names)}
 
 
 @lru_cache(maxsize=4096)

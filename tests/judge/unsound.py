@@ -23,7 +23,11 @@ Lost = Literal["one action", "one group", "all alike"]
 
 
 def judged(
-    rng: Rng, taken: IntArray, rewards: FloatArray, **more: Any
+    rng: Rng,
+    taken: IntArray,
+    rewards: FloatArray,
+    policy: FloatArray = CANDIDATE,
+    **more: Any,
 ) -> tuple[Judged, TargetPolicy, Bar]:
     """A log of one step of four actions with propensity .25, the candidate, and the bar."""
     n = taken.size
@@ -35,7 +39,7 @@ def judged(
         "taken": taken,
         **more,
     }
-    candidate = TargetPolicy(np.log(CANDIDATE[taken]), np.broadcast_to(CANDIDATE, (n, 4)))
+    candidate = TargetPolicy(np.log(policy[taken]), np.broadcast_to(policy, (n, 4)))
     return Judged(**given), candidate, Bar("log")
 
 
@@ -62,9 +66,69 @@ def lost(n: int, share: float, whose: Lost) -> Case:
     )
 
 
+def lying(name: str, share: FloatArray, *, each: int = 1) -> Case:
+    """The first action is taken with another probability than the .25 that is logged.
+
+    `share` (n,) has that probability. The candidate takes the first action with .25, so that the
+    mean of its weights is 1, and mostly the second. That one earns as much as it takes for both
+    policies to earn the same.
+    """
+    n = share.size
+    policy, mean = np.array([0.25, 0.73, 0.01, 0.01]), float(share.mean())
+    second = 0.9 * (mean - policy[0]) / (policy[1] - (1 - mean) / 3)
+    means = np.array([0.9, second, 0.0, 0.0])
+
+    def make(rng: Rng) -> tuple[Judged, TargetPolicy, Bar]:
+        taken = np.where(rng.random(n) < share, 0, rng.integers(1, 4, size=n))
+        rewards = (rng.random(n) < means[taken]).astype(np.float64)
+        units = np.arange(n) // each if each > 1 else None
+        apps = ["old" if i % 5 == 0 else "new" for i in range(n)]
+        return judged(rng, taken, rewards, policy, units=units, tags={"app": apps})
+
+    return Case(
+        name=f"propensity .25 written, {name}, {n:,}",
+        n=n,
+        difference=0.0,
+        make=make,
+        reward_range=UNIT,
+        exact=False,
+        cause="propensities",
+    )
+
+
+def same_draw(n: int, each: int) -> Case:
+    """A sound log: each user has one action, drawn once, in `each` episodes; users are units."""
+
+    def make(rng: Rng) -> tuple[Judged, TargetPolicy, Bar]:
+        taken = np.repeat(rng.integers(4, size=n // each), each)
+        flat = np.repeat(rng.normal(size=(n // each, 1)), each, axis=0)
+        units = np.arange(n) // each
+        return judged(rng, taken, _coins(rng, n), flat=flat, units=units)
+
+    return Case(
+        name=f"one draw for each of {n // each:,} users equal, {n:,}",
+        n=n,
+        difference=0.0,
+        make=make,
+        reward_range=UNIT,
+        sound=True,
+    )
+
+
+def _coins(rng: Rng, n: int) -> FloatArray:
+    return (rng.random(n) < 0.5).astype(np.float64)
+
+
 def unsound() -> Iterator[Case]:
     """All of them."""
     affected: tuple[Lost, ...] = ("one action", "one group", "all alike")
     for whose in affected:
         for n, share in ((4000, 0.015), (4000, 0.05), (20_000, 0.0075), (100_000, 0.005)):
             yield lost(n, share, whose)
+    number = np.arange(20_000)
+    yield lying("taken in 70 %", np.full(4000, 0.7))
+    yield lying("taken in 70 %, users of 5", np.full(4000, 0.7), each=5)
+    yield lying("taken in 30 %", np.full(20_000, 0.3))
+    yield lying("taken in 45 % of a tenth", np.where(number >= 18_000, 0.45, 0.25))
+    yield lying("taken in 40 % with a tag", np.where(number % 5, 0.25, 0.4))
+    yield same_draw(40_000, 20)

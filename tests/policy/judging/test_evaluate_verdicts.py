@@ -588,3 +588,16 @@ def test_a_greedy_continuous_policy_cannot_be_judged(tmp_path: Path) -> None:
     # N(0, 1) at half of its deviation: mean |x| halves
     ips = estimate_of(found["sample"], "ips")
     assert abs(ips.value + 0.5 * np.sqrt(2 / np.pi)) < 5 * ips.stderr
+
+
+def test_propensities_that_are_too_low_are_named(tmp_path: Path) -> None:
+    """Action 0 is taken in 70 % of the log, which says 25 %; the candidate's weights have mean 1."""
+    rng, n = np.random.default_rng(8), 4000
+    actions = rng.choice(4, p=[0.7, 0.1, 0.1, 0.1], size=(n, 1))
+    rewards = (rng.random((n, 1)) < np.array([0.9, 0.64, 0, 0])[actions]).astype(np.float64)
+    log_episodes(tmp_path, rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
+    digest = stored(tmp_path, probabilities(0.25, 0.73, 0.01, 0.01))
+    found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0)).judgement
+    failed = [one for one in found.diagnostics if not one.passed]
+    assert [one.name for one in failed] == ["propensities"]
+    assert failed[0].value == pytest.approx(2.8, abs=0.1)
