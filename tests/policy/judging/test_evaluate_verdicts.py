@@ -591,7 +591,7 @@ def test_a_greedy_continuous_policy_cannot_be_judged(tmp_path: Path) -> None:
 
 
 def test_propensities_that_are_too_low_are_named(tmp_path: Path) -> None:
-    """Action 0 is taken in 70 % of the log, which says 25 %; the candidate's weights have mean 1."""
+    """The log took action 0 in 70 % and says 25 %; the candidate's weights have mean 1."""
     rng, n = np.random.default_rng(8), 4000
     actions = rng.choice(4, p=[0.7, 0.1, 0.1, 0.1], size=(n, 1))
     rewards = (rng.random((n, 1)) < np.array([0.9, 0.64, 0, 0])[actions]).astype(np.float64)
