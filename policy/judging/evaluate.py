@@ -372,6 +372,7 @@ class _Gathered:
             pass_prob=block.pass_prob,
             cells=cells_of(space, columns_of(space, "actions", block.steps)),
             tags=block.tags,
+            times=block.times,
             lost=block.lost if block.lost.any() else None,
         )
 

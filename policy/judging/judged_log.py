@@ -52,8 +52,19 @@ Lineage = Mapping[str, RangeSet]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
-PASS_PROB = "pass_prob"
-_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended", PASS_PROB, TAGS)
+PASS_PROB, TIME = "pass_prob", "ts"
+_COLUMNS = (
+    EPS_ID,
+    "obs",
+    "actions",
+    REWARDS,
+    ACTION_LOGP,
+    AGENT_ID,
+    "ended",
+    PASS_PROB,
+    TAGS,
+    TIME,
+)
 
 CERTAIN_LOGP = -1e-12
 """Above it the propensity counts as 1: the logging policy could not choose another action."""
@@ -71,6 +82,7 @@ class JudgedBlock:
     names: list[str]  # (n,) the name of each episode's unit
     untagged: int  # episodes without the tag whose values are the units
     other_tags: set[str]  # the names of the tags that these have
+    times: npt.NDArray[np.float64]  # (n,) the client's time of the first step, microseconds
     tags: Mapping[str, list[str | None]]  # name -> values (n,)
     lost: BoolArray  # (n,) abandoned or broken; their rewards are the default
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
@@ -184,6 +196,7 @@ class JudgedLog:
             names=self.reserve.units(heads),
             untagged=untagged.count,
             other_tags=tag_names(untagged) if untagged.count else set(),
+            times=np.asarray(heads[TIME], np.float64),
             tags=tag_values(heads),
             lost=lost,
             certain=left,

@@ -44,6 +44,7 @@ from policy.ope.differences import (
     one_step_values,
     per_decision_terms,
 )
+from policy.ope.drift import ContextDrift, Drift
 from policy.ope.episodes import running_sums
 from policy.ope.lost_episodes import LostEpisodes
 from policy.ope.propensities import Cells, Propensities
@@ -77,6 +78,7 @@ class Judged:
     pass_prob: FloatArray | None = None  # (n,) the probability that an episode was logged; None: 1
     cells: Cells | None = None  # of the steps' actions; None: the actions, if they are Discrete
     tags: Mapping[str, Sequence[str | None]] | None = None  # name -> values (n,)
+    times: FloatArray | None = None  # (n,) when each episode began; None: in this order
     lost: BoolArray | None = None  # (n,) abandoned or broken, with the default reward; None: none
 
     @property
@@ -207,6 +209,7 @@ class Evidence:
         self._bars = [_BarDifferences(name, column) for name in bars]
         self._lost = [LostEpisodes(column) for _ in bars]
         self._propensities = Propensities()
+        self._drift, self._contexts = Drift(len(bars), column), ContextDrift()
         self._action: Callable[[int], str] = str  # names an action
         self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
         self._scores: EarlierScores | None = None
@@ -232,14 +235,18 @@ class Evidence:
         self._returns.append(data.returns)
         self._action = data.action
         self._test_propensities(data, candidate)
+        self._contexts.add(data.flat)
+        numbers = []
         for number, (bar, policy) in enumerate(zip(self._bars, policies, strict=True), 1):
             others = bar.weights(data, policy)
             if policy is not None:
                 same = np.ones_like(weights) if others is None else others
                 self._weigh(number, "live_", data, policy, same, by)
             view = None if scores is None else scores[number - 1]
-            bar.add(data, weights, others, view, self._gamma, by)
+            numbers.append(bar.add(data, weights, others, view, self._gamma, by))
             self._lost[number - 1].add(data, weights, others)
+        if numbers:
+            self._drift.add(numbers, data.times, data.units)
         if data.taken is not None and candidate.probs is not None:
             known = [candidate, *(one for one in policies if one is not None)]
             self._see(data, data.taken, [one.probs for one in known if one.probs is not None])
@@ -275,7 +282,11 @@ class Evidence:
             if number == 0 or (self._bars[number - 1] in bars and not self._bars[number - 1].logged)
             for one in self._checks(number, weighed, rules, approximate)
         ]
-        checks.append(self._propensities.check())
+        checks += [self._propensities.check(), *self._contexts.check()]
+        for number, bar in enumerate(self._bars):
+            better = [one.verdict == BETTER for one in comparisons if one.bar == bar.name]
+            if better:
+                checks += self._drift.checks(number, bar.check_name, better=better[0])
         checks += [
             lost.check(bar.check_name("lost_by_action"), bar.name, self._apart(bar), self._action)
             for bar, lost in zip(self._bars, self._lost, strict=True)
@@ -503,7 +514,8 @@ class _BarDifferences:
         scores: Scores | None,
         gamma: float,
         by: FloatArray,
-    ) -> None:
+    ) -> FloatArray:
+        """Add n episodes; return the difference of each (n,)."""
         values, apart = per_decision_terms(data.rewards, weights, others, data.lengths, gamma)
         unseen = np.zeros_like(apart)
         if data.lost is not None:
@@ -512,9 +524,11 @@ class _BarDifferences:
         self._values.add(by * values, data.units)
         self._apart.add(by * (apart - unseen * discounted(data.lengths, gamma)), data.units)
         self._unseen.add(by * unseen, data.units)
-        if scores is not None:
-            robust = one_step_values(data.rewards, weights, others, scores)
-            self._robust.add(by * robust, data.units)
+        if scores is None:
+            return by * values
+        robust = one_step_values(data.rewards, weights, others, scores)
+        self._robust.add(by * robust, data.units)
+        return by * robust
 
     def differences(self, steps: _StepSummary, plan: _Scaling) -> Differences:
         """The differences over all episodes, with limits.

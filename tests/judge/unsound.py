@@ -96,6 +96,29 @@ def lying(name: str, share: FloatArray, *, each: int = 1) -> Case:
     )
 
 
+def falling(n: int, *, at: float | None = None) -> Case:
+    """The first action earns .8 and falls to .35: evenly, or `at` this share of the log.
+
+    All others earn .5. So the candidate was better, and is worse where the log ends.
+    """
+
+    def make(rng: Rng) -> tuple[Judged, TargetPolicy, Bar]:
+        taken, when = rng.integers(4, size=n), np.arange(n) / n
+        earned = 0.8 - 0.45 * (when if at is None else when >= at)
+        means = np.where(taken == 0, earned, 0.5)
+        return judged(rng, taken, (rng.random(n) < means).astype(np.float64))
+
+    how = "evenly" if at is None else f"after {at:.0%}"
+    return Case(
+        name=f"an action falls from .8 to .35 {how}, {n:,}",
+        n=n,
+        difference=0.72 * (0.35 - 0.5),
+        make=make,
+        reward_range=UNIT,
+        exact=False,
+    )
+
+
 def same_draw(n: int, each: int) -> Case:
     """A sound log: each user has one action, drawn once, in `each` episodes; users are units."""
 
@@ -132,3 +155,6 @@ def unsound() -> Iterator[Case]:
     yield lying("taken in 45 % of a tenth", np.where(number >= 18_000, 0.45, 0.25))
     yield lying("taken in 40 % with a tag", np.where(number % 5, 0.25, 0.4))
     yield same_draw(40_000, 20)
+    for n in (10_000, 20_000):
+        yield falling(n)
+        yield falling(n, at=0.7)

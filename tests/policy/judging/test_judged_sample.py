@@ -28,6 +28,7 @@ def block(first: int, n: int, steps: int = 2) -> JudgedBlock:
         flat=np.zeros((rows, 3), np.float32),
         lengths=np.full(n, steps),
         names=[f"u{i % 500}" for i in range(first, first + n)],
+        times=np.zeros(n),
         tags={},
         lost=np.zeros(n, np.bool_),
         untagged=0,
