@@ -48,6 +48,7 @@ from policy.ope.drift import ContextDrift, Drift
 from policy.ope.episodes import running_sums
 from policy.ope.lost_episodes import LostEpisodes
 from policy.ope.propensities import Cells, Propensities
+from policy.ope.repeats import Repeats, fingerprints
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
 
@@ -208,7 +209,7 @@ class Evidence:
         self._column = column
         self._bars = [_BarDifferences(name, column) for name in bars]
         self._lost = [LostEpisodes(column) for _ in bars]
-        self._propensities = Propensities()
+        self._propensities, self._repeats = Propensities(), Repeats()
         self._drift, self._contexts = Drift(len(bars), column), ContextDrift()
         self._action: Callable[[int], str] = str  # names an action
         self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
@@ -236,6 +237,7 @@ class Evidence:
         self._action = data.action
         self._test_propensities(data, candidate)
         self._contexts.add(data.flat)
+        self._repeats.add(fingerprints(data), data.units, timed=data.times is not None)
         numbers = []
         for number, (bar, policy) in enumerate(zip(self._bars, policies, strict=True), 1):
             others = bar.weights(data, policy)
@@ -282,7 +284,7 @@ class Evidence:
             if number == 0 or (self._bars[number - 1] in bars and not self._bars[number - 1].logged)
             for one in self._checks(number, weighed, rules, approximate)
         ]
-        checks += [self._propensities.check(), *self._contexts.check()]
+        checks += [self._propensities.check(), self._repeats.check(), *self._contexts.check()]
         for number, bar in enumerate(self._bars):
             better = [one.verdict == BETTER for one in comparisons if one.bar == bar.name]
             if better:

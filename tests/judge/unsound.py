@@ -96,6 +96,28 @@ def lying(name: str, share: FloatArray, *, each: int = 1) -> Case:
     )
 
 
+def repeated(
+    name: str, n: int, times: int, *, few: bool = False, share: float = 1.0, **more: Any
+) -> Case:
+    """A `share` of n episodes is in the log `times` times. With `few`, observations are of ten."""
+
+    def make(rng: Rng) -> tuple[Judged, TargetPolicy, Bar]:
+        counts = np.where(rng.random(n) < share, times, 1)
+        rows = rng.permutation(np.repeat(np.arange(n), counts))
+        flat = rng.integers(10, size=(n, 1)) if few else rng.normal(size=(n, 1))
+        taken = rng.integers(4, size=n)
+        return judged(rng, taken[rows], _coins(rng, n)[rows], flat=flat[rows].astype(np.float64))
+
+    return Case(
+        name=f"{name}, {n:,}",
+        n=n * times,
+        difference=0.0,
+        make=make,
+        reward_range=UNIT,
+        **more,
+    )
+
+
 def falling(n: int, *, at: float | None = None) -> Case:
     """The first action earns .8 and falls to .35: evenly, or `at` this share of the log.
 
@@ -155,6 +177,12 @@ def unsound() -> Iterator[Case]:
     yield lying("taken in 45 % of a tenth", np.where(number >= 18_000, 0.45, 0.25))
     yield lying("taken in 40 % with a tag", np.where(number % 5, 0.25, 0.4))
     yield same_draw(40_000, 20)
+    for times in (5, 20):
+        known: dict[str, Any] = {"exact": False, "cause": "repeats"}
+        yield repeated(f"each episode {times} times", 1000, times, **known)
+        yield repeated(f"each of 10 contexts' {times} times", 1000, times, few=True, **known)
+    yield repeated("a third three times", 5000, 3, share=1 / 3, exact=False, cause="repeats")
+    yield repeated("10 contexts equal", 10_000, 1, few=True, sound=True)
     for n in (10_000, 20_000):
         yield falling(n)
         yield falling(n, at=0.7)
