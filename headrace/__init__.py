@@ -168,6 +168,7 @@ if TYPE_CHECKING:
     from storage.objects.folder import FolderObjects as FolderObjects
     from storage.objects.interface import Objects as Objects
     from storage.objects.memory import MemoryObjects as MemoryObjects
+    from storage.objects.ranged import RangedFile as RangedFile
     from storage.reading.conformance import ShardSourceConformance as ShardSourceConformance
     from storage.reading.exclusion import ReaderStats as ReaderStats
     from storage.reading.listing import ShardFile as ShardFile
@@ -274,6 +275,7 @@ _NAMES = {
     "storage.objects.folder": "FolderObjects",
     "storage.objects.interface": "Objects",
     "storage.objects.memory": "MemoryObjects",
+    "storage.objects.ranged": "RangedFile",
     "storage.reading.conformance": "ShardSourceConformance",
     "storage.reading.exclusion": "ReaderStats",
     "storage.reading.listing": "ShardFile",

@@ -124,9 +124,8 @@ def follow(
       reserved, because versions go live without a judgement.
     - `publish`: without it (and while a rollback pins the policy), a candidate is stored every
       `checkpoint_every` updates and nothing goes live.
-    - `checkpoint_dir`: a local folder, by default `weights/{id}/checkpoints` of a root in one. With
-      `resume`, the job continues from the latest intact checkpoint; if there is none, from the live
-      weights.
+    - `checkpoint_dir`: a local folder, by default `weights/{id}/checkpoints`. With `resume`, the
+      job continues from the latest intact checkpoint; if there is none, from the live weights.
     - `keep_versions`: every `checkpoint_every` updates, older versions than these are removed.
     - `on_start` is called with the version that is live (-1: none) when the job begins to read.
     - `on_update` is called with the algorithm's metrics and `update`, `version`, `rows`,

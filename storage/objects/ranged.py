@@ -35,24 +35,32 @@ class RangedFile(io.RawIOBase):
         path = Path(place)
         return cls(FolderObjects(path.parent), path.name)
 
+    def __repr__(self) -> str:
+        return f"RangedFile({self._objects!r}, {self._object!r})"
+
     def __str__(self) -> str:
         return f"{self._objects}/{self._object}"
 
     def readable(self) -> bool:
+        """True."""
         return True
 
     def seekable(self) -> bool:
+        """True."""
         return True
 
     def tell(self) -> int:
+        """The offset of the next byte."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to an offset, and return it."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = start + offset
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
+        """The next bytes, all of them by default."""
         end = self._size if size is None or size < 0 else min(self._at + size, self._size)
         data = self._objects.read(self._object, begin=self._at, end=end, limit=self._size)
         self._at += len(data)

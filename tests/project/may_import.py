@@ -14,11 +14,12 @@ MAY_IMPORT = {
         " storage.errors storage.system typer"
     ),
     "headrace.cli": (
-        "headrace.demo headrace.output headrace.up ingest.access ingest.client ingest.collector"
-        " ingest.delivery ingest.episodes ingest.importing ingest.protocol ingest.server"
-        " ingest.verification ingest.web policy.data policy.inference policy.judging"
-        " policy.training storage.declarations storage.errors storage.experience storage.journal"
-        " storage.system storage.verify storage.weights storage.wording msgspec typer"
+        "headrace.demo headrace.output headrace.up ingest.access ingest.client"
+        " ingest.collector ingest.delivery ingest.episodes ingest.importing ingest.protocol"
+        " ingest.server ingest.verification ingest.web policy.data policy.inference"
+        " policy.judging policy.training storage.declarations storage.errors storage.experience"
+        " storage.journal storage.objects storage.system storage.verify storage.weights"
+        " storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
@@ -28,8 +29,8 @@ MAY_IMPORT = {
     # `verification` compares journals, shards and indexes; `__main__` is the server's command
     "ingest": (
         "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
-        " ingest.server storage.declarations storage.errors storage.journal storage.system"
-        " storage.verify msgspec"
+        " ingest.server storage.declarations storage.errors storage.journal storage.objects"
+        " storage.system storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
     "ingest.access": (
@@ -57,8 +58,8 @@ MAY_IMPORT = {
     ),
     "ingest.embedded": (
         "ingest.client ingest.collector ingest.delivery ingest.protocol ingest.server"
-        " storage.declarations storage.errors storage.experience storage.reading storage.spaces"
-        " storage.weights storage.wording msgspec numpy uvloop"
+        " storage.declarations storage.errors storage.experience storage.objects"
+        " storage.reading storage.spaces storage.weights storage.wording msgspec numpy uvloop"
     ),
     "ingest.episodes": (
         "ingest.protocol storage.declarations storage.experience storage.spaces storage.wording"
@@ -88,8 +89,9 @@ MAY_IMPORT = {
         " storage.weights storage.wording gymnasium msgspec numpy safetensors torch"
     ),
     "policy.data": (
-        "policy.progress storage.declarations storage.errors storage.experience storage.reading"
-        " storage.shards storage.spaces storage.system storage.weights storage.wording numpy"
+        "policy.progress storage.declarations storage.errors storage.experience"
+        " storage.objects storage.reading storage.shards storage.spaces storage.system"
+        " storage.weights storage.wording numpy"
     ),
     # `vector_env` splits nested observations as acting does
     "policy.envs": (
@@ -97,11 +99,13 @@ MAY_IMPORT = {
         " gymnasium numpy torch"
     ),
     # `weight_store` refuses weights that numpy cannot act with
-    "policy.inference": "storage.declarations storage.errors storage.spaces storage.weights numpy",
+    "policy.inference": (
+        "storage.declarations storage.errors storage.objects storage.spaces storage.weights numpy"
+    ),
     "policy.judging": (
         "policy.data policy.inference policy.ope policy.progress storage.declarations"
-        " storage.errors storage.experience storage.reading storage.spaces storage.system"
-        " storage.weights storage.wording matplotlib numpy"
+        " storage.errors storage.experience storage.objects storage.reading storage.spaces"
+        " storage.system storage.weights storage.wording matplotlib numpy"
     ),
     "policy.networks": (
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
@@ -114,8 +118,8 @@ MAY_IMPORT = {
     ),
     "policy.training": (
         "policy.algorithms policy.data policy.inference policy.networks policy.progress"
-        " storage.declarations storage.errors storage.experience storage.reading storage.system"
-        " storage.weights storage.wording msgspec numpy torch"
+        " storage.declarations storage.errors storage.experience storage.objects"
+        " storage.reading storage.system storage.weights storage.wording msgspec numpy torch"
     ),
     # estimates of the data that is read are part of a worker's metrics
     "policy.worker": (
