@@ -131,6 +131,10 @@ def test_a_client_cannot_make_numbers_up(tmp_path: Path) -> None:
     save_declaration(root, replace(load_declarations(root)["default"], policy_id="other"))
     for seed in (1, 2, 3):
         publish(root, seed, "other")
+    # with the same store id, only the policy tells the etags of both apart
+    ours, theirs = (root / "weights" / policy / "store.json" for policy in ("default", "other"))
+    ours.parent.mkdir()
+    shutil.copy(theirs, ours)
     publish(root, 1)
     store = WeightStore(root, "default")
     token = create_token(root, "actor", ["weights:read"])[1]
@@ -143,7 +147,8 @@ def test_a_client_cannot_make_numbers_up(tmp_path: Path) -> None:
             headers={"authorization": f"Bearer {token}"},
             timeout=60,
         ).headers["etag"]
-        signed_other = other.strip('"').split("-")[-1]
+        *numbers, signed_other = other.strip('"').split("-")
+        assert numbers == [mine, "3", "3"]
         for claim in (
             "9000001-999999999999999",
             "9000001",
