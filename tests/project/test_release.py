@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import release
 from release import VERSION, NotReleased, choices, require_licences, require_ready
+from tests.project.environments import ROOT
 
 DAY = "2026-01-01"
 ENTRY = f"# Changelog\n\n## [{VERSION}] - {DAY}\n"
@@ -30,6 +32,14 @@ def test_a_version_is_released_once_and_from_a_commit_that_tells_of_it() -> None
     for changelog, day in (("# Changelog\n\n## [Unreleased]\n", DAY), (ENTRY, "2026-01-02")):
         with pytest.raises(NotReleased, match=rf"{day}' in CHANGELOG\.md"):
             require_ready(changelog, dirty="", tags="", day=day)
+
+
+def test_the_changelog_has_each_heading_once_per_release() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert len(releases) >= 2
+    for entry in releases:
+        headings = re.findall(r"^### .*$", entry, re.MULTILINE)
+        assert headings == list(dict.fromkeys(headings))
 
 
 @pytest.mark.parametrize(
