@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingest.access.log_rate import BrokenLines
 from ingest.access.tokens import NOBODY, Caller
@@ -29,7 +29,7 @@ from ingest.collector.part_feed import Tap
 from ingest.collector.quotas import owned
 from ingest.collector.recovery import POLICY, Recovered, policies_state, recover
 from ingest.collector.sealing import Sealing
-from ingest.collector.statistics import CollectorStats, DroppedByClients
+from ingest.collector.statistics import CollectorStats, DroppedByClients, LateRewards, late_reward
 from ingest.collector.version_metrics import VersionMetrics
 from ingest.collector.writer_thread import Sealer, Writer
 from ingest.episodes.assembler import EpisodeAssembler
@@ -154,7 +154,7 @@ class Collector:
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.policies, self.stats, self._broken = dict(policies), CollectorStats(), BrokenLines()
-        self.dropped, self.played = DroppedByClients(), VersionMetrics()
+        self.dropped, self.late, self.played = DroppedByClients(), LateRewards(), VersionMetrics()
         self._last_event: float | None = None
         self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
@@ -394,6 +394,8 @@ class Collector:
             except Refusal as refusal:
                 stats.refused += 1
                 stats.refused_by[refusal.code] += 1
+                if refusal.code == "window_closed":
+                    self._note_late(event, row.received)
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
                 if breaks and not single and judge.is_owner(batch.instance, name_of(event)):
                     row.break_episode(name_of(event), str(refusal))
@@ -413,6 +415,13 @@ class Collector:
             self.dropped.note(batch.instance or "", batch.dropped)
         stats.accepted += reply.accepted
         stats.duplicates += reply.duplicates
+
+    def _note_late(self, event: Any, received: int) -> None:
+        """Count a reward that came after its step's window."""
+        kind = late_reward(self.assembler, name_of(event), event.step, received)
+        if kind is not None:
+            reward = (name_of(event), event.step, event.reward_id or "", event.seq, event.reward)
+            self.late.note(reward, kind)
 
     def _hold(self, reply: wire.EventsReply, row: OpenRow) -> list[str]:
         """Set the held policies in the reply; cut the episodes of newly held ones at once."""

@@ -13,6 +13,7 @@ from ingest.protocol.agent_names import Name, label, name_in
 from ingest.protocol.errors import Refusal, completed
 from storage.experience.endings import UNOBSERVED
 from storage.experience.episode import Part
+from storage.experience.step_columns import UNKNOWN_VERSION
 
 
 class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -29,6 +30,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
     agents: int = -1  # the number of tracks of the whole episode, if its end ended this one
     policy_id: str = ""  # its rules; "": known from shards only
     schema_id: str = ""
+    version: int = UNKNOWN_VERSION  # that acted last
+    acted: int = 0  # when its last action came, microseconds; 0: unknown
 
     @property
     def name(self) -> Name:
@@ -51,6 +54,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
             ended.agents,
             started.policy_id,
             started.schema_id,
+            episode.policy_version[-1] if episode.policy_version else UNKNOWN_VERSION,
+            episode.received_ts[-1] if episode.received_ts else 0,
         )
 
     @property

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 import uvloop
@@ -29,7 +29,7 @@ from ingest.collector.collector import Collector
 from ingest.collector.flow_control import FlowControl
 from ingest.collector.flow_control_file import FlowControlFile
 from ingest.collector.part_feed import Tap
-from ingest.collector.statistics import DroppedRecord
+from ingest.collector.statistics import DROPPED, LATE, CountsRecord
 from ingest.collector.stores import Stores, stores_under
 from ingest.collector.trainer_watch import TrainerWatch
 from ingest.server.listening import Access, Listening, ServeError, bind_of, starting
@@ -179,8 +179,11 @@ class Server:
             return None
         watch = TrainerWatch(root, self.collector.policies)
         collector = self.collector
-        dropped = DroppedRecord(collector.dropped, root, lambda: collector.collector_id)
-        self._following += [FlowControlFile(collector, root), dropped, watch]
+        records: list[CountsRecord[Any]] = [
+            CountsRecord(collector.dropped, DROPPED, root, lambda: collector.collector_id),
+            CountsRecord(collector.late, LATE, root, lambda: collector.collector_id),
+        ]
+        self._following += [FlowControlFile(collector, root), *records, watch]
         return watch
 
     @property

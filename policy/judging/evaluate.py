@@ -17,6 +17,7 @@ rule.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -68,6 +69,7 @@ _NO_DENSITY = "greedy actions have no density in a continuous space"
 RETURN_ROWS = 1 << 18
 """Rows between two requests to return freed memory to the operating system; each takes some ms."""
 MOST_LOST = 0.05
+MOST_LATE = 0.01
 MOST_WITHOUT_PROPENSITY = 0.5
 MOST_WITHOUT_TAG = 0.5
 OTHER_UNIT = "other_unit"
@@ -431,7 +433,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
         sentence += "; fix the cause, or use a canary, which counts them"
     source = "chosen here: if the loss depends on the action, the estimate's bias is as large"
     found.append(at_most("lost_episodes", share, MOST_LOST, sentence, source))
-    found.append(_dropped_check(log))
+    found += [_dropped_check(log), _late_check(log)]
     unknown = log.excluded.get("no_propensity", 0)
     share = unknown / max(1, seen)
     sentence = f"{counted(unknown, 'episode')} ({share:.1%}) without a propensity"
@@ -487,6 +489,22 @@ def _dropped_check(log: JudgedLog) -> Diagnostic:
         sentence += "; fix what fills their queues, then judge by later episodes (--since)"
     source = "chosen here, as lost_episodes: a full queue means high load, which may affect rewards"
     return at_most("client_dropped", share, MOST_LOST, sentence, source)
+
+
+def _late_check(log: JudgedLog) -> Diagnostic:
+    """Check the share of steps whose reward came after their window, as collectors counted it."""
+    number, steps = log.late.total(), log.shard_rows - log.not_read.get("other_policy", 0)
+    share = number / max(1, number, steps)
+    sentence = f"{counted(number, 'reward')} ({share:.1%} of steps) came after the reward window"
+    if share > MOST_LATE:
+        by: Counter[str] = Counter()
+        for kind, times in log.late.items():
+            action = "" if kind.action is None else f", action {kind.action}"
+            by[f"version {kind.version}, after {kind.delay}{action}"] += times
+        most = ", ".join(f"{times:,} of {what}" for what, times in by.most_common(3))
+        sentence += f" ({most}); set a longer reward_window, then judge by later episodes (--since)"
+    source = "chosen here: steps without their reward count with the default"
+    return at_most("late_rewards", share, MOST_LATE, sentence, source)
 
 
 def _not_finite_check(log: JudgedLog, seen: int) -> Diagnostic:

@@ -27,6 +27,7 @@ from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.progress import Progress
 from storage.declarations.dropped_steps import Lost, dropped_steps
+from storage.declarations.late_rewards import LateReward, late_rewards
 from storage.experience.endings import UNOBSERVED
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import (
@@ -122,6 +123,7 @@ class JudgedLog:
         self.rows: dict[str, list[int]] = {}  # stream -> first and last ordinal judged by
         self.shard_rows = 0  # steps of all episodes in the shards
         self.dropped = Lost(0, 0)  # dropped by clients, as they reported it to the collectors
+        self.late: Counter[LateReward] = Counter()  # rewards that came too late
         self.one_step = True
         self.sampled = 0  # episodes with pass_prob < 1
         self.lost = 0  # abandoned or broken ones among the episodes
@@ -140,6 +142,7 @@ class JudgedLog:
         """Read batches of logged episodes; pass each to `prepared`, then its result to `note`."""
         rows = 0
         self.dropped = dropped_steps(selection.root)
+        self.late = late_rewards(selection.root, selection.policy_id)
         size = self._spec.flattener.size
         with selection.reader(
             mode="episodes",

@@ -9,6 +9,7 @@ __all__ = [
     "declaration",
     "dropped_steps",
     "held_policies",
+    "late_rewards",
     "mapping_functions",
     "policy_files",
     "redaction_rules",

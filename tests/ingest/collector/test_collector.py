@@ -498,5 +498,7 @@ def test_a_reward_window_is_of_running_time(jump: float, down: float) -> None:
             clocks.turn(20, jump)
             for name in ("open", "ended"):
                 await reward(collector, name, 3, "window_closed")
+            totals = collector.late.totals()
+            assert (sum(totals.values()), {one.policy_id for one in totals}) == (2, {"default"})
 
     run(body)

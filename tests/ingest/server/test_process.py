@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ingest.episodes.client_instances import MOST_RANGES
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
+from storage.declarations.late_rewards import LateReward, late_rewards
 from storage.spaces.descriptors import parse_space
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
@@ -166,6 +168,11 @@ def test_a_late_reward_is_told_which_setting_refuses_it(collector: CollectorProc
     status, answer = collector.post(f"/v1/episodes/{name}/log_returns", {"reward": 1, "step": 0})
     assert (status, answer["error"]["code"]) == (409, "window_closed")
     assert "reward_window" in answer["error"]["message"]
+    deadline = time.monotonic() + 60
+    kind = LateReward("default", -1, "a minute", 0)
+    while late_rewards(collector.root, "default")[kind] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     status, _ = collector.post(f"/v1/episodes/{name}/log_returns", {"reward": 1, "step": 1})
     assert status == 200
 

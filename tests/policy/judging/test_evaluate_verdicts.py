@@ -24,6 +24,7 @@ from policy.ope.estimators import Estimate
 from policy.training.train import train
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.dropped_steps import Lost, say_dropped
+from storage.declarations.late_rewards import LateReward, say_late
 from storage.declarations.policy_files import save_declaration
 from storage.errors import PolicyPinned
 from storage.experience.episode import Part
@@ -402,6 +403,20 @@ def test_what_clients_dropped_is_counted(tmp_path: Path) -> None:
         assert (found.verdict, check.passed) == (verdict, verdict == "better")
         assert check.sentence.startswith(f"{steps} steps (")
         assert ("fix what fills their queues" in check.sentence) == (not check.passed)
+
+
+def test_rewards_that_came_too_late_are_counted(tmp_path: Path) -> None:
+    """Collectors count them by version, delay and action; more than 1 % of steps is too many."""
+    uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=2000)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    kind = LateReward("default", 1, "an hour", 0)
+    other = kind._replace(policy_id="other")
+    for number, verdict in ((20, "better"), (21, "cannot tell")):
+        say_late(tmp_path, "0123456789ab", {kind: number, other: 500})
+        found = evaluate(tmp_path, "default", digest, split="all").judgement
+        (check,) = (one for one in found.diagnostics if one.name == "late_rewards")
+        assert (found.verdict, check.passed) == (verdict, verdict == "better")
+    assert "21 of version 1, after an hour, action 0" in check.sentence
 
 
 def test_nothing_reserved_cannot_be_judged(tmp_path: Path) -> None:
