@@ -445,6 +445,10 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     found.append(_sampled_check(log))
     if log.reserve.cluster:
         found.append(_tag_check(log))
+    elif most := log.tag_repeats.most():
+        tag, repeats = most
+        sentence = f"{repeats:.0f} episodes per value of `{tag}`: --cluster tag:{tag}"
+        found.append(at_most("repeated_tag", repeats, None, sentence))
     if none:
         sentence = f"no episodes to judge by; left out: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "an empty log has no evidence"))

@@ -25,6 +25,7 @@ from policy.inference.finite import LARGEST, NOT_FINITE, not_finite
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
+from policy.judging.tag_repeats import TagRepeats
 from policy.progress import Progress
 from storage.declarations.dropped_steps import Lost, dropped_steps
 from storage.declarations.late_rewards import LateReward, late_rewards
@@ -127,6 +128,7 @@ class JudgedLog:
         self.one_step = True
         self.sampled = 0  # episodes with pass_prob < 1
         self.lost = 0  # abandoned or broken ones among the episodes
+        self.tag_repeats = TagRepeats()
         self.untagged = 0  # episodes without the tag whose values are the units
         self._other_tags: set[str] = set()
         self._chances = (1.0, 0.0)  # the smallest and the largest pass_prob
@@ -220,6 +222,8 @@ class JudgedLog:
         self.episodes += len(block.lengths)
         self.untagged, self.lost = self.untagged + block.untagged, self.lost + int(block.lost.sum())
         self._other_tags |= block.other_tags
+        if not self.reserve.cluster:
+            self.tag_repeats.add(block.tags)
         self.excluded.update(block.excluded)
         self.candidates += len(block.lengths) + block.excluded.get("certain", 0)
         if not block.lengths.size:

@@ -327,6 +327,9 @@ def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
     assert (result.episodes, result.cluster) == (trained.rows_held_out, "tag:user")
     (found,) = result.judgement.comparisons
     assert (found.n, found.unit) == (trained.rows_held_out // 20, "held-out values of tag:user")
+    single = evaluate(tmp_path, "default", trained.candidate, split="all", cluster="").judgement
+    (note,) = (one for one in single.diagnostics if one.name == "repeated_tag")
+    assert note.sentence == "20 episodes per value of `user`: --cluster tag:user"
     with pytest.raises(ValueError, match=r"tag of the episodes, \['user'\], got 'usr'"):
         train(tmp_path, "default", BanditConfig(epochs=1), cluster="tag:usr")
     with pytest.raises(ValueError, match=r"tag of the episodes, \['user'\], got 'usr'"):
