@@ -310,9 +310,26 @@ def verify(
             second=second,
             on_progress=on_progress,
         )
-    document = report.to_dict()
+        document = {**report.to_dict(), "logs": _reviewed(root, on_progress)}
     console.line(document) if as_json else results.verified(document)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _reviewed(root: Root, on_progress: Any) -> dict[str, list[dict[str, Any]]]:
+    """The checks of each policy's log; empty without the packages of [train]."""
+    from storage.declarations.policy_files import load_declarations
+    from storage.errors import StorageError
+
+    try:
+        from policy.judging.log_review import review
+    except ModuleNotFoundError:
+        return {}
+    found = {}
+    for policy_id in sorted(load_declarations(root)):
+        with contextlib.suppress(StorageError, ValueError, OSError):
+            checks = review(root, policy_id, retry_for=0.0, on_progress=on_progress)
+            found[policy_id] = [one.to_dict() for one in checks]
+    return found
 
 
 def pseudonym(

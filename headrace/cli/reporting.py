@@ -31,10 +31,15 @@ def report(
     from headrace.output import console
     from headrace.output.report_page import report_page
     from policy.data.overview import overview
+    from policy.judging.log_review import review
 
     with console.progress() as progress:
         document = overview(root, policy_id, retry_for=retry_for, on_progress=progress)
-    page = report_page(document).encode(errors="backslashreplace")
+        checks = []
+        if document["data"]["steps"]:
+            checks = review(root, policy_id, retry_for=retry_for, on_progress=progress)
+    found = [one.to_dict() for one in checks]
+    page = report_page(document, found).encode(errors="backslashreplace")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_bytes(page)
     counts = {name: len(document[name]) for name in ("versions", "decisions")}

@@ -19,6 +19,7 @@ from headrace.output.results import (
     armed,
     decided,
     estimated,
+    in_words,
     judgements,
     not_used,
     verdicts,
@@ -69,11 +70,12 @@ METRICS = {
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
 
 
-def report_page(document: Document) -> str:
-    """Return the page for an `overview` document."""
+def report_page(document: Document, checks: Sequence[Document] = ()) -> str:
+    """Return the page for an `overview` document and the checks of the log."""
     sections = (
         ("Now", _now(document)),
         ("Data over time", _data(document["data"])),
+        ("Checks of the log", _checks(checks)),
         ("Training curves", _curves(document["versions"])),
         ("Decisions", _decisions(document["decisions"])),
         ("Estimates with diagnostics", _estimates(document["decisions"], document["root"])),
@@ -163,6 +165,12 @@ def _data(data: Document) -> str:
     for title, key in (("version", version), ("source", _source)):
         parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key)}")
     return "".join(parts) + _by_version(bars, version)
+
+
+def _checks(checks: Sequence[Document]) -> str:
+    """What the log says of itself, whatever policy is judged by it."""
+    lines = (in_words(f"{one['name']}: {one['sentence']}") for one in checks)
+    return "".join(f"<p>{_text(line)}</p>" for line in lines)
 
 
 def _source(one: Document) -> str:

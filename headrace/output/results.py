@@ -52,6 +52,7 @@ LABELS = {
     "lost_episodes": "abandoned or broken",
     "client_dropped": "dropped by clients",
     "without_tag": "without the tag",
+    "lost_by_action": "lost by action",
     "no_propensity": "without a propensity",
     "not_finite": "with numbers beyond float32",
     "certain": "with probability 1",
@@ -533,6 +534,10 @@ def verified(document: Document) -> None:
         print(f"Read again by {second['reader']}: {read}")
     for note in document["notes"]:
         print(f"note: {printable(note)}")
+    for policy_id, checks in document["logs"].items():
+        for check in checks:
+            said = in_words(f"{check['name']}: {check['sentence']}")
+            print(f"log of {printable(policy_id)}: {printable(said)}")
     for moved in document["quarantined"]:
         print(f"moved: {printable(moved)}")
     for found in document["findings"]:

@@ -48,7 +48,7 @@ from storage.reading.shard_reader import EndOfInput, Reserve
 from storage.spaces.descriptors import Discrete
 from storage.wording import counted
 
-__all__ = ["CERTAIN_LOGP", "JudgedBlock", "JudgedLog"]
+__all__ = ["CERTAIN_LOGP", "JudgedBlock", "JudgedLog", "lengths_of", "rows_of_block"]
 
 Lineage = Mapping[str, RangeSet]
 BoolArray = npt.NDArray[np.bool_]
@@ -148,7 +148,7 @@ class JudgedLog:
         size = self._spec.flattener.size
         with selection.reader(
             mode="episodes",
-            batch_size=max(1, min(BLOCK_ROWS, BLOCK_CELLS // max(1, size))),
+            batch_size=rows_of_block(size),
             select=self.reserve.rows,
             incomplete=True,
             columns=tuple(dict.fromkeys((*_COLUMNS, *self.reserve.columns))),
@@ -177,7 +177,7 @@ class JudgedLog:
         Episodes whose observations overflow in one of the `policies` are left out, too.
         """
         spec = self._spec
-        steps, lengths, excluded = _usable(steps, _lengths(steps), self._trained_on)
+        steps, lengths, excluded = _usable(steps, lengths_of(steps), self._trained_on)
         odd = _any(_not_finite(steps, spec, policies), lengths)
         beyond = np.asarray(steps[REWARDS][np.repeat(odd, lengths)], np.float64)
         steps, lengths, gone = _without(steps, lengths, odd)
@@ -262,7 +262,12 @@ class JudgedLog:
         return ", ".join([*counts, *self.skipped.values()]) or "none were found"
 
 
-def _lengths(steps: SampleBatch) -> IntArray:
+def rows_of_block(size: int) -> int:
+    """The rows of a block of observations with `size` numbers."""
+    return max(1, min(BLOCK_ROWS, BLOCK_CELLS // max(1, size)))
+
+
+def lengths_of(steps: SampleBatch) -> IntArray:
     """(n,) the number of rows of each episode or track; the rows of one follow each other."""
     begins = np.zeros(steps.count, np.bool_)
     begins[:1] = True

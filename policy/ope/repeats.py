@@ -20,6 +20,7 @@ import numpy.typing as npt
 from scipy.special import chdtrc
 
 from policy.ope.diagnostics import Diagnostic
+from policy.ope.propensities import Cells
 from storage.wording import counted
 
 __all__ = ["Fingerprints", "Repeats", "fingerprints"]
@@ -50,6 +51,8 @@ class Episodes(Protocol):
     def flat(self) -> npt.NDArray[np.floating[Any]]: ...
     @property
     def taken(self) -> IntArray | None: ...
+    @property
+    def cells(self) -> Cells | None: ...
     @property
     def discrete(self) -> bool: ...
     @property
@@ -82,6 +85,8 @@ def fingerprints(data: Episodes) -> Fingerprints:
     acted = _hashed(np.asarray(data.behaviour_logp)[:, None])
     if data.taken is not None:
         acted = _mixed(acted, data.taken.astype(np.uint64))
+    elif data.cells is not None:
+        acted = _mixed(acted, _hashed(data.cells.numbers.astype(np.float64)))
     place = np.arange(data.rewards.size) - np.repeat(starts, data.lengths)
     drawn = _mixed(_mixed(observed, acted), place.astype(np.uint64))
     whole = _mixed(drawn, _hashed(np.asarray(data.rewards)[:, None]))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from tests.headrace.command import answer, headrace, process, refused
 from tests.policy.judging.test_canary import EQUAL, Traffic
+from tests.policy.judging.test_evaluate_verdicts import log_episodes
 
 
 def test_a_report_is_one_file(tmp_path: Path) -> None:
@@ -21,3 +24,19 @@ def test_a_report_is_one_file(tmp_path: Path) -> None:
     }
     assert output.read_text().startswith("<!doctype html>")
     assert refused(headrace("report", "--root", tmp_path / "none"), "expected a folder")
+
+
+def test_wrong_propensities_are_in_the_report_and_in_verify(tmp_path: Path) -> None:
+    """Action 0 is taken in 70 % of the log, which says 25 %."""
+    rng, n = np.random.default_rng(8), 2000
+    actions = rng.choice(4, p=[0.7, 0.1, 0.1, 0.1], size=(n, 1))
+    probs = np.full((n, 1), 0.25)
+    log_episodes(tmp_path, rng.normal(size=(n, 1, 2)), actions, np.ones((n, 1)), probs)
+    output = tmp_path / "report.html"
+    process("report", "--root", tmp_path, "-o", output)
+    assert "for action 0, where at most 1 was expected" in output.read_text()
+    (checks,) = answer(process("verify", "--root", tmp_path, "--json"))["logs"].values()
+    assert [(one["name"], one["passed"]) for one in checks] == [
+        ("propensities", False),
+        ("repeats", True),
+    ]

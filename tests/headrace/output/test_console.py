@@ -43,6 +43,7 @@ def test_counts_of_verify_are_all_written_alike(capsys: pytest.CaptureFixture[st
             "earlier": 3_000,
             "second_reader": {"reader": "fastparquet", "shards": 1_000, "rows": 4_500},
             "notes": [],
+            "logs": {"default": [{"name": "propensities", "sentence": "the mean is 1"}]},
             "quarantined": [],
             "findings": [],
             "ok": True,
@@ -50,5 +51,6 @@ def test_counts_of_verify_are_all_written_alike(capsys: pytest.CaptureFixture[st
     )
     lines = capsys.readouterr().out.splitlines()
     assert "Steps acknowledged: 4,000; in shards 1,500, in the journal 2,500" in lines
+    assert "log of default: propensities: the mean is 1" in lines
     assert "In streams of earlier journals: 3,000" in lines
     assert "Read again by fastparquet: shards 1,000, rows 4,500" in lines
