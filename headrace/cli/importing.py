@@ -27,6 +27,7 @@ from headrace.cli.options import (
 if TYPE_CHECKING:
     from ingest.importing.options import ImportOptions
     from ingest.importing.report import ImportReport
+    from policy.judging.log_review import ImportReview
     from storage.declarations.declaration import PolicyDeclaration
 
 ExpectedSchema = Annotated[
@@ -127,17 +128,35 @@ def import_source(
     if declare is not None:
         return _declare(declare, options, redeclare=redeclare, as_json=as_json)
     with console.progress() as on_progress:
-        report = run_import(options, check=check, on_progress=on_progress)
-    _show(report, options, as_json=as_json)
+        review = _review()
+        on_actions = None if review is None else review.add
+        report = run_import(options, check=check, on_progress=on_progress, on_actions=on_actions)
+    logs = {} if review is None else review.checks()
+    _show(report, options, logs, as_json=as_json)
     # rows that --check would leave out are invalid input, and so is a source without a usable row
     left_out = report.rows_left_out
     raise typer.Exit(2 if left_out and (check or left_out == report.rows) else 0)
 
 
-def _show(report: ImportReport, options: ImportOptions, *, as_json: bool) -> None:
+def _review() -> ImportReview | None:
+    """The check of propensities; None without the packages of [train]."""
+    try:
+        from policy.judging.log_review import ImportReview
+    except ModuleNotFoundError:
+        return None
+    return ImportReview()
+
+
+def _show(
+    report: ImportReport,
+    options: ImportOptions,
+    logs: Mapping[str, Sequence[Any]],
+    *,
+    as_json: bool,
+) -> None:
     from headrace.output import console, results
 
-    document = report.to_dict()
+    document = {**report.to_dict(), "logs": logs}
     if as_json:
         console.line(document)
         return

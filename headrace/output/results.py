@@ -109,6 +109,8 @@ def imported(document: Document, given: str | None = None) -> None:
             f"Column {column}: {rows:,} of {counted(document['rows'], 'row')} have none of the "
             "policy's names there, and are read as its name for all others."
         )
+    for policy_id, checks in document["logs"].items():
+        _reviewed(policy_id, checks)
     episodes, seconds = counted(document["episodes"], "episode"), f"{document['seconds']:.1f} s"
     is_check = document["checked"]
     print(f"{episodes} would be sent ({seconds})" if is_check else f"{episodes} in {seconds}")
@@ -535,9 +537,7 @@ def verified(document: Document) -> None:
     for note in document["notes"]:
         print(f"note: {printable(note)}")
     for policy_id, checks in document["logs"].items():
-        for check in checks:
-            said = in_words(f"{check['name']}: {check['sentence']}")
-            print(f"log of {printable(policy_id)}: {printable(said)}")
+        _reviewed(policy_id, checks)
     for moved in document["quarantined"]:
         print(f"moved: {printable(moved)}")
     for found in document["findings"]:
@@ -548,6 +548,13 @@ def verified(document: Document) -> None:
         print("No finding; without a journal it is unknown whether steps are missing.")
     else:
         print("Every step is accounted for exactly once.")
+
+
+def _reviewed(policy_id: str, checks: Sequence[Document]) -> None:
+    """Print the checks of a log that need no candidate."""
+    for check in checks:
+        said = in_words(f"{check['name']}: {check['sentence']}")
+        print(f"log of {printable(policy_id)}: {printable(said)}")
 
 
 def updated(metrics: Mapping[str, float | None]) -> None:

@@ -71,6 +71,8 @@ _FORMAT = 1
 """The version of the conversion; a new version makes every import a new one."""
 
 OnProgress: TypeAlias = Callable[[str, int, int | None], None]
+OnActions: TypeAlias = Callable[[str, Space, pa.Table], None]
+"""Called with a policy, its action space, and steps with `actions` and `action_logp`."""
 
 
 def import_table(
@@ -92,9 +94,13 @@ def import_table(
 
 
 def run_import(
-    options: ImportOptions, *, check: bool = False, on_progress: OnProgress | None = None
+    options: ImportOptions,
+    *,
+    check: bool = False,
+    on_progress: OnProgress | None = None,
+    on_actions: OnActions | None = None,
 ) -> ImportReport:
-    """`import_table` for existing options."""
+    """`import_table` for existing options. `on_actions` gets the steps of usable episodes."""
     began = time.monotonic()
     units = open_source(options.source, options.query)
     for unit in units:
@@ -137,7 +143,9 @@ def run_import(
         meant = {"categories": categories, "columns": read_as}
         names = _names(units, options, meant, list(spaces))
         with _naming(account.report):
-            run = _ImportRun(units, options, spaces, categories, names, account, on_progress)
+            run = _ImportRun(
+                units, options, spaces, categories, names, account, on_progress, on_actions
+            )
         if check or spec is None:
             run.check()
         else:
@@ -376,8 +384,10 @@ class _ImportRun:
         names: Mapping[str | None, Sequence[str]],
         account: Account,
         on_progress: OnProgress | None,
+        on_actions: OnActions | None,
     ) -> None:
         self._options, self._names = options, names
+        self._on_actions, self._spaces = on_actions, spaces
         self._account, self._on_progress = account, on_progress
         self._broken: ImportFailed | None = None
         prefixes = [[_prefix(name) for name in names[policy]] for policy in spaces]
@@ -393,7 +403,8 @@ class _ImportRun:
         """Read everything without sending."""
         report = self._account.report
         for chunk in self._chunks:
-            for _, episodes in self._layout.episodes(chunk, self._account):
+            for policy, episodes in self._layout.episodes(chunk, self._account):
+                self._show(policy, episodes)
                 report.episodes += len(episodes.begins)
                 report.steps += len(episodes.numbers)
             self._tell()
@@ -413,6 +424,7 @@ class _ImportRun:
                             names, apart = self._names[policy], self._options.episode is None
                             lanes[policy] = _Lane(sender, max_bulk, names, suffix, apart=apart)
                         lanes[policy].send(episodes)
+                        self._show(policy, episodes)
                     self._tell()
             except KeyboardInterrupt:
                 lanes.clear()
@@ -459,6 +471,11 @@ class _ImportRun:
             f"{before}: import it again as it was to add the rest; with other content it is "
             "another import, which stores all of its rows"
         )
+
+    def _show(self, policy: str | None, episodes: WholeEpisodes) -> None:
+        if self._on_actions is not None and "action_logp" in episodes.table.column_names:
+            space = self._spaces[policy][1]
+            self._on_actions(policy or DEFAULT_POLICY, space, episodes.table)
 
     def _tell(self) -> None:
         if self._on_progress is not None:

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from policy.data.log_selection import LogSelection
@@ -27,7 +29,7 @@ from storage.reading.shard_reader import EndOfInput, Reserve
 from storage.spaces.descriptors import Box, Discrete, Space, SpaceError
 from storage.spaces.leaves import leaves
 
-__all__ = ["review"]
+__all__ = ["ImportReview", "review"]
 
 TIME = "ts"
 _COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, "agent_id", TIME, TAGS)
@@ -62,6 +64,31 @@ def review(
             rows += batch.count
             on_progress("checking the log", rows, None)
     return reading.checks()
+
+
+class ImportReview:
+    """The check of propensities of rows while they are imported, by policy."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Propensities] = {}
+
+    def add(self, policy_id: str, action: Space, steps: Any) -> None:
+        """Add steps: an Arrow table with a column of `actions` and one of `action_logp`."""
+        logp = np.asarray(steps["action_logp"].to_numpy(), np.float64)
+        column = steps["actions"]
+        listed = hasattr(column.type, "value_type")
+        actions = np.array(column.to_pylist()) if listed else column.to_numpy()
+        known = ~np.isnan(logp)
+        paths = [leaf.path for leaf in leaves(action)]
+        if len(paths) != 1 or not known.any() or actions.dtype.kind not in "biuf":
+            return
+        cells = cells_of(action, {paths[0]: actions[known]})
+        if cells is not None:
+            self._found.setdefault(policy_id, Propensities()).add(logp[known], cells)
+
+    def checks(self) -> dict[str, list[dict[str, Any]]]:
+        """The results by policy, as plain types, once all is sent."""
+        return {policy_id: [found.check().to_dict()] for policy_id, found in self._found.items()}
 
 
 class _Review:

@@ -33,7 +33,7 @@ Hashes = npt.NDArray[np.uint64]
 ERROR = 1e-4
 """Of each of three tests, in a log without repeats."""
 MOST_SHARE = 0.01
-MOST_KEPT = 1 << 20  # episodes
+MOST_KEPT = 1 << 18  # episodes
 LEAST_EXPECTED = 20.0  # events of an action in a context whose counts are tested
 _ODD = 0x9E3779B97F4A7C15
 

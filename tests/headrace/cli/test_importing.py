@@ -246,3 +246,17 @@ def test_several_policies_have_columns_of_their_own(tmp_path: Path) -> None:
     assert (rows["w"]["policy_id"], rows["f"]["policy_id"]) == ("walker", "flyer")
     assert json.loads(rows["f"]["infos"]) == {"seen": 5}
     assert np.frombuffer(rows["w"]["final_obs"], np.float32).tolist() == [3.0, 4.0]
+
+
+def test_propensities_are_checked_while_rows_are_imported(tmp_path: Path) -> None:
+    """Arm 0 is taken in 70 % of the rows, and the file says 50 %."""
+    arms = np.random.default_rng(0).choice(2, p=[0.7, 0.3], size=1000)
+    rows = [f"{i % 7},{arm},1,0.5" for i, arm in enumerate(arms)]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["x,arm,paid,p", *rows]) + "\n")
+    words = ("--observation", "x", "--action", "arm", "--reward", "paid", "--action-prob", "p")
+    nobody = ("--check", "--address", "http://127.0.0.1:9")
+    shown = headrace("import", path, *words, *nobody)
+    assert "log of default: propensities: the mean of [A = a] / propensity" in shown.stdout
+    (check,) = answer(headrace("import", path, *words, *nobody, "--json"))["logs"]["default"]
+    assert (check["passed"], round(check["value"], 1)) == (False, 1.4)
