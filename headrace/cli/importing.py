@@ -121,21 +121,26 @@ def import_source(
 ) -> None:
     """Log the rows of a source through a collector; a repeated import adds nothing."""
     given = dict(locals())
-    from headrace.output import console
-    from ingest.importing.importing import run_import
-
     options = _options(given)
     if declare is not None:
         return _declare(declare, options, redeclare=redeclare, as_json=as_json)
-    with console.progress() as on_progress:
-        review = _review()
-        on_actions = None if review is None else review.add
-        report = run_import(options, check=check, on_progress=on_progress, on_actions=on_actions)
-    logs = {} if review is None else review.checks()
+    report, logs = _sent(options, check=check)
     _show(report, options, logs, as_json=as_json)
     # rows that --check would leave out are invalid input, and so is a source without a usable row
     left_out = report.rows_left_out
     raise typer.Exit(2 if left_out and (check or left_out == report.rows) else 0)
+
+
+def _sent(options: ImportOptions, *, check: bool) -> tuple[ImportReport, dict[str, list[Any]]]:
+    """(the report of the import, the checks of its rows by policy)."""
+    from headrace.output import console
+    from ingest.importing.importing import run_import
+
+    review = _review()
+    on_actions = None if review is None else review.add
+    with console.progress() as on_progress:
+        report = run_import(options, check=check, on_progress=on_progress, on_actions=on_actions)
+    return report, {} if review is None else review.checks()
 
 
 def _review() -> ImportReview | None:

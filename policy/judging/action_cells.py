@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.propensities import Cells
+from policy.ope.propensities import ActionCells
 from storage.spaces.descriptors import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from storage.spaces.leaves import Leaf, leaves
 
@@ -23,7 +23,7 @@ BINS = 4
 
 
 @dataclass(frozen=True)
-class _Position:
+class _ActionPosition:
     """One number of an action, with values in `n` parts of equal size from `low` on."""
 
     name: str
@@ -34,13 +34,13 @@ class _Position:
     whole: bool = True  # whether the numbers are whole
 
 
-def cells_of(space: Space, columns: Mapping[str, npt.NDArray[np.generic]]) -> Cells | None:
+def cells_of(space: Space, columns: Mapping[str, npt.NDArray[np.generic]]) -> ActionCells | None:
     """The cells of S actions, leaf path -> (S, ...); None for a space with numbers without bounds.
 
     With one propensity p of a whole action, [A in cell] / p has the mean (the number of actions in
     the cell, or its volume), if all can be taken.
     """
-    positions: list[_Position] = []
+    positions: list[_ActionPosition] = []
     values = []
     for leaf in leaves(space):
         found = _positions(leaf)
@@ -65,7 +65,7 @@ def cells_of(space: Space, columns: Mapping[str, npt.NDArray[np.generic]]) -> Ce
         place = int(np.searchsorted(offsets, cell, side="right")) - 1
         return _named(positions[place], cell - int(offsets[place]))
 
-    return Cells(np.where(parts < 0, -1, parts + offsets[:-1]), np.array(log_size), name)
+    return ActionCells(np.where(parts < 0, -1, parts + offsets[:-1]), np.array(log_size), name)
 
 
 def _parts(scaled: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
@@ -74,16 +74,16 @@ def _parts(scaled: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
     return np.where(inside, np.minimum(np.where(inside, scaled, 0.0), n - 1), -1).astype(np.int64)
 
 
-def _positions(leaf: Leaf) -> list[_Position] | None:
+def _positions(leaf: Leaf) -> list[_ActionPosition] | None:
     """The positions of a leaf; None if a number of it has no bounds."""
     space, path = leaf.space, leaf.path
     if isinstance(space, Discrete):
-        return [_Position(path or "action", space.start, 1.0, space.n, space.names)]
+        return [_ActionPosition(path or "action", space.start, 1.0, space.n, space.names)]
     if isinstance(space, MultiDiscrete):
         where = zip(space.start, space.nvec, strict=True)
-        return [_Position(f"{path}[{i}]", low, 1.0, n) for i, (low, n) in enumerate(where)]
+        return [_ActionPosition(f"{path}[{i}]", low, 1.0, n) for i, (low, n) in enumerate(where)]
     if isinstance(space, MultiBinary):
-        return [_Position(f"{path}[{i}]", 0, 1.0, 2) for i in range(math.prod(space.shape))]
+        return [_ActionPosition(f"{path}[{i}]", 0, 1.0, 2) for i in range(math.prod(space.shape))]
     if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
         return None
     low, high = (
@@ -94,12 +94,12 @@ def _positions(leaf: Leaf) -> list[_Position] | None:
     if not (np.isfinite(width).all() and (width > 0).all()):
         return None
     return [
-        _Position(f"{path}[{i}]", float(low[i]), float(width[i]), BINS, (), False)
+        _ActionPosition(f"{path}[{i}]", float(low[i]), float(width[i]), BINS, (), False)
         for i in range(low.size)
     ]
 
 
-def _named(position: _Position, part: int) -> str:
+def _named(position: _ActionPosition, part: int) -> str:
     if position.names:
         return repr(position.names[part])
     low = position.low + part * position.size

@@ -136,12 +136,8 @@ def evaluate(
     rules = Rules(
         confidence=confidence, gamma=gamma, reward_range=limits, min_ess=min_ess, unit=unit
     )
-    log = JudgedLog(
-        loaded.policy.spec,
-        reserve if split == "held_out" else replace(reserve, share=1.0),
-        [loaded.lineage, *([live.lineage] if live else [])],
-        0.0 if declaration is None else declaration.reward_default,
-    )
+    every = reserve if split == "held_out" else replace(reserve, share=1.0)
+    log = _log(loaded, live, every, declaration)
     asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "cluster": reserve.cluster}
     asked |= {"evaluation_share": reserve.share, "weights": loaded.name}
     asked["label"] = label or f"{policy_id} {str(loaded.name)[:12]}"
@@ -157,6 +153,21 @@ def evaluate(
         judged = _judged(log, live, rules, before, found)
     estimates = informing.found(loaded.policy, gathered.sample, log, estimators)
     return EvaluationResult(**asked, **judged, **estimates)
+
+
+def _log(
+    loaded: _Loaded,
+    live: _Loaded | None,
+    reserve: Reserve,
+    declaration: PolicyDeclaration | None,
+) -> JudgedLog:
+    """The log to judge by, without the episodes in both lineages."""
+    return JudgedLog(
+        loaded.policy.spec,
+        reserve,
+        [loaded.lineage, *([live.lineage] if live else [])],
+        0.0 if declaration is None else declaration.reward_default,
+    )
 
 
 def _unit(reserve: Reserve, split: Split) -> str:

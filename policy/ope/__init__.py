@@ -13,5 +13,7 @@ __all__ = [
     "estimators",
     "intervals",
     "judgement",
+    "propensities",
+    "repeats",
     "value_models",
 ]

@@ -47,7 +47,7 @@ from policy.ope.differences import (
 from policy.ope.drift import ContextDrift, Drift
 from policy.ope.episodes import running_sums
 from policy.ope.lost_episodes import LostEpisodes
-from policy.ope.propensities import Cells, Propensities
+from policy.ope.propensities import ActionCells, Propensities
 from policy.ope.repeats import Repeats, fingerprints
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
@@ -77,7 +77,9 @@ class Judged:
     discrete: bool = True  # propensities are probabilities, not densities
     units: IntArray | None = None  # (n,) the unit of each episode, counted from 0
     pass_prob: FloatArray | None = None  # (n,) the probability that an episode was logged; None: 1
-    cells: Cells | None = None  # of the steps' actions; None: the actions, if they are Discrete
+    cells: ActionCells | None = (
+        None  # of the steps' actions; None: the actions, if they are Discrete
+    )
     tags: Mapping[str, Sequence[str | None]] | None = None  # name -> values (n,)
     times: FloatArray | None = None  # (n,) when each episode began; None: in this order
     lost: BoolArray | None = None  # (n,) abandoned or broken, with the default reward; None: none
@@ -339,7 +341,7 @@ class Evidence:
         if cells is None and data.taken is not None:
             actions = 0 if candidate.probs is None else candidate.probs.shape[1]
             size = np.zeros(max(actions, int(data.taken.max()) + 1))
-            cells = Cells(data.taken[:, None], size, data.action)
+            cells = ActionCells(data.taken[:, None], size, data.action)
         if cells is not None:
             units = None if data.units is None else np.repeat(data.units, data.lengths)
             tags = {

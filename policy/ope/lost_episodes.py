@@ -32,7 +32,7 @@ ERROR = 0.0001
 """Of each direction, in a log whose losses do not depend on the action."""
 
 
-class Episodes(Protocol):
+class WithLosses(Protocol):
     """n episodes; `policy.ope.judgement.Judged`."""
 
     @property
@@ -53,7 +53,7 @@ class LostEpisodes:
         self._lost, self._all = np.zeros(1, np.int64), np.zeros(1, np.int64)  # by the last action
         self._episodes = self._among = 0
 
-    def add(self, data: Episodes, weights: FloatArray, others: FloatArray | None) -> None:
+    def add(self, data: WithLosses, weights: FloatArray, others: FloatArray | None) -> None:
         """Add n episodes with the candidate's weights (S,) and the bar's (S,); None: 1."""
         lost, ends = data.lost, data.ends
         self._episodes += ends.size

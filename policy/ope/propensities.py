@@ -1,7 +1,7 @@
 """Whether logged propensities are those of the logged actions, whatever policy is judged.
 
     found = Propensities()
-    found.add(logp, Cells(actions[:, None], np.zeros(4), str))
+    found.add(logp, ActionCells(actions[:, None], np.zeros(4), str))
     found.check().passed
 
 With the propensity p of the action A, [A = a] / p has a mean of at most 1, and of 1 if the logging
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from policy.ope.diagnostics import Diagnostic
 
-__all__ = ["Cells", "Propensities"]
+__all__ = ["ActionCells", "Propensities"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 ERROR = 1 / 2500
 """Of all cells together, in a log whose propensities are right."""
 LEAST_EVENTS = 200
-"""Cells with fewer expected events are pooled."""
+"""ActionCells with fewer expected events are pooled."""
 MISSING = 5.0
 """Standard errors below 1 from which a mean is noted. Fewer possible actions are no fault."""
 MOST_VALUES = 20  # of a tag; one with more values is no group of many episodes
@@ -41,7 +41,7 @@ STAKES = 0.5 ** np.arange(1.0, 15.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class ActionCells:
     """The cells of S actions: what [A = a] is computed for."""
 
     numbers: IntArray  # (S, K) the cells that each action is in, -1: none
@@ -49,7 +49,7 @@ class Cells:
     name: Callable[[int], str]  # of a cell
 
 
-class _Table:
+class _WealthTable:
     """The log wealth of each stake against mean 1, in several groups of C cells."""
 
     def __init__(self, groups: int) -> None:
@@ -90,9 +90,9 @@ class _Table:
             pairs = moved[0::2] + moved[1::2]
             moved[: len(pairs)], moved[len(pairs) :] = pairs, 0
 
-    def whole(self) -> _Table:
+    def whole(self) -> _WealthTable:
         """All groups as one."""
-        found = _Table(1)
+        found = _WealthTable(1)
         found.rows = self.rows.sum(keepdims=True)
         found.events = self.events.sum(axis=0, keepdims=True)
         found._won = self._won.sum(axis=0, keepdims=True)
@@ -112,7 +112,7 @@ class _Groups:
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
-        self.table = _Table(0)
+        self.table = _WealthTable(0)
 
     @property
     def too_many(self) -> bool:
@@ -130,7 +130,7 @@ class Propensities:
 
     def __init__(self) -> None:
         self._size, self._rows = FIRST_PIECE, 0
-        self._pieces = _Table(PIECES)
+        self._pieces = _WealthTable(PIECES)
         self._tags: dict[str, _Groups] = {}
         self._few: list[tuple[IntArray, IntArray, FloatArray]] = []  # row, cell, x: to be pooled
         self._units: list[tuple[IntArray, IntArray, FloatArray]] = []  # unit, cells, x
@@ -141,7 +141,7 @@ class Propensities:
     def add(
         self,
         logp: FloatArray,
-        cells: Cells,
+        cells: ActionCells,
         units: IntArray | None = None,
         tags: Mapping[str, Sequence[str | None]] | None = None,
     ) -> None:
@@ -267,11 +267,11 @@ class Propensities:
 
     def _worst(
         self,
-        table: _Table,
+        table: _WealthTable,
         error: float,
         places: Sequence[str],
         *,
-        share: _Table | None = None,
+        share: _WealthTable | None = None,
         also: tuple[float, float, str] | None = None,
     ) -> tuple[float, float, str]:
         """(the log wealth above its threshold, the mean, the cell) of the cell with most wealth."""
@@ -290,7 +290,7 @@ class Propensities:
             found.append((also[0] - threshold, also[1], also[2]))
         return max(found)
 
-    def _pooled(self, whole: _Table) -> tuple[float, float, str]:
+    def _pooled(self, whole: _WealthTable) -> tuple[float, float, str]:
         """(log wealth, mean, name) of all cells with few events as one."""
         pool = whole.events[0] < LEAST_EVENTS
         size, few = int(pool.sum()), self._few
@@ -301,7 +301,7 @@ class Propensities:
         chosen = pool[cells]
         found, where = np.unique(rows[chosen], return_inverse=True)
         x = np.bincount(where, x[chosen]) / size
-        table = _Table(1)
+        table = _WealthTable(1)
         table.grow(1, 1)
         none = np.zeros(found.size, np.int64)
         table.add(none, none, none, x)
@@ -309,7 +309,7 @@ class Propensities:
         mean = float(x.sum() / max(1, int(whole.rows[0])))
         return float(table.wealth()[0, 0]), mean, f"{size} actions with few events together"
 
-    def _means(self, whole: _Table) -> str:
+    def _means(self, whole: _WealthTable) -> str:
         """The range of the means, and an action that could not always be taken, as text."""
         rows = max(1, int(whole.rows[0]))
         means, squares = whole.sums[:, 0] / rows

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import chdtrc
 
 from policy.ope.diagnostics import Diagnostic
-from policy.ope.propensities import Cells
+from policy.ope.propensities import ActionCells
 from storage.wording import counted
 
 __all__ = ["Fingerprints", "Repeats", "fingerprints"]
@@ -38,7 +38,7 @@ LEAST_EXPECTED = 20.0  # events of an action in a context whose counts are teste
 _ODD = 0x9E3779B97F4A7C15
 
 
-class Episodes(Protocol):
+class ToFingerprint(Protocol):
     """n episodes with S steps; `policy.ope.judgement.Judged`."""
 
     @property
@@ -52,7 +52,7 @@ class Episodes(Protocol):
     @property
     def taken(self) -> IntArray | None: ...
     @property
-    def cells(self) -> Cells | None: ...
+    def cells(self) -> ActionCells | None: ...
     @property
     def discrete(self) -> bool: ...
     @property
@@ -78,7 +78,7 @@ class Fingerprints:
         )
 
 
-def fingerprints(data: Episodes) -> Fingerprints:
+def fingerprints(data: ToFingerprint) -> Fingerprints:
     """The fingerprints of episodes. Equal ones differ with a probability of about 2^-64."""
     starts = np.cumsum(data.lengths) - data.lengths
     observed = _hashed(np.asarray(data.flat))

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from policy.ope.propensities import Cells, Propensities, _Table
+from policy.ope.propensities import ActionCells, Propensities, _WealthTable
 
 
 def checked(taken, logp, actions, blocks=1, units=None, tags=None):
     found = Propensities()
     for rows in np.array_split(np.arange(len(taken)), blocks):
-        cells = Cells(taken[rows][:, None], np.zeros(actions), lambda a: f"action {a}")
+        cells = ActionCells(taken[rows][:, None], np.zeros(actions), lambda a: f"action {a}")
         own = None if tags is None else {"app": [tags[row] for row in rows]}
         found.add(logp[rows], cells, None if units is None else units[rows], own)
     return found.check()
@@ -19,7 +19,7 @@ def checked(taken, logp, actions, blocks=1, units=None, tags=None):
 
 def test_the_wealth_is_that_of_its_formula():
     """Two steps of propensity .25, of which one took the action: mean of (1 + 3 s)(1 - s)."""
-    table = _Table(1)
+    table = _WealthTable(1)
     table.grow(1, 1)
     none = np.zeros(2, np.int64)
     table.add(none, none[:1], none[:1], np.array([4.0]))
