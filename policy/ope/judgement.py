@@ -77,9 +77,7 @@ class Judged:
     discrete: bool = True  # propensities are probabilities, not densities
     units: IntArray | None = None  # (n,) the unit of each episode, counted from 0
     pass_prob: FloatArray | None = None  # (n,) the probability that an episode was logged; None: 1
-    cells: ActionCells | None = (
-        None  # of the steps' actions; None: the actions, if they are Discrete
-    )
+    cells: ActionCells | None = None  # of the steps; None: the actions, if they are Discrete
     tags: Mapping[str, Sequence[str | None]] | None = None  # name -> values (n,)
     times: FloatArray | None = None  # (n,) when each episode began; None: in this order
     lost: BoolArray | None = None  # (n,) abandoned or broken, with the default reward; None: none
