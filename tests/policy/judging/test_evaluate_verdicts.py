@@ -49,6 +49,7 @@ def log_episodes(
     pass_prob: Any = 1.0,
     tags: Sequence[str] = (),
     spaces: tuple[Box, Discrete] = SPACES,
+    lost: Any = False,
 ) -> None:
     """Shards of episodes, each a row of (n, T, ...) arrays, with ordinals from `first` on."""
     save_declaration(root, PolicyDeclaration(observation=spaces[0], action=spaces[1]))
@@ -70,7 +71,7 @@ def log_episodes(
             tags=tags[i] if tags else "{}",
             ts=np.full(steps, first + i).tobytes(),
             received_ts=np.full(steps, first + i).tobytes(),
-            ended="terminated",
+            ended="abandoned" if np.broadcast_to(lost, len(actions))[i] else "terminated",
             ordinal=first + i,
             episode_ordinal=first + i,
         )
@@ -619,3 +620,30 @@ def test_propensities_that_are_too_low_are_named(tmp_path: Path) -> None:
     failed = [one for one in found.diagnostics if not one.passed]
     assert [one.name for one in failed] == ["propensities"]
     assert failed[0].value == pytest.approx(2.8, abs=0.1)
+
+
+@pytest.mark.parametrize("whose", ["one action", "all alike"])
+def test_failures_that_never_end_make_no_action_better(tmp_path: Path, whose: str) -> None:
+    """All actions earn .75. 1.5 % of the episodes, failures, are abandoned.
+
+    Without them, the first action would earn .8 if they were all its own.
+    """
+    rng, n = np.random.default_rng(8), 8000
+    actions = rng.integers(4, size=(n, 1))
+    rewards = (rng.random((n, 1)) < 0.75).astype(np.float64)
+    chance = 0.24 * (actions == 0) if whose == "one action" else np.full((n, 1), 0.06)
+    lost = ((rewards == 0) & (rng.random((n, 1)) < chance))[:, 0]
+    given = (rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
+    log_episodes(tmp_path, *given, lost=lost)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0)).judgement
+    assert found.verdict == "cannot tell"
+    failed = [one.name for one in found.diagnostics if not one.passed]
+    assert failed == (["lost_by_action"] if whose == "one action" else [])
+    assert found.comparisons[0].interval[0] < -0.01
+    left_out = tmp_path / "left_out"
+    log_episodes(left_out, *(one[~lost] for one in given))
+    digest = stored(left_out, probabilities(0.97, 0.01, 0.01, 0.01))
+    found = evaluate(left_out, "default", digest, split="all", reward_range=(0.0, 1.0)).judgement
+    low = found.comparisons[0].interval[0]
+    assert (low > -0.01) == (whose == "one action")
