@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
+from headrace.cli.options import ROOT, AdminToken, Ca, Json, MarginText, PolicyId, Root
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
 from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
@@ -26,6 +26,10 @@ Age = Annotated[
         help="Age in seconds at which an episode is counted, the same in each comparison; default: "
         "twice the policy's episode timeout, and its reward window."
     ),
+]
+CanaryCap = Annotated[
+    float | None,
+    typer.Option("--reward-cap", help="Compare min(reward, cap) per step, as for money."),
 ]
 
 
@@ -84,6 +88,8 @@ def canary(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     age: Age = None,
+    reward_cap: CanaryCap = None,
+    margin: MarginText = "0",
     token: AdminToken = None,
     ca: Ca = None,
     as_json: Json = False,
@@ -96,7 +102,7 @@ def canary(
     from headrace.output import console, results
     from policy.judging.canary import judge_canary
 
-    found = judge_canary(root, policy_id, age=age)
+    found = judge_canary(root, policy_id, age=age, reward_cap=reward_cap, margin=margin)
     if found["verdict"] not in STATUSES:
         found["journal"] = _in_journal(root, policy_id, token, ca)
     if as_json:
@@ -129,6 +135,8 @@ def promote(
         ),
     ] = True,
     age: Age = None,
+    reward_cap: CanaryCap = None,
+    margin: MarginText = "0",
     wait: WaitFor = Wait.ALL,
     wait_for: WaitSeconds = WAIT_SECONDS,
     as_json: Json = False,
@@ -142,13 +150,16 @@ def promote(
     from headrace.output import console
     from policy.judging.canary import promote as run
 
-    document = run(root, policy_id, gated=gate, age=age)
+    asked: dict[str, Any] = {"age": age, "reward_cap": reward_cap, "margin": margin}
+    document = run(root, policy_id, gated=gate, **asked)
     if not document["promoted"]:
         for reason in document["reasons"]:
             print(f"{document['verdict']}: {reason}", file=sys.stderr)
         if as_json:
             console.line(document)
         _exit(document)
+    if document["note"]:
+        print(f"note: {document['note']}", file=sys.stderr)
     audited("promoted", policy=policy_id, version=document["version"], by="command line")
     where = Where(root, policy_id, None, None, None)
     judged = f"{document['verdict']}, by {counted(document['episodes'], 'episode')}"

@@ -25,16 +25,20 @@ from headrace.cli.options import (
     Cluster,
     Json,
     Manifest,
+    MarginText,
     PolicyId,
     RetryFor,
+    RewardCap,
     Root,
     SchemaId,
     Seed,
     Since,
+    SinceLive,
     Text,
     Token,
     Until,
     Url,
+    judged_period,
     period,
 )
 from headrace.cli.publishing import audited
@@ -74,11 +78,25 @@ EvaluationShare = Annotated[
         help="Share of episodes to hold out for evaluate; default: 0.3; with --follow: 0.",
     ),
 ]
+CrossFit = Annotated[
+    int | None,
+    typer.Option(
+        help="Train on all episodes, and keep policies of the first of this many blocks, so that "
+        "all but the first block judge."
+    ),
+]
 Acts = Annotated[
     str | None,
     typer.Option(
         help="Action rule: sample[:temperature], epsilon_greedy[:epsilon] or greedy; "
         "default: the declared one, or the algorithm's."
+    ),
+]
+AlphaBudget = Annotated[
+    float | None,
+    typer.Option(
+        help="Total error for all candidates judged on the same episodes; default: from the second "
+        "one on, 1 - confidence."
     ),
 ]
 MinEss = Annotated[float, typer.Option(help="Least effective sample size.")]
@@ -133,6 +151,7 @@ def train(
     algorithm: Annotated[str, typer.Option(help="ips, snips, dr or cql.")] = "dr",
     epochs: Annotated[int | None, typer.Option(help="Passes over the log; default: 10.")] = None,
     evaluation_share: EvaluationShare = None,
+    cross_fit: CrossFit = None,
     cluster: Cluster = None,
     since: Since = None,
     until: Until = None,
@@ -174,14 +193,14 @@ def train(
     from headrace.output import console
     from policy.data.freeze import load_frozen
     from policy.inference.action_rule import ActionRule
-    from policy.training.train import ALGORITHMS, HELD_OUT, train_once
+    from policy.training.train import ALGORITHMS, train_once
     from policy.training.train import train as run
 
     settings: dict[str, Any]
     if schema_id is not None and (follow or manifest is not None):
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
-        _require_none_with_follow(action_rule, since, until)
+        _require_none_with_follow(action_rule, since, until, cross_fit)
         settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
         settings |= {"evaluation_share": evaluation_share or 0.0, "cluster": cluster or ""}
         settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait, "resume": resume}
@@ -189,15 +208,9 @@ def train(
     if algorithm not in ALGORITHMS:
         raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     chosen = ALGORITHMS[algorithm]
-    settings = {
-        "epochs": epochs,
-        "evaluation_share": HELD_OUT if evaluation_share is None else evaluation_share,
-        "cluster": cluster or "",
-        **period(since, until),
-        "checkpoint": checkpoint,
-        "retry_for": retry_for,
-    }
-    settings |= {"threads": threads, "seed": seed}
+    settings = {"epochs": epochs, "evaluation_share": evaluation_share, "cross_fit": cross_fit}
+    settings |= {"cluster": cluster or "", "checkpoint": checkpoint, "retry_for": retry_for}
+    settings |= {"threads": threads, "seed": seed, **period(since, until)}
     settings["action_rule"] = None if action_rule is None else ActionRule.parse(action_rule)
     with console.progress() as progress:
         if manifest is None:
@@ -230,7 +243,11 @@ def _require_no_other(root: Root, policy_id: str) -> None:
         require_free(PolicyFiles(root, policy_id), time.time())
 
 
-def _require_none_with_follow(action_rule: str | None, since: object, until: object) -> None:
+def _require_none_with_follow(
+    action_rule: str | None, since: object, until: object, cross_fit: object
+) -> None:
+    if cross_fit is not None:
+        raise ValueError("--cross-fit: expected none with --follow, which publishes without a gate")
     if action_rule is not None:
         raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
     if since is not None or until is not None:
@@ -292,9 +309,11 @@ def evaluate(
         str, typer.Option(help="Kind of interval: student or bootstrap.")
     ] = "student",
     reward_range: RewardRange = None,
+    reward_cap: RewardCap = None,
+    margin: MarginText = "0",
     min_ess: MinEss = 100.0,
     cluster: Cluster = None,
-    since: Since = None,
+    since: SinceLive = None,
     until: Until = None,
     schema_id: SchemaId = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file of all intervals.")] = None,
@@ -312,7 +331,6 @@ def evaluate(
     for other in log or ():
         require_root(other, option="--log")
     from headrace.output import console, results
-    from headrace.output.report_page import evaluation_page
     from policy.inference.weight_store import WeightStore
     from policy.judging.gate import evaluate_logs
 
@@ -332,17 +350,25 @@ def evaluate(
             confidence=confidence,
             interval=interval,
             reward_range=reward_range,
+            reward_cap=reward_cap,
+            margin=margin,
             min_ess=min_ess,
             cluster=cluster,
             seed=seed,
-            **period(since, until),
+            **judged_period(since, until),
             schema_id=schema_id,
             retry_for=retry_for,
         )
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(evaluation_page(document["logs"]), encoding="utf-8")
+        _write_page(html, document["logs"])
     return console.line(document) if as_json else results.evaluated(document["logs"])
+
+
+def _write_page(path: Path, logs: list[dict[str, Any]]) -> None:
+    from headrace.output.report_page import evaluation_page
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(evaluation_page(logs), encoding="utf-8")
 
 
 def _weights(store: WeightStore, name: str) -> str | int | None:
@@ -372,15 +398,14 @@ def publish(
     policy_id: PolicyId = "default",
     gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Judge it first.")] = True,
     reward_range: RewardRange = None,
+    reward_cap: RewardCap = None,
+    margin: MarginText = "0",
     min_ess: MinEss = 100.0,
     confidence: Annotated[float, typer.Option(help="Confidence of the deciding intervals.")] = 0.95,
     gamma: Annotated[float, typer.Option(help="Discount per step.")] = 1.0,
-    alpha_budget: Annotated[
-        float | None,
-        typer.Option(help="Total error for all candidates judged on the same episodes."),
-    ] = None,
+    alpha_budget: AlphaBudget = None,
     cluster: Cluster = None,
-    since: Since = None,
+    since: SinceLive = None,
     until: Until = None,
     manifest: Manifest = None,
     canary: Annotated[
@@ -414,9 +439,11 @@ def publish(
         confidence=confidence,
         gamma=gamma,
         reward_range=reward_range,
+        reward_cap=reward_cap,
+        margin=margin,
         alpha_budget=alpha_budget,
         cluster=cluster,
-        **period(since, until),
+        **judged_period(since, until),
     )
     if canary is not None:
         if url is not None or manifest is not None or settings != Gate():
@@ -433,11 +460,7 @@ def publish(
     for note in document.get("notes", ()):
         print(f"note: {note}", file=sys.stderr)
     if not document["published"]:
-        verdict = document["gate"]["verdict"]
-        results.refused(document["gate"])
-        if as_json:
-            console.line(document)
-        raise typer.Exit(refused_exit if verdict == "worse" else CANNOT_TELL_EXIT)
+        _refuse(document, refused_exit, as_json)
     fresh = not (document.get("unchanged") or document.get("already_live"))
     if fresh and url is None:  # a collector writes its own line
         version, by = document["version"], "command line"
@@ -445,6 +468,17 @@ def publish(
     where = Where(root, policy_id, url, token, ca)
     note = f" ({results.why_published(document)})"
     return report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+
+
+def _refuse(document: dict[str, Any], refused_exit: int, as_json: bool) -> None:
+    """Show why the gate refused, and end with the status for that."""
+    from headrace.output import console, results
+
+    results.refused(document["gate"])
+    if as_json:
+        console.line(document)
+    worse = document["gate"]["verdict"] == "worse"
+    raise typer.Exit(refused_exit if worse else CANNOT_TELL_EXIT)
 
 
 def decisions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:

@@ -85,6 +85,12 @@ def period(since: str | None, until: str | None) -> dict[str, int | None]:
     return found
 
 
+def judged_period(since: str | None, until: str | None) -> dict[str, Any]:
+    """As `period`, where `since` may also be live: the live version's training."""
+    after_live = since == "live"
+    return {**period(None if after_live else since, until), "after_live": after_live}
+
+
 def _moment(option: str, text: str | None) -> int | None:
     if text is None:
         return None
@@ -151,7 +157,29 @@ Since = Annotated[
     str | None,
     typer.Option(help="Only episodes that began at or after this time: 2026-11-23, ...T08:00Z."),
 ]
+SinceLive = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        help="As in train; or live: only episodes newer than what the live version was trained on.",
+    ),
+]
 Until = Annotated[str | None, typer.Option(help="Only episodes that began before this time.")]
+RewardCap = Annotated[
+    Text,
+    typer.Option(
+        help="Judge min(reward, cap) per step, as for amounts of money; auto: a cap from the first "
+        "tenth of the episodes, which are then not judged."
+    ),
+]
+MarginText = Annotated[
+    str,
+    typer.Option(
+        "--margin",
+        help="Better by at least this, in reward per episode or as 1% of the bar; -1%: not worse "
+        "by more.",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),

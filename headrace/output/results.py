@@ -191,7 +191,9 @@ def judgements(logs: Sequence[Document]) -> list[Table]:
             bound = f"{one['method']}, {one['bound']}"
             interval = f"{low} .. {high}"
             value = (_number(one["difference"]), interval, bound, one["n"], one["verdict"])
-            rows.append((log["label"], one["bar"], *value))
+            margin = one.get("margin", 0.0)
+            bar = f"{one['bar']}, margin {_number(margin)}" if margin else one["bar"]
+            rows.append((log["label"], bar, *value))
     unit = "units" if any(log.get("cluster") for log in logs) else "episodes"
     columns = ("log", "against", "difference", "interval", "bound", unit, "verdict")
     decisive = ("Decisive differences: value per episode, weights minus bar", columns, rows)
@@ -259,12 +261,20 @@ def why_published(document: Document) -> str:
     """For `publish`: why a version may be live, and the verdict if it was judged."""
     judgement = document["gate"]
     if judgement is not None:
-        bars = " and ".join(one["bar"] for one in judgement["comparisons"])
+        than = [_better_than(one) for one in judgement["comparisons"]]
         approximate = ", approximately" if judgement["approximate"] else ""
-        return f"{judgement['verdict']} than {bars}{approximate}"
+        return f"{' and '.join(than)}{approximate}"
     if document.get("already_live"):  # not in a frozen data set's older records
         return "it was live already"
     return "without a gate: not judged"
+
+
+def _better_than(one: Document) -> str:
+    """What "better" means for a comparison; decisions of release 0.1.0 have no margin."""
+    bar, margin = one["bar"], one.get("margin", 0.0)
+    if margin < 0:
+        return f"not worse than {bar} by more than {_number(-margin)}"
+    return f"better than {bar}" + (f" by at least {_number(margin)}" if margin else "")
 
 
 def arms(document: Document) -> None:
@@ -289,9 +299,15 @@ def arms(document: Document) -> None:
         held = _in_journal(document["journal"])
         print(f"Open episodes of the policy, and those that await late rewards: {held}.")
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
-    print(f"{document['verdict']}{approximate}")
+    if (cap := document.get("reward_cap")) is not None:
+        print(f"Rewards count up to {_number(cap)} per step.")
+    margin = (document["returns"] or {}).get("margin", 0.0)
+    asked = f", with a margin of {_number(margin)}" if margin else ""
+    print(f"{document['verdict']}{asked}{approximate}")
     for reason in document["reasons"]:
         print(f"  {reason}")
+    if document.get("note"):
+        print(f"note: {document['note']}")
 
 
 def _in_journal(found: Document) -> str:

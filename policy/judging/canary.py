@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from policy.inference.weight_store import WeightStore
 from policy.ope.arms import LARGEST_RETURN, compare_arms, episodes_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL
+from policy.ope.margins import Margin
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsNotFound
@@ -79,20 +80,30 @@ class Arms:
     waiting: int  # those of them that have reached the age, and wait for later steps in the shards
     incomplete: int  # episodes without a first step: it was erased, or its shard is damaged
     open: int  # episodes that have reached the age and not ended
+    # collector's stream -> (the canary's, all) episodes whose first step is in a shard by now,
+    # whatever their age
+    started: Mapping[str, tuple[int, int]]
 
 
 def read_arms(
-    root: Root, declaration: PolicyDeclaration, live: Live, *, age: float, now: float
+    root: Root,
+    declaration: PolicyDeclaration,
+    live: Live,
+    *,
+    age: float,
+    now: float,
+    cap: float = math.inf,
 ) -> Arms:
-    """Read the episodes that started in the generation of `live`.
+    """Read the episodes that started in the generation of `live`; rewards count up to `cap`.
 
     They are compared at `age` seconds after their first step. An episode counts once a step that
     arrived `shown_after(declaration, age)` seconds after its first one is in a shard: then all that
     it earned by its age is there, too. Such a step is in a shard a reward window later. Episodes
     that are older by the clock (`now`, seconds since the epoch) and still wait are `waiting`.
     """
+    sources = _NameNumbers()
     found = [
-        _episodes(root, declaration, f"{live.generation}:{version}")
+        _episodes(root, declaration, f"{live.generation}:{version}", cap, sources)
         for version in (live.canary_version, live.version)
     ]
     newest = max((int(one.received.max()) for one in found if one.received.size), default=0)
@@ -119,7 +130,28 @@ def read_arms(
         waiting=sum(one["waiting"] for one in arms),
         incomplete=sum(one["incomplete"] for one in arms),
         open=int(joined("open").sum()),
+        started=_started(found, sources, newest - int(shown_after(declaration, 0.0) * 1e6)),
     )
+
+
+def _started(
+    arms: Sequence[_ArmSteps], sources: _NameNumbers, until: int
+) -> dict[str, tuple[int, int]]:
+    """The field of `Arms`, of episodes that started by `until` (microseconds)."""
+    counts = []
+    for rows in arms:
+        if not rows.t.size:
+            counts.append(np.zeros(len(sources.names), np.int64))
+            continue
+        begins = _firsts(rows.episode)
+        early = np.minimum.reduceat(rows.received, begins) <= until
+        counts.append(np.bincount(rows.source[begins][early], minlength=len(sources.names)))
+    canary, live = counts
+    return {
+        name: (int(own), int(own + other))
+        for name, own, other in zip(sources.names, canary, live, strict=True)
+        if own + other
+    }
 
 
 def shown_after(declaration: PolicyDeclaration, age: float) -> float:
@@ -142,6 +174,7 @@ class _ArmSteps:
     received: IntArray
     versions: IntArray
     ended: IntArray  # an index of `_ENDINGS`
+    source: IntArray  # the stream of its rows, numbered
 
 
 _ENDINGS = ("None", *UNOBSERVED)  # "None": the track goes on; other endings have the next number
@@ -161,10 +194,12 @@ def _batches(root: Root, declaration: PolicyDeclaration, arm: str | None) -> Ite
         yield from reader
 
 
-def _episodes(root: Root, declaration: PolicyDeclaration, arm: str) -> _ArmSteps:
-    """The rows of one arm as numbers, about 60 bytes per step."""
+def _episodes(
+    root: Root, declaration: PolicyDeclaration, arm: str, cap: float, sources: _NameNumbers
+) -> _ArmSteps:
+    """The rows of one arm as numbers, about 70 bytes per step."""
     episodes, agents = _NameNumbers(), _NameNumbers()
-    found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
+    found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 8]
     for batch in _batches(root, declaration, arm):
         words = batch[ENDED].astype(str)  # "None": the episode goes on
         ended = np.full(len(words), _OVER)
@@ -175,10 +210,11 @@ def _episodes(root: Root, declaration: PolicyDeclaration, arm: str) -> _ArmSteps
                 episodes.of(_names(batch)),
                 agents.of(batch[AGENT_ID].astype(str)),
                 batch[T],
-                batch[REWARDS].astype(np.float64),
+                np.minimum(batch[REWARDS].astype(np.float64), cap),
                 batch[RECEIVED],
                 batch[VERSION],
                 ended,
+                sources.of(batch[STREAM].astype(str)),
             )
         )
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
@@ -196,6 +232,11 @@ class _NameNumbers:
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """All names, by their numbers."""
+        return list(self._known)
 
     def of(self, names: npt.NDArray[np.str_]) -> IntArray:
         found, places = np.unique(names, return_inverse=True)
@@ -263,6 +304,8 @@ def judge_canary(
     policy_id: str,
     *,
     age: float | None = None,
+    reward_cap: float | None = None,
+    margin: str = "0",
     clock: Callable[[], float] = time.time,
 ) -> Document:
     """Compare the running canary with the live version, by their episodes.
@@ -270,7 +313,9 @@ def judge_canary(
     `age`: seconds after its start at which an episode is counted; use the same at every look. The
     default is twice the policy's episode timeout plus its reward window: then an episode whose last
     event came within a timeout of its start is known to be abandoned. An equal canary is called
-    better or worse with a probability of at most `ERROR`. `clock`: seconds since the epoch.
+    better or worse with a probability of at most `ERROR`. `reward_cap`: min(reward, cap) of each
+    step is compared. `margin`: by how much the canary has to be better, as in `evaluate`. `clock`:
+    seconds since the epoch.
 
     Returns a dict with the fields of `ArmsComparison.to_dict` (`verdict`, ...), the two versions,
     and the numbers of episodes that were left out: `young` ones, of which `waiting` are old enough
@@ -288,14 +333,17 @@ def judge_canary(
         age = 2 * declaration.episode_timeout + window
     if not age > window or not math.isfinite(age):
         raise ValueError(f"age: expected more than the reward window of {window:.6g} s, got {age}")
-    arms = read_arms(root, declaration, live, age=age - window, now=clock())
+    wanted, cap = Margin.parse(margin), math.inf if reward_cap is None else reward_cap
+    arms = read_arms(root, declaration, live, age=age - window, now=clock(), cap=cap)
     found = compare_arms(
         arms.returns,
         arms.in_canary,
         arms.failed,
         share=live.canary_share,
-        limits=_limits(declaration, arms.steps),
+        limits=_limits(declaration, arms.steps, cap),
         error=ERROR,
+        margin=wanted,
+        started=arms.started,
     )
     if found.verdict == CANNOT_TELL:
         left = _left_out(arms, age, shown_after(declaration, age - window), window)
@@ -306,6 +354,7 @@ def judge_canary(
         "canary": live.canary_version,
         "live": live.version,
         "age": age,
+        "reward_cap": reward_cap,
         **found.to_dict(),
         "crossed": arms.crossed,
         "unacted": arms.unacted,
@@ -332,12 +381,14 @@ def _left_out(arms: Arms, age: float, shown_by: float, window: float) -> Iterato
         )
 
 
-def _limits(declaration: PolicyDeclaration, steps: IntArray) -> tuple[float, float] | None:
+def _limits(
+    declaration: PolicyDeclaration, steps: IntArray, cap: float = math.inf
+) -> tuple[float, float] | None:
     """The limits of a return. Known if a step's limits are declared and episodes have one step."""
-    known = declaration.reward_range
+    known, default = declaration.reward_range, declaration.reward_default
     if known is None or not (steps <= 1).all():
         return None
-    return min(known[0], declaration.reward_default), max(known[1], declaration.reward_default)
+    return min(known[0], default, cap), max(min(known[1], cap), default)
 
 
 def _declared(root: Root, policy_id: str) -> PolicyDeclaration:

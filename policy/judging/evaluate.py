@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,25 +29,37 @@ import numpy.typing as npt
 from policy.data.log_selection import LogSelection
 from policy.data.schemas import HELD_OUT, require_fit
 from policy.inference.finite import NOT_FINITE
-from policy.inference.numpy_policy import NotFinite, NumpyPolicy
+from policy.inference.numpy_policy import NotFinite
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.judging.action_cells import cells_of
-from policy.judging.judged_log import JudgedBlock, JudgedLog, Lineage
+from policy.judging.fold_policies import FoldPolicies
+from policy.judging.judged_log import JUDGED_BY, JudgedBlock, JudgedLog, Lineage
 from policy.judging.judged_sample import Sample, Taken, ahead
 from policy.judging.report import EvaluationResult, Split
 from policy.judging.scratch import Scratch
+from policy.ope.alpha_budget import candidates_note, confidence_of
 from policy.ope.cross_fitting import CrossFitted, cross_fit
 from policy.ope.diagnostics import LEAST_ESS, Diagnostic, at_most
 from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
 from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolicy
+from policy.ope.margins import Margin
+from policy.ope.reward_cap import AUTO, FIRST_SHARE, Cap, cap_note, parse_cap, proposed_cap
 from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
-from storage.errors import NothingYet
+from storage.errors import NothingYet, WeightsNotFound
 from storage.experience.episode import DEFAULT_POLICY
-from storage.experience.sample_batch import ACTION_LOGP, REWARDS, SampleBatch
+from storage.experience.range_set import RangeSet
+from storage.experience.sample_batch import (
+    ACTION_LOGP,
+    ORDINAL,
+    REWARDS,
+    STREAM,
+    SampleBatch,
+    concat_samples,
+)
 from storage.objects.opening import Root
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
@@ -68,6 +81,7 @@ _NO_DENSITY = "greedy actions have no density in a continuous space"
 
 RETURN_ROWS = 1 << 18
 """Rows between two requests to return freed memory to the operating system; each takes some ms."""
+NO_MARGIN = "0"
 MOST_LOST = 0.05
 MOST_LATE = 0.01
 MOST_WITHOUT_PROPENSITY = 0.5
@@ -86,12 +100,15 @@ def evaluate(
     cluster: str | None = None,
     since: int | None = None,
     until: int | None = None,
+    after_live: bool = False,
     schema_id: str | None = None,
     estimators: Sequence[str] | None = None,
     gamma: float = 1.0,
     confidence: float = 0.95,
     interval: Literal["student", "bootstrap"] = "student",
     reward_range: tuple[float, float] | None = None,
+    reward_cap: str | float | None = None,
+    margin: str = NO_MARGIN,
     min_ess: float = 100.0,
     earlier: Sequence[Document] = (),
     alpha_budget: float | None = None,
@@ -111,63 +128,98 @@ def evaluate(
       training reserved them; default: as recorded with the weights. With a cluster ("tag:NAME") the
       sampling units are the tag's values; each has the mean of its episodes' returns.
     - `since`, `until`: only episodes that began in this period (microseconds of the client's `ts`).
-      `manifest`: only these ordinals (stream -> inclusive ranges). `schema_id`: instead of the
-      declared schema. `retry_for`: seconds for which an unreadable shard is tried again.
+      `after_live`: only those newer than all that the live version was trained on. `manifest`: only
+      these ordinals (stream -> ranges). `schema_id`: instead of the declared one. `retry_for`:
+      seconds for which an unreadable shard is tried again.
     - `reward_range`: the limits of a step's reward, by default the declared ones, never the log's.
       Without limits, or with infinite ones, the verdict is approximate. `gamma` discounts rewards;
-      `confidence` is that of the two-sided intervals; `min_ess` is the effective sample size that a
-      verdict needs.
-    - `earlier`: decisions (storage.weights.decisions), to count earlier looks. `alpha_budget`: the
-      error of all candidates on overlapping rows together; the k-th gets 6 / (pi k)^2 of it.
-    - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide. One with an
-      effective sample size below 30 has an infinite interval.
+      `confidence` is of two-sided intervals; `min_ess`: effective sample size that a verdict needs.
+    - `reward_cap`: judge min(reward, cap). With "auto" the cap is taken from the first tenth of the
+      episodes, which are then not judged. A range's high end is at most the cap, so that a range of
+      0 to infinity is known with one. `margin`: better than each bar by at least this, in reward
+      per episode, or as "1%" of the bar's value; below 0: not worse by more.
+    - `earlier`: decisions, to count earlier looks. `alpha_budget`: see `policy.ope.alpha_budget`.
+    - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide.
 
     Without usable episodes, the verdict says what is missing. Raises NothingYet if no weights are
     named and none are live, ValueError for invalid arguments and for spaces that do not fit.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
-    declaration = load_declarations(root).get(policy_id)
-    limits = _limits(reward_range, declaration)
     _check_names(split, estimators)
+    declaration = load_declarations(root).get(policy_id)
     loaded, live = _load_both(store or WeightFolder(root, policy_id), weights)
-    share = loaded.reserve.share if evaluation_share is None else evaluation_share
-    reserve = Reserve(share, loaded.reserve.cluster if cluster is None else cluster)
-    unit = _unit(reserve, split)
-    rules = Rules(
-        confidence=confidence, gamma=gamma, reward_range=limits, min_ess=min_ess, unit=unit
-    )
-    every = reserve if split == "held_out" else replace(reserve, share=1.0)
-    log = _log(loaded, live, every, declaration)
-    asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "cluster": reserve.cluster}
-    asked |= {"evaluation_share": reserve.share, "weights": loaded.name}
-    asked["label"] = label or f"{policy_id} {str(loaded.name)[:12]}"
+    reserve = _reserved(loaded, evaluation_share, cluster)
+    read: dict[str, Any] = {"since": since, "until": until, "schema_id": schema_id}
+    read |= {"manifest": manifest, "retry_for": retry_for}
+    selection = LogSelection(root=root, policy_id=policy_id, **read)
+    new = live if after_live else None
+    make_log = _log_of(loaded, live, new, reserve, split, declaration)
+    log = _capped(make_log, parse_cap(reward_cap), selection, on_progress)
+    how: dict[str, Any] = {"margin": Margin.parse(margin), "unit": _unit(reserve, split)}
+    how |= {"confidence": confidence, "gamma": gamma, "min_ess": min_ess}
+    rules = Rules(reward_range=_limits(reward_range, declaration, log.cap), **how)
+    label = label or f"{policy_id} {str(loaded.name)[:12]}"
+    asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "since": since, "until": until}
+    asked |= _settings(log, rules, reserve, loaded, new, label)
     with Scratch() as scratch:
         gathered = _Gathered(log, loaded, live, rules, scratch)
-        asked |= {"since": since, "until": until, "gamma": gamma, "reward_range": limits}
-        read: dict[str, Any] = {"manifest": manifest, "retry_for": retry_for}
-        read |= {"since": since, "until": until, "schema_id": schema_id}
-        gathered.read(log.blocks(LogSelection(root=root, policy_id=policy_id, **read), on_progress))
+        gathered.read(log.blocks(selection, on_progress))
         before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes, asked)
+        shared = candidates_note(before.others + 1, rules.confidence, alpha_budget)
         rules = _with_earlier(rules, before, alpha_budget, streams=len(log.rows))
-        found = gathered.judged(rules, _other_unit(log, live, earlier))
-        judged = _judged(log, live, rules, before, found)
+        found = gathered.judged(rules, [*_other_unit(log, live, earlier), *shared])
     estimates = informing.found(loaded.policy, gathered.sample, log, estimators)
-    return EvaluationResult(**asked, **judged, **estimates)
+    return EvaluationResult(**asked, **_judged(log, live, rules, before, found), **estimates)
 
 
-def _log(
+def _settings(
+    log: JudgedLog,
+    rules: Rules,
+    reserve: Reserve,
+    loaded: _Loaded,
+    after: _Loaded | None,
+    label: str,
+) -> dict[str, Any]:
+    """The fields of a result with the settings of its judgement."""
+    return {
+        "label": label,
+        "weights": loaded.name,
+        "after_live": after and after.version,
+        "cluster": reserve.cluster,
+        "evaluation_share": reserve.share,
+        "gamma": rules.gamma,
+        "reward_range": rules.reward_range,
+        "reward_cap": log.cap if log.cap < math.inf else None,
+        "margin": str(rules.margin),
+    }
+
+
+def _reserved(loaded: _Loaded, share: float | None, cluster: str | None) -> Reserve:
+    """What was held out: as given, or as recorded with the weights."""
+    own = loaded.reserve
+    return Reserve(
+        own.share if share is None else share, own.cluster if cluster is None else cluster
+    )
+
+
+def _log_of(
     loaded: _Loaded,
     live: _Loaded | None,
+    after: _Loaded | None,
     reserve: Reserve,
+    split: Split,
     declaration: PolicyDeclaration | None,
-) -> JudgedLog:
-    """The log to judge by, without the episodes in both lineages."""
-    return JudgedLog(
-        loaded.policy.spec,
-        reserve,
-        [loaded.lineage, *([live.lineage] if live else [])],
-        0.0 if declaration is None else declaration.reward_default,
-    )
+) -> Callable[..., JudgedLog]:
+    """Makes the log to judge by, with further arguments. `after`: only rows newer than its own."""
+    held_out = reserve if split == "held_out" else replace(reserve, share=1.0)
+    seen = [one.policy.seen for one in (loaded, live) if one is not None]
+    until = {
+        stream: RangeSet([(0, ranges.to_json()[-1][1])])
+        for stream, ranges in (after.lineage if after else {}).items()
+        if ranges
+    }
+    default = 0.0 if declaration is None else declaration.reward_default
+    return partial(JudgedLog, loaded.policy.spec, held_out, seen, default, before=until)
 
 
 def _unit(reserve: Reserve, split: Split) -> str:
@@ -199,31 +251,50 @@ def _judged(
     }
 
 
+def _capped(
+    make_log: Callable[..., JudgedLog], cap: Cap, selection: LogSelection, on_progress: Progress
+) -> JudgedLog:
+    """The log to judge by, with a cap; `auto` reads it once more, for the first tenth."""
+    if cap != AUTO:
+        return make_log() if cap is None else make_log(cap=cap)
+    log = make_log()
+    blocks = [
+        (block.steps.select((STREAM, ORDINAL, REWARDS)), block.lengths)
+        for block in map(log.prepared, log.blocks(selection, on_progress))
+    ]
+    counts = np.concatenate([np.empty(0, np.int64), *(lengths for _, lengths in blocks)])
+    first = int(counts[: int(FIRST_SHARE * counts.size)].sum())
+    steps = concat_samples([one for one, _ in blocks])[:first] if first else None
+    found = None if steps is None else proposed_cap(steps[REWARDS])
+    if steps is None or found is None:
+        return make_log()
+    streams, ordinals = steps[STREAM].astype(str), steps[ORDINAL]
+    taken = {
+        stream: RangeSet([(int(ordinals[mine].min()), int(ordinals[mine].max()))])
+        for stream in np.unique(streams).tolist()
+        for mine in [streams == stream]
+    }
+    return make_log(cap=found, cap_from=taken)
+
+
 def _limits(
-    given: tuple[float, float] | None, declaration: PolicyDeclaration | None
+    given: tuple[float, float] | None, declaration: PolicyDeclaration | None, cap: float
 ) -> tuple[float, float] | None:
     """The limits of a step's reward: given or declared; None without, or with infinite ones."""
     if given is None:
-        return None if declaration is None else declaration.reward_range
-    return None if given == (-math.inf, math.inf) else given
+        given = None if declaration is None else declaration.reward_range
+    if given is None or given[0] == -math.inf:
+        return None
+    low, high = given[0], min(given[1], cap)
+    return None if high == math.inf else (low, high)
 
 
 def _with_earlier(rules: Rules, before: Earlier, budget: float | None, *, streams: int) -> Rules:
     """The rules after earlier looks. Further episodes are appended to those of one stream only, and
     only under the same settings."""
-    confidence = rules.confidence if budget is None else _spent(budget, before.others + 1)
+    confidence = confidence_of(before.others + 1, rules.confidence, budget)
     in_order = streams < 2 and before.alike
     return replace(rules, looks=before.looks, confidence=confidence, in_order=in_order)
-
-
-def _spent(budget: float, number: int) -> float:
-    """The confidence of the n-th candidate's interval, so that all errors sum to the budget.
-
-    The sum of 6 / (pi n)^2 over all n is 1 (the Basel problem).
-    """
-    if not 0 < budget < 1:
-        raise ValueError(f"alpha_budget: expected a probability in (0, 1), got {budget}")
-    return 1 - 2 * budget * 6 / (math.pi * number) ** 2
 
 
 # --- the weights -----------------------------------------------------------------------------
@@ -234,7 +305,7 @@ class _Loaded:
     """Weights as a policy that acts, and the data that they were trained on."""
 
     name: str | int  # digest or version
-    policy: NumpyPolicy
+    policy: FoldPolicies
     reserve: Reserve
     lineage: Lineage
     candidate: str  # the digest of the candidate that they came from
@@ -255,19 +326,28 @@ def _load(store: WeightFolder, weights: str | int | None) -> _Loaded:
         store.require_version(weights, "judge")
         manifest, arrays = store.load(weights)
         found, lineage, digest = manifest, store.lineage(weights), manifest.candidate
+        try:
+            folds = store.folds(digest)
+        except WeightsNotFound:  # the candidate was pruned: it is judged by new rows only
+            folds = None
     else:
         found, arrays = store.load_candidate(weights)
         weights = digest = found.digest
-        lineage = store.candidate_lineage(digest)
-    policy = NumpyPolicy(PolicySpec.from_json(found.spec), arrays, filter_state=found.filter_state)
+        lineage, folds = store.candidate_lineage(digest), store.folds(digest)
+    spec = PolicySpec.from_json(found.spec)
+    policy = FoldPolicies.of(spec, arrays, found.filter_state, lineage, folds)
     version = weights if isinstance(weights, int) else None
-    return _Loaded(weights, policy, _reserve(found.metrics), lineage, digest, version)
+    reserve = _reserve(found.metrics, trained=bool(lineage), folded=folds is not None)
+    return _Loaded(weights, policy, reserve, lineage, digest, version)
 
 
-def _reserve(metrics: Mapping[str, Any]) -> Reserve:
-    """The episodes that the training of these weights reserved."""
-    share = metrics.get("evaluation_share", HELD_OUT)
-    return Reserve(float(share), str(metrics.get("cluster", "")))
+def _reserve(metrics: Mapping[str, Any], *, trained: bool, folded: bool) -> Reserve:
+    """The episodes that the training of these weights reserved.
+
+    All, if its fold policies judge its own rows, or if nothing here was trained on.
+    """
+    share = metrics.get("evaluation_share", HELD_OUT if trained else 1.0)
+    return Reserve(1.0 if folded else float(share), str(metrics.get("cluster", "")))
 
 
 def _load_both(store: WeightFolder, weights: str | int | None) -> tuple[_Loaded, _Loaded | None]:
@@ -303,11 +383,18 @@ class _Gathered:
         scratch: Scratch,
     ) -> None:
         self._log, self._policy, self._live = log, judged.policy, live
+        log.earned.limits = rules.reward_range
         self._comparability, self._bar = _comparable(judged.policy.spec, live)
         names = ["the logging policy"]
         if self._bar is not None and live is not None:
             names.insert(0, f"live version {live.version}")
-        self._evidence = Evidence(names, rules, scratch.column)
+        bars = [] if self._bar is None else [self._bar]
+        self._folded = [
+            _InOrder(one, by)
+            for one, by in zip((judged.policy, *bars), JUDGED_BY, strict=False)
+            if one.several
+        ]
+        self._evidence = Evidence(names, self._bounded(rules), scratch.column)
         self._certain = self._kept = 0.0  # steps of propensity 1; the candidate's expected matches
         self.sample = Sample()
 
@@ -323,9 +410,10 @@ class _Gathered:
                 rows = 0
                 return_memory()
             units = self._log.note(block)
+            for folded in self._folded:
+                folded.note(block.steps)
             self._certain, self._kept = self._certain + block.certain.count, self._kept + kept
             self.sample.add(block, units)
-            self._evidence.add_left_out(block.beyond)
             if candidate is None or not block.lengths.size:
                 continue
             policies = [None] if bar is None else [bar, None]
@@ -335,12 +423,23 @@ class _Gathered:
     def judged(self, rules: Rules, checks: Sequence[Diagnostic]) -> Judgement:
         """The judgement by these rules and the log's checks, with those of the caller."""
         apart = max(0.0, 1 - self._kept / self._certain) if self._certain else 0.0
+        log = self._log
+        notes = [cap_note(log.cap, log.capped, log.steps)] if log.cap < math.inf else []
         counted = [
             *_counted(self._log, self._live),
+            *notes,
             _certain_check(self._log, apart),
             *self._comparability,
         ]
-        return self._evidence.judged(rules, [*counted, *checks])
+        self._evidence.earned = log.earned
+        folded = [one.note_of(bounded=rules.reward_range is not None) for one in self._folded]
+        return self._evidence.judged(self._bounded(rules), [*counted, *folded, *checks])
+
+    def _bounded(self, rules: Rules) -> Rules:
+        """The rules; without a range if fold policies do not judge in order."""
+        if all(one.holds for one in self._folded):
+            return rules
+        return replace(rules, reward_range=None)
 
     def _asked(
         self, batch: SampleBatch
@@ -350,7 +449,7 @@ class _Gathered:
             try:
                 return self._weighed(self._log.prepared(batch))
             except NotFinite:  # an accepted observation overflows in a network
-                known = [self._policy] if self._bar is None else [self._policy, self._bar]
+                known = [*self._policy.policies, *(self._bar.policies if self._bar else ())]
                 return self._weighed(self._log.prepared(batch, known))
 
     def _weighed(
@@ -361,10 +460,12 @@ class _Gathered:
             return block, None, None, 0.0
         if block.certain.count:
             actions = columns_of(policy.spec.action, "actions", block.certain)
-            flat = policy.flatten(columns_of(policy.spec.observation, "obs", block.certain))
-            kept = float(np.exp(policy.logp(flat, actions)).sum())
-        bar = None if self._bar is None else _target(self._bar, block)
-        return block, _target(policy, block), bar, kept
+            flat = policy.spec.flattener.columns(
+                columns_of(policy.spec.observation, "obs", block.certain)
+            )
+            kept = float(np.exp(policy.logp(flat, actions, block.certain[JUDGED_BY[0]])).sum())
+        bar = None if self._bar is None else _target(self._bar, block, JUDGED_BY[1])
+        return block, _target(policy, block, JUDGED_BY[0]), bar, kept
 
     def _data(self, block: JudgedBlock, units: npt.NDArray[np.int64] | None) -> Judged:
         space = self._policy.spec.action
@@ -392,7 +493,7 @@ class _Gathered:
 
 def _comparable(
     spec: PolicySpec, live: _Loaded | None
-) -> tuple[list[Diagnostic], NumpyPolicy | None]:
+) -> tuple[list[Diagnostic], FoldPolicies | None]:
     """(checks that fail if the policies cannot be compared, the live policy if it is a bar)."""
     checks = []
     if not spec.has_propensity:
@@ -414,15 +515,41 @@ def _comparable(
     return checks, live.policy
 
 
-def _target(policy: NumpyPolicy, block: JudgedBlock) -> TargetPolicy:
+def _target(policy: FoldPolicies, block: JudgedBlock, by: str) -> TargetPolicy:
     if not block.lengths.size:
         return TargetPolicy(np.empty(0))
     actions = columns_of(policy.spec.action, "actions", block.steps)
-    flat = policy.flatten(columns_of(policy.spec.observation, "obs", block.steps))
+    flat = policy.spec.flattener.columns(columns_of(policy.spec.observation, "obs", block.steps))
     discrete = isinstance(policy.spec.action, Discrete)
+    which = block.steps[by]
     return TargetPolicy(
-        policy.logp(flat, actions), policy.probabilities(flat) if discrete else None
+        policy.logp(flat, actions, which), policy.probabilities(flat, which) if discrete else None
     )
+
+
+class _InOrder:
+    """Whether fold policies judge rows in the order of their training, as a bound requires."""
+
+    def __init__(self, policy: FoldPolicies, by: str) -> None:
+        self._policy, self._by, self._latest = policy, by, 0
+        self.holds = policy.in_order
+
+    def note(self, steps: SampleBatch) -> None:
+        which = steps[self._by]
+        if which.size:
+            self.holds &= bool((np.diff(which, prepend=np.int8(self._latest)) >= 0).all())
+            self._latest = int(which[-1])
+
+    def note_of(self, *, bounded: bool) -> Diagnostic:
+        number = len(self._policy.policies) - 1
+        whose = "" if self._by == JUDGED_BY[0] else "the live version's "
+        sentence = (
+            f"{whose}rows of the training are judged by {counted(number, 'fold policy')} of it, "
+            "each by one that has not seen the row; published is the one trained on all"
+        )
+        if bounded and not self.holds:
+            sentence += ". They do not judge in the order of their training: approximate"
+        return at_most("cross_fit", number, None, sentence, "policy.judging.fold_policies")
 
 
 def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
@@ -578,7 +705,7 @@ class _Estimating:
         self._interval()  # raises ValueError for a confidence outside (0, 1)
 
     def found(
-        self, policy: NumpyPolicy, sample: Sample, log: JudgedLog, names: Sequence[str] | None
+        self, policy: FoldPolicies, sample: Sample, log: JudgedLog, names: Sequence[str] | None
     ) -> dict[str, Any]:
         """The fields of a result that are for information."""
         names = _fitting(policy.spec, log) if names is None else names
@@ -590,7 +717,7 @@ class _Estimating:
         return {"target": tuple(target), "behaviour": behaviour, "unavailable": unavailable}
 
     def all(
-        self, policy: NumpyPolicy, log: Taken | None, names: Sequence[str]
+        self, policy: FoldPolicies, log: Taken | None, names: Sequence[str]
     ) -> tuple[list[Estimate], dict[str, str]]:
         """(estimates, estimator -> why there is none)."""
         if log is None:
@@ -624,7 +751,7 @@ class _Estimating:
             return StudentT(self.confidence)
         return Bootstrap(np.random.default_rng(self.seed), self.confidence)
 
-    def _fit(self, policy: NumpyPolicy, log: Taken) -> tuple[CrossFitted | None, str]:
+    def _fit(self, policy: FoldPolicies, log: Taken) -> tuple[CrossFitted | None, str]:
         """q and v cross-fitted over the episodes, or why there are none."""
         space = policy.spec.action
         if not isinstance(space, Discrete):
@@ -637,7 +764,7 @@ class _Estimating:
             log.flat,
             log.steps["actions"],
             log.steps[REWARDS],
-            policy.probabilities(log.flat),
+            policy.probabilities(log.flat, log.steps[JUDGED_BY[0]]),
             lengths=log.lengths,
             terminated=log.steps["ended"][np.cumsum(log.lengths) - 1] == "terminated",
             gamma=self.gamma,
@@ -646,7 +773,7 @@ class _Estimating:
         ), ""
 
 
-def _episodes(log: Taken, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
+def _episodes(log: Taken, policy: FoldPolicies, fitted: CrossFitted | None = None) -> Episodes:
     """The log with the target policy's log probabilities, if any, and a fitted model's q and v."""
     actions = columns_of(policy.spec.action, "actions", log.steps)
     known = policy.spec.has_propensity
@@ -654,7 +781,7 @@ def _episodes(log: Taken, policy: NumpyPolicy, fitted: CrossFitted | None = None
         log.steps[REWARDS],
         lengths=log.lengths,
         behaviour_logp=log.steps[ACTION_LOGP],
-        target_logp=policy.logp(log.flat, actions) if known else None,
+        target_logp=policy.logp(log.flat, actions, log.steps[JUDGED_BY[0]]) if known else None,
         q=None if fitted is None else fitted.q,
         v=None if fitted is None else fitted.v,
         excluded=log.excluded,

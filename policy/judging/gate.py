@@ -18,14 +18,19 @@ from policy.data.freeze import Frozen, load_frozen
 from policy.data.run_once import Document, once, require_all
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.judging.evaluate import OTHER_UNIT, evaluate
+from policy.judging.evaluate import NO_MARGIN, OTHER_UNIT, evaluate
 from policy.judging.report import Split, plot_intervals
+from policy.ope.alpha_budget import CANDIDATES
 from policy.ope.comparison import BETTER
+from policy.ope.reward_cap import REWARD_CAP
 from policy.progress import Progress, no_progress
 from storage.errors import WeightStoreError
 from storage.objects.opening import Root, objects_at
 from storage.reading.retries import RETRY_FOR
 from storage.weights.decisions import load_decisions, record
+
+NOTED = (OTHER_UNIT, REWARD_CAP, CANDIDATES)
+"""The checks that `publish` notes."""
 
 
 class Numbered(Protocol):
@@ -64,10 +69,13 @@ class Gate:
     confidence: float = 0.95
     gamma: float = 1.0
     reward_range: tuple[float, float] | None = None
+    reward_cap: str | float | None = None
+    margin: str = NO_MARGIN
     alpha_budget: float | None = None
     cluster: str | None = None
     since: int | None = None
     until: int | None = None
+    after_live: bool = False
 
 
 def evaluate_once(
@@ -87,7 +95,7 @@ def evaluate_once(
     `manifest` and `unchanged`. Raises DataIncomplete, and the errors of `evaluate`.
     """
     candidate = WeightStore(root, policy_id).candidate(candidate).digest
-    key = {"policy_id": policy_id, "candidate": candidate, **settings}
+    key = {"policy_id": policy_id, "candidate": candidate, **_key(settings)}
 
     def work() -> Document:
         result = evaluate(
@@ -219,14 +227,21 @@ def publish(
 
     if frozen is None:
         return work()
-    key = {"policy_id": policy_id, "candidate": candidate, "gate": settings and asdict(settings)}
+    gate = settings and _key(asdict(settings))
+    key = {"policy_id": policy_id, "candidate": candidate, "gate": gate}
     return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
+
+
+def _key(settings: Document) -> Document:
+    """The settings that identify a job; later ones only if given, so that earlier records hold."""
+    added = {"reward_cap": None, "margin": NO_MARGIN, "after_live": False}
+    return {name: one for name, one in settings.items() if name not in added or one != added[name]}
 
 
 def _notes(decided: Document | None, *, explores: bool) -> list[str]:
     checks = [] if decided is None else decided["diagnostics"]
-    units = [one["sentence"] for one in checks if one["name"] == OTHER_UNIT]
-    return units if explores else [*units, WITHOUT_EXPLORATION]
+    found = [one["sentence"] for one in checks if one["name"] in NOTED]
+    return found if explores else [*found, WITHOUT_EXPLORATION]
 
 
 def _live_of(store: WeightStore, candidate: str) -> Numbered | None:

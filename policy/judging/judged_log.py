@@ -25,7 +25,10 @@ from policy.inference.finite import LARGEST, NOT_FINITE, not_finite
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
+from policy.judging.fold_policies import ALL_SEEN, RowsSeen
 from policy.judging.tag_repeats import TagRepeats
+from policy.ope.reward_cap import REWARD_CAP
+from policy.ope.reward_ends import RewardEnds
 from policy.progress import Progress
 from storage.declarations.dropped_steps import Lost, dropped_steps
 from storage.declarations.late_rewards import LateReward, late_rewards
@@ -48,13 +51,16 @@ from storage.reading.shard_reader import EndOfInput, Reserve
 from storage.spaces.descriptors import Discrete
 from storage.wording import counted
 
-__all__ = ["CERTAIN_LOGP", "JudgedBlock", "JudgedLog", "lengths_of", "rows_of_block"]
+__all__ = ["CERTAIN_LOGP", "JUDGED_BY", "JudgedBlock", "JudgedLog", "lengths_of", "rows_of_block"]
 
 Lineage = Mapping[str, RangeSet]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 PASS_PROB, TIME = "pass_prob", "ts"
+JUDGED_BY = ("judged_by", "bar_by")
+"""Columns with the number of the policy that judges a row (policy.judging.fold_policies): of the
+weights to judge, and of the bar."""
 _COLUMNS = (
     EPS_ID,
     "obs",
@@ -88,7 +94,7 @@ class JudgedBlock:
     tags: Mapping[str, list[str | None]]  # name -> values (n,)
     lost: BoolArray  # (n,) abandoned or broken; their rewards are the default
     certain: SampleBatch  # steps with propensity 1; their episodes are left out
-    beyond: npt.NDArray[np.float64]  # rewards of the episodes left out as not_finite
+    capped: int  # steps whose rewards were above the cap
     excluded: Mapping[str, int]  # reason -> episodes
 
     @property
@@ -108,15 +114,24 @@ class JudgedLog:
         self,
         spec: PolicySpec,
         reserve: Reserve,
-        trained_on: Sequence[Lineage],
+        trained_on: Sequence[RowsSeen],
         reward_default: float = 0.0,
+        *,
+        before: Lineage | None = None,
+        cap: float = math.inf,
+        cap_from: Lineage | None = None,
     ) -> None:
-        """`trained_on`: lineages of policies, whose episodes are left out.
+        """`trained_on`: of the judged policy and of its bar. Episodes that all policies of one of
+        them have seen are left out, as are those `before`.
 
-        `reward_default`: the return of an abandoned or broken episode, as in a canary.
+        `reward_default`: the return of an abandoned or broken episode, as in a canary. Rewards
+        count up to `cap`; the episodes that it was taken from (`cap_from`) are left out.
         """
         self.reserve, self._spec, self._trained_on = reserve, spec, trained_on
         self._default = reward_default
+        self._before, self.cap, self._cap_from = before or {}, cap, cap_from or {}
+        self.earned = RewardEnds()  # by all steps, judged or not
+        self.capped = self.steps = 0  # judged steps that earned more than the cap; all of them
         self.episodes = self.candidates = 0  # judged by; these and those with certain steps
         self.excluded: Counter[str] = Counter()  # reason -> episodes
         self.not_read: dict[str, int] = {}  # reason -> steps
@@ -149,7 +164,7 @@ class JudgedLog:
         with selection.reader(
             mode="episodes",
             batch_size=rows_of_block(size),
-            select=self.reserve.rows,
+            select=self._judged_rows,
             incomplete=True,
             columns=tuple(dict.fromkeys((*_COLUMNS, *self.reserve.columns))),
         ) as reader:
@@ -171,15 +186,23 @@ class JudgedLog:
             self.skipped = dict(reader.stats.excluded_shards)
         self.shard_rows = rows + sum(self.not_read.values())
 
+    def _judged_rows(self, batch: SampleBatch) -> BoolArray:
+        """(N,) whether each row is reserved; notes all rewards."""
+        self.earned.add(np.minimum(np.asarray(batch[REWARDS], np.float64), self.cap))
+        return self.reserve.rows(batch)
+
     def prepared(self, steps: SampleBatch, policies: Sequence[NumpyPolicy] = ()) -> JudgedBlock:
         """Select the episodes to judge by from a batch. Safe to call from several threads.
 
         Episodes whose observations overflow in one of the `policies` are left out, too.
         """
         spec = self._spec
-        steps, lengths, excluded = _usable(steps, lengths_of(steps), self._trained_on)
+        lengths = lengths_of(steps)
+        for name, seen in zip(JUDGED_BY, self._trained_on, strict=False):
+            steps[name] = seen.chosen(steps, lengths)
+        left_out = {"before_live": self._before, REWARD_CAP: self._cap_from}
+        steps, lengths, excluded = _usable(steps, lengths, left_out)
         odd = _any(_not_finite(steps, spec, policies), lengths)
-        beyond = np.asarray(steps[REWARDS][np.repeat(odd, lengths)], np.float64)
         steps, lengths, gone = _without(steps, lengths, odd)
         if gone:
             excluded[NOT_FINITE] = gone
@@ -190,6 +213,8 @@ class JudgedLog:
         steps, lengths, gone = _without(steps, lengths, _any(certain, lengths))
         if gone:
             excluded["certain"] = gone
+        earned = np.asarray(steps[REWARDS], np.float64)
+        steps[REWARDS] = np.minimum(earned, self.cap)
         heads = steps.take(np.cumsum(lengths) - lengths)
         lost = np.isin(steps["ended"][np.cumsum(lengths) - 1], UNOBSERVED)
         steps = self._with_default(steps, lengths, lost)
@@ -205,7 +230,7 @@ class JudgedLog:
             tags=tag_values(heads),
             lost=lost,
             certain=left,
-            beyond=beyond,
+            capped=int((earned > self.cap).sum()),
             excluded=excluded,
         )
 
@@ -220,6 +245,7 @@ class JudgedLog:
     def note(self, block: JudgedBlock) -> IntArray | None:
         """Count a block. Returns the number of each episode's unit (n,), or None without units."""
         self.episodes += len(block.lengths)
+        self.steps, self.capped = self.steps + block.steps.count, self.capped + block.capped
         self.untagged, self.lost = self.untagged + block.untagged, self.lost + int(block.lost.sum())
         self._other_tags |= block.other_tags
         if not self.reserve.cluster:
@@ -277,14 +303,20 @@ def lengths_of(steps: SampleBatch) -> IntArray:
 
 
 def _usable(
-    steps: SampleBatch, lengths: npt.NDArray[np.int64], trained_on: Sequence[Lineage]
+    steps: SampleBatch,
+    lengths: npt.NDArray[np.int64],
+    left_out: Mapping[str, Lineage],
 ) -> tuple[SampleBatch, npt.NDArray[np.int64], dict[str, int]]:
-    """(steps, lengths) of the usable episodes, and the number of others by their first reason."""
+    """(steps, lengths) of the usable episodes, and the number of others by their first reason.
+
+    `left_out`: reason -> the ordinals that it excludes.
+    """
     last = np.cumsum(lengths) - 1
     first = last - lengths + 1
     ended, t = steps["ended"][last], steps[T]
     reasons: dict[str, npt.NDArray[np.bool_]] = {
-        "in_lineage": _any(_trained(steps, trained_on), lengths),
+        "in_lineage": np.any([steps[by][first] == ALL_SEEN for by in JUDGED_BY if by in steps], 0),
+        **{why: _any(_contained(steps, rows), lengths) for why, rows in left_out.items()},
         "incomplete": (t[first] != 0) | (t[last] != lengths - 1),
         "unfinished": np.array([word is None for word in ended], np.bool_),
         "no_propensity": _any(np.isnan(steps[ACTION_LOGP]), lengths),
@@ -325,15 +357,13 @@ def _without(
     return steps.take(np.repeat(~leave, lengths)), lengths[~leave], int(leave.sum())
 
 
-def _trained(steps: SampleBatch, lineages: Sequence[Lineage]) -> npt.NDArray[np.bool_]:
-    """(S,) whether a lineage has the row's ordinal."""
+def _contained(steps: SampleBatch, ordinals: Lineage) -> npt.NDArray[np.bool_]:
+    """(S,) whether each row's ordinal is among these."""
     found = np.zeros(steps.count, np.bool_)
-    streams = steps[STREAM].astype(str)
-    for lineage in lineages:
-        ledger = Ledger(lineage)
-        for stream in lineage:
-            rows = streams == stream
-            found[rows] |= ledger.contains(stream, steps[ORDINAL][rows])
+    streams, ledger = steps[STREAM].astype(str), Ledger(ordinals)
+    for stream in ordinals:
+        rows = streams == stream
+        found[rows] |= ledger.contains(stream, steps[ORDINAL][rows])
     return found
 
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from policy.judging.judged_log import PASS_PROB, JudgedBlock
+from policy.judging.judged_log import JUDGED_BY, PASS_PROB, JudgedBlock
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     ORDINAL,
@@ -119,7 +119,7 @@ class Sample:
         self._cells += given.flat.size * 2 + given.steps.count * 8
 
 
-_KEPT = ("actions", REWARDS, ACTION_LOGP, "ended", PASS_PROB, ORDINAL)
+_KEPT = ("actions", REWARDS, ACTION_LOGP, "ended", PASS_PROB, ORDINAL, *JUDGED_BY)
 
 
 def ahead(work: Callable[[Given], Made], items: Iterable[Given]) -> Iterator[Made]:

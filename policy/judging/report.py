@@ -33,9 +33,12 @@ class EvaluationResult:
     cluster: str  # the sampling unit: "" an episode, "tag:NAME" a value of the tag
     since: int | None  # microseconds: only episodes that began from then on, before `until`
     until: int | None
+    after_live: int | None  # only episodes newer than this live version's training
     gamma: float
     confidence: float
     reward_range: tuple[float, float] | None  # of a step's reward
+    reward_cap: float | None  # judged was min(reward, cap)
+    margin: str  # in reward per episode, or a share of the bar such as "1%"
     live: int | None  # the live version that was a bar
     looks: int  # earlier judgements of these weights, on fewer of these episodes
     others: int  # other candidates that were judged on overlapping rows
@@ -67,9 +70,12 @@ class EvaluationResult:
             "cluster": self.cluster,
             "since": self.since,
             "until": self.until,
+            "after_live": self.after_live,
             "gamma": self.gamma,
             "confidence": self.confidence,
             "reward_range": self.reward_range and list(self.reward_range),
+            "reward_cap": self.reward_cap,
+            "margin": self.margin,
             "live": self.live,
             "looks": self.looks,
             "others": self.others,

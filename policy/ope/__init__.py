@@ -5,6 +5,7 @@ Each estimator names its paper and equation.
 """
 
 __all__ = [
+    "alpha_budget",
     "arms",
     "comparison",
     "cross_fitting",
@@ -13,7 +14,10 @@ __all__ = [
     "estimators",
     "intervals",
     "judgement",
+    "margins",
     "propensities",
     "repeats",
+    "reward_cap",
+    "reward_ends",
     "value_models",
 ]

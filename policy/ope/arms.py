@@ -11,6 +11,7 @@ Pure: arrays of n episodes, in the order in which they started.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from scipy.special import ndtri
 from policy.ope.betting import POWER, betting_interval, first_time, numbers_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Verdict
 from policy.ope.diagnostics import rewards_in_range
+from policy.ope.margins import Margin
 from storage.wording import counted, rounded_up
 
 __all__ = [
@@ -47,6 +49,7 @@ LARGEST_RETURN = 1e140
 """Larger ones cannot be compared: their squares, and sums of these, overflow."""
 MOST_NEEDED = 1e13
 """The largest number of episodes that is named as needed."""
+NO_MARGIN = Margin()
 _PRIOR = 100.0
 _TUNED_FOR = 10_000
 
@@ -60,6 +63,7 @@ class Difference:
     difference: float
     interval: tuple[float, float]
     bound: str  # "betting", or "normal": approximate
+    margin: float = 0.0  # what the difference has to exceed; a share of the live mean, as measured
 
     def to_dict(self) -> dict[str, Any]:
         low, high = (end if math.isfinite(end) else None for end in self.interval)
@@ -84,6 +88,7 @@ class ArmsComparison:
     mismatch: str | None
     # approximate number of further episodes that would show a difference of this size
     missing: int | None
+    note: str = ""  # what could explain a verdict although the arms are equal
 
     @property
     def approximate(self) -> bool:
@@ -103,6 +108,7 @@ class ArmsComparison:
             "failures": self.failures and self.failures.to_dict(),
             "mismatch": self.mismatch,
             "missing": self.missing,
+            "note": self.note,
         }
 
 
@@ -114,23 +120,21 @@ def compare_arms(
     share: float,
     limits: tuple[float, float] | None,
     error: float = 0.05,
+    margin: Margin = NO_MARGIN,
+    started: Mapping[str, tuple[int, int]] | None = None,
 ) -> ArmsComparison:
     """Judge by returns (n,) and by failed episodes (n,) bool; `in_canary` (n,) as assigned.
 
     `limits` of a return must not come from the data. With them a betting bound decides, otherwise a
     normal limit (approximate). A canary that is equal is called better or worse with a probability
     <= `error`: each end of each interval fails with at most a third of it. If a return is outside
-    of the limits, or beyond LARGEST_RETURN, only failures are compared.
+    of the limits, or beyond LARGEST_RETURN, only failures are compared. Returns have a `margin`.
+    `started`: source -> (the canary's, all) episodes, also those too young to be compared.
     """
     n, k = len(returns), int(in_canary.sum())
     known: dict[str, Any] = {"n": (k, n - k), "share": share, "error": error}
-    evidence = log_evidence_of_mismatch(k, n, share)
-    if evidence >= MISMATCH:
-        reason = (
-            f"the canary has {k} of {counted(n, 'episode')}, which is not the share of "
-            f"{share:.3g}: episodes "
-            "of one arm are lost or miscounted, so the arms cannot be compared"
-        )
+    reason = _mismatch({"": (k, n)} if started is None else started, share)
+    if reason is not None:
         nothing: dict[str, Any] = {"returns": None, "failures": None, "missing": None}
         return ArmsComparison(
             verdict=CANNOT_TELL, reasons=(reason,), mismatch=reason, **nothing, **known
@@ -144,7 +148,7 @@ def compare_arms(
         return ArmsComparison(verdict=CANNOT_TELL, reasons=(reason,), **nothing, **known)
     end = error / 3
     problem = _why_not_compared(returns, limits)
-    earned = None if problem else _difference(returns, in_canary, share, limits, end)
+    earned = None if problem else _difference(returns, in_canary, share, limits, end, margin)
     failures = _difference(failed.astype(np.float64), in_canary, share, (0.0, 1.0), end)
     reasons: list[str] = []
     verdict = CANNOT_TELL
@@ -159,21 +163,19 @@ def compare_arms(
         reasons.append(problem)
     elif few:
         reasons.append(f"expected {FEWEST} episodes in each arm, got {k} and {n - k}")
-    elif earned.interval[1] < 0:
+    elif earned.interval[1] < earned.margin:
         verdict = WORSE
-    elif earned.interval[0] > 0:
+    elif earned.interval[0] > earned.margin:
         verdict = BETTER
+    note = ""
+    if earned is not None and verdict != CANNOT_TELL and not reasons:
+        note = _fewer(returns, in_canary, share, limits, end, margin, verdict == BETTER)
     missing = None
     if verdict == CANNOT_TELL and earned is not None:
-        apart = abs(earned.difference)
+        apart = abs(earned.difference - earned.margin)
         fill = max((FEWEST - k) / share, (FEWEST - (n - k)) / (1 - share)) if few else 1
         missing = _missing(returns, apart, share, limits, end, fill)
-        reasons.append(
-            "no difference in returns is to be seen yet: more episodes"
-            if missing is None
-            else f"about {counted(missing, 'more episode')}, of both versions together, would "
-            f"show whether the difference of {apart:.3g} is real"
-        )
+        reasons.append(_missing_text(missing, apart, earned.margin))
     return ArmsComparison(
         verdict=verdict,
         reasons=tuple(reasons),
@@ -181,8 +183,30 @@ def compare_arms(
         failures=failures,
         mismatch=None,
         missing=missing,
+        note=note,
         **known,
     )
+
+
+def _mismatch(started: Mapping[str, tuple[int, int]], share: float) -> str | None:
+    """Why the arms of all episodes, or of one source, do not have the share; None if they may.
+
+    `started`: source -> (the canary's, all). Each source is independent evidence, so a loss in one
+    of them is seen sooner than in the sum. All tests together fail for a correct split with a
+    probability of 1 / 1000 at any look.
+    """
+    canary, n = (sum(one[end] for one in started.values()) for end in (0, 1))
+    tests = [("", canary, n)]
+    if len(started) > 1:
+        tests += [(f" from {source}", own, of) for source, (own, of) in started.items()]
+    for where, canary, n in tests:
+        if log_evidence_of_mismatch(canary, n, share) >= MISMATCH + math.log(len(tests)):
+            return (
+                f"the canary has {canary:,} of {counted(n, 'episode')}{where}, which is not the "
+                f"share of {share:.3g}: episodes of one arm are lost or miscounted, so the arms "
+                "cannot be compared"
+            )
+    return None
 
 
 def _missing(
@@ -203,6 +227,16 @@ def _missing(
     width = None if limits is None else limits[1] - limits[0]
     more = episodes_needed(spread, apart, share, error, width=width) - len(returns)
     return rounded_up(max(more, fill))
+
+
+def _missing_text(missing: int | None, apart: float, margin: float) -> str:
+    if missing is None:
+        return "no difference in returns is to be seen yet: more episodes"
+    to = f" to the margin of {margin:.3g}" if margin else ""
+    return (
+        f"about {counted(missing, 'more episode')}, of both versions together, would show whether "
+        f"the difference of {apart:.3g}{to} is real"
+    )
 
 
 def _why_not_compared(returns: FloatArray, limits: tuple[float, float] | None) -> str:
@@ -256,12 +290,17 @@ def _difference(
     share: float,
     limits: tuple[float, float] | None,
     error: float,
+    margin: Margin = NO_MARGIN,
 ) -> Difference:
     means = float(values[in_canary].mean()), float(values[~in_canary].mean())
     apart = assignment_differences(values, in_canary, share)
+    asked, low, high = _margins(values[1:], in_canary[1:], share, limits, margin, means[1])
+    apart = apart - asked
+    by = float(asked.mean()) if margin.relative else margin.size
     if limits is not None:
         furthest = (limits[1] - limits[0]) / min(share, 1 - share)
-        interval = betting_interval(apart, limits=(-furthest, furthest), error=error, sequence=True)
+        ends = (-furthest - high, furthest - low)
+        interval = betting_interval(apart, limits=ends, error=error, sequence=True)
     else:
         radius = _radius(len(apart), float(apart.std()), error)
         middle = float(apart.mean())
@@ -270,9 +309,73 @@ def _difference(
         canary=means[0],
         live=means[1],
         difference=means[0] - means[1],
-        interval=interval,
+        interval=(interval[0] + by, interval[1] + by),
         bound="normal" if limits is None else "betting",
+        margin=by,
     )
+
+
+def _fewer(
+    returns: FloatArray,
+    in_canary: BoolArray,
+    share: float,
+    limits: tuple[float, float] | None,
+    error: float,
+    margin: Margin,
+    better: bool,
+) -> str:
+    """A note if the arm with the higher mean may only lack its worst episodes; "" if it does not.
+
+    Episodes that are never logged raise the mean of their arm if they are its failures, long before
+    its number contradicts the share. So an arm with fewer episodes than its share has to have
+    earned more in total, above the lowest return: (y - low) (a / p - (1 - a) / (1 - p)), to which
+    lost episodes with that return add nothing (Horvitz & Thompson 1952).
+    """
+    n, k = len(returns), int(in_canary.sum())
+    name, own, of = ("canary", k, share) if better else ("live version", n - k, 1 - share)
+    if own >= of * n:
+        return ""
+    low = float(returns.min()) if limits is None else limits[0]
+    factors = np.where(in_canary, 1 / share, -1 / (1 - share))
+    live = float(returns[~in_canary].mean())
+    asked, least, most = _margins(returns, in_canary, share, limits, margin, live)
+    total = (returns - low) * factors - asked
+    if limits is None:
+        radius = _radius(n, float(total.std()), error)
+        interval = (float(total.mean()) - radius, float(total.mean()) + radius)
+    else:
+        width = limits[1] - limits[0]
+        ends = (-width / (1 - share) - most, width / share - least)
+        interval = betting_interval(total, limits=ends, error=error, sequence=True)
+    if (interval[0] > 0) if better else (interval[1] < 0):
+        return ""
+    return (
+        f"the {name}'s mean is higher, but it has {own:,} of {counted(n, 'episode')}, fewer than "
+        f"its share of {of:.3g}, and has not surely earned more in total: failures that were never "
+        "logged would explain it; find out whether each episode is logged, or wait for more"
+    )
+
+
+def _margins(
+    values: FloatArray,
+    in_canary: BoolArray,
+    share: float,
+    limits: tuple[float, float] | None,
+    margin: Margin,
+    live: float,
+) -> tuple[FloatArray, float, float]:
+    """((n,) numbers whose mean is the margin, their limits); a constant unless it is relative.
+
+    A share of the live version's mean is y (1 - a) / (1 - p) times the share; `live` has its sign.
+    """
+    if not margin.relative:
+        return np.full(len(values), margin.size), margin.size, margin.size
+    factor = math.copysign(margin.size, margin.size * live) / (1 - share)
+    earned = factor * np.where(in_canary, 0.0, values)
+    if limits is None:
+        return earned, -math.inf, math.inf
+    low, high = sorted((factor * min(limits[0], 0.0), factor * max(limits[1], 0.0)))
+    return earned, low, high
 
 
 def _radius(n: float, deviation: float, error: float) -> float:

@@ -24,6 +24,7 @@ __all__ = [
     "column_of",
     "combined",
     "ends",
+    "first_of",
     "mean_of",
     "moments",
     "whole",
@@ -120,6 +121,17 @@ def combined(make: Callable[..., FloatArray], *columns: NumberColumn) -> NumberC
 def whole(column: NumberColumn) -> FloatArray:
     """(n,) all numbers, in memory."""
     return np.concatenate([np.empty(0), *column.blocks()])
+
+
+def first_of(column: NumberColumn, share: float) -> FloatArray:
+    """The first `share` of the numbers, in memory."""
+    left, found = int(share * column.size), [np.empty(0)]
+    for block in column.blocks():
+        if left <= 0:
+            break
+        found.append(block[:left])
+        left -= block.size
+    return np.concatenate(found)
 
 
 def ends(column: NumberColumn) -> tuple[float, float]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
 from policy.ope.betting import POWER, betting_interval, first_time, numbers_needed
-from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of, moments
+from policy.ope.columns import NumberColumn, Numbers, column_of, combined, ends, mean_of, moments
 from policy.ope.differences import Differences
 from storage.wording import rounded_up
 
@@ -34,6 +34,7 @@ __all__ = [
     "Verdict",
     "compare",
     "skewed_t_interval",
+    "without_limits",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -70,6 +71,7 @@ class Comparison:
     missing: int | None
     unknown: str  # why `missing` is unknown; "" if it is known, not needed, or beyond MOST_MISSING
     limited: bool  # whether the limits, rather than the spread, make the interval wide
+    margin: float = 0.0  # what the difference has to exceed; a share of the bar, as estimated
 
     @property
     def approximate(self) -> bool:
@@ -91,6 +93,7 @@ class Comparison:
             "n": self.n,
             "unit": self.unit,
             "limits": self.limits and [_plain(end) for end in self.limits],
+            "margin": self.margin,
             "missing": self.missing,
         }
 
@@ -102,6 +105,18 @@ def compare(
     error: float,
     looks: int = 0,
     unit: str = "episodes",
+) -> Comparison:
+    """Judge differences that are less the margin, if any; see `_compared`."""
+    found = _compared(differences, bar=bar, error=error, looks=looks, unit=unit)
+    if not (margin := differences.margin):
+        return found
+    low, high = found.interval
+    interval = (low + margin, high + margin)
+    return replace(found, difference=found.difference + margin, interval=interval, margin=margin)
+
+
+def _compared(
+    differences: Differences, *, bar: str, error: float, looks: int, unit: str
 ) -> Comparison:
     """Judge by an interval, each end of which fails with a probability of at most `error`.
 
@@ -159,6 +174,20 @@ def compare(
     if unknown:
         return replace(found, unknown=unknown)
     return replace(found, missing=_missing(found, differences, spent=later, sequence=continued))
+
+
+def without_limits(differences: Differences, error: float, times: float) -> tuple[float, float]:
+    """The interval of a first look if limits were `times` narrower: for information only.
+
+    They are not known to hold, so they are at least as wide as the numbers.
+    """
+    lower, upper = column_of(differences.lower), column_of(differences.upper)
+    spent = _spent(error, 0, differences.in_order)
+    least = min(differences.least / times, ends(lower)[0] * (1 + 1e-9) - 1e-12)
+    most = max(differences.most / times, ends(upper)[1] * (1 + 1e-9) + 1e-12)
+    low = betting_interval(lower, limits=(least, math.inf), error=spent)[0]
+    high = betting_interval(upper, limits=(-math.inf, most), error=spent)[1]
+    return low + differences.margin, high + differences.margin
 
 
 def _spent(error: float, looks: int, continued: bool) -> float:

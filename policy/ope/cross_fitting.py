@@ -94,12 +94,12 @@ def cross_fit(
 class EarlierScores:
     """q and v of one-step decisions by a linear model of earlier rows, block by block.
 
-    The first 64 rows have no model: q and v are the middle of the limits, or without limits the
-    mean of their rewards. Each later stretch is as long as all rows before it, whose model scores
-    it. So the scores do not depend on later rows, as required by a bound that is computed several
-    times. Values are clipped to the limits, or without limits to the range of rewards that the
-    model has seen. Karampatziakis, Mineiro & Ramdas 2021, section 5.2, with predictable control
-    variates.
+    The first 64 rows have no model: q and v are the mean of the rewards before them (of none: 0),
+    or without limits the mean of all 64. Each later stretch is as long as all rows before it, whose
+    model scores it. So the scores do not depend on later rows, as required by a bound that is
+    computed several times. Values are clipped to the limits, or without limits to the range of
+    rewards that the model has seen. Karampatziakis, Mineiro & Ramdas 2021, section 5.2, with
+    predictable control variates.
     """
 
     def __init__(self, actions: int, limits: tuple[float, float] | None) -> None:
@@ -107,7 +107,7 @@ class EarlierScores:
         self._limits, self._seen = limits, (np.inf, -np.inf)
         self._model: BoundedRewardModel | None = None
         # the number of rows at which the next model is fitted
-        self._rows, self._due = 0, FIRST_ROWS
+        self._rows, self._total, self._due = 0, 0.0, FIRST_ROWS
 
     def scored(
         self,
@@ -138,8 +138,13 @@ class EarlierScores:
             begin = rows.stop
         return q, values
 
-    def _start(self, rewards: FloatArray) -> float:
-        return float(rewards.mean()) if self._limits is None else sum(self._limits) / 2
+    def _start(self, rewards: FloatArray) -> FloatArray:
+        if self._limits is None:
+            return np.full(len(rewards), rewards.mean())
+        counts = self._rows + np.arange(len(rewards))
+        sums = self._total + np.cumsum(rewards) - rewards
+        means: FloatArray = sums / np.maximum(counts, 1)
+        return np.clip(means, *self._limits)
 
     def _learn(
         self, obs: npt.NDArray[np.floating[Any]], actions: IntArray, rewards: FloatArray
@@ -147,7 +152,7 @@ class EarlierScores:
         self._sums.add(obs, actions, rewards)
         low, high = self._seen
         self._seen = min(low, float(rewards.min())), max(high, float(rewards.max()))
-        self._rows += len(actions)
+        self._rows, self._total = self._rows + len(actions), self._total + float(rewards.sum())
         if self._rows == self._due:
             self._model = BoundedRewardModel(self._sums.solved(), self._limits or self._seen)
             self._due *= 2

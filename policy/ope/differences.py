@@ -14,12 +14,12 @@ number has limits. A is the number of actions, S of steps, n of episodes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.columns import NumberColumn, Numbers, column_of, combined
+from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of
 
 __all__ = [
     "Differences",
@@ -29,6 +29,8 @@ __all__ = [
     "one_step_limit",
     "one_step_values",
     "per_decision_terms",
+    "returns_range",
+    "weighted_returns",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -54,6 +56,30 @@ class Differences:
     most: float
     in_order: bool = True  # further episodes append numbers without changing these
     furthest: float = math.inf  # the largest absolute value that their mean can have
+    margin: float = 0.0  # the mean of what was subtracted as a margin (policy.ope.margins)
+
+    def beyond(self, share: float, base: NumberColumn, ends: Range) -> Differences:
+        """Subtract a margin, `share` * `base` (n,), from all numbers. `ends` limit the base.
+
+        If the mean is above 0, the difference is larger than the margin. Both are linear in the
+        same episodes, so a share of a value that is only estimated keeps the bound.
+        """
+
+        def less(column: Numbers) -> NumberColumn:
+            return combined(lambda own, one: own - share * one, column_of(column), base)
+
+        values = less(self.values)
+        low, high = sorted(share * end for end in ends)
+        return replace(
+            self,
+            values=values,
+            lower=values if self.lower is self.values else less(self.lower),
+            least=self.least - high,
+            upper=values if self.upper is self.values else less(self.upper),
+            most=self.most - low,
+            furthest=self.furthest + max(abs(low), abs(high)),
+            margin=share * mean_of(base),
+        )
 
     def scaled(self, numbers: float, limits: float) -> Differences:
         """Multiply the numbers by one factor and the limits by another, both above 0."""
@@ -72,6 +98,7 @@ class Differences:
             self.most * limits,
             self.in_order,
             self.furthest * limits,
+            self.margin * numbers,
         )
 
 
@@ -119,17 +146,46 @@ def per_decision_terms(
     bar_weights: FloatArray | None,
     lengths: IntArray,
     gamma: float,
-) -> tuple[FloatArray, FloatArray]:
-    """(n,) sum_t g^t (w_t - w'_t) r_t, and (n,) the same of rewards of 1.
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(n,) sum_t g^t (w_t - w'_t) r_t, and two terms (n,) of the same sum for rewards of 1.
 
     Precup, Sutton & Singh 2000, section 4 (PDIS). rewards, weights, bar_weights (S,): products of
-    ratios up to and including each step.
+    ratios up to and including each step. For rewards of 1 up to a horizon H, the sum is the second
+    result plus the third times sum_{t < H} g^t: an episode that ends earlier stays in an absorbing
+    state, in which both weights keep their last values, and so their means of 1.
     """
     starts = np.cumsum(lengths) - lengths
     t = np.arange(rewards.size) - np.repeat(starts, lengths)
     other = np.ones_like(weights) if bar_weights is None else bar_weights
-    apart = gamma ** t.astype(np.float64) * (weights - other)
-    return np.add.reduceat(apart * rewards, starts), np.add.reduceat(apart, starts)
+    apart = weights - other
+    by_step = gamma ** t.astype(np.float64) * apart
+    last = apart[np.cumsum(lengths) - 1]
+    to_end = np.add.reduceat(by_step, starts) - last * discounted(lengths, gamma)
+    return np.add.reduceat(by_step * rewards, starts), to_end, last
+
+
+def weighted_returns(
+    rewards: FloatArray, weights: FloatArray | None, lengths: IntArray, gamma: float
+) -> FloatArray:
+    """(n,) sum_t g^t w_t r_t, whose mean is a policy's value; without weights the logging policy's.
+
+    rewards, weights (S,), as for `per_decision_terms`.
+    """
+    starts = np.cumsum(lengths) - lengths
+    t = np.arange(rewards.size) - np.repeat(starts, lengths)
+    earned = gamma ** t.astype(np.float64) * rewards
+    returns: FloatArray = np.add.reduceat(earned if weights is None else weights * earned, starts)
+    return returns
+
+
+def returns_range(
+    reward_range: Range | None, longest: int, gamma: float, largest_weight: float
+) -> Range:
+    """The limits of `weighted_returns` of episodes with at most `longest` steps."""
+    if reward_range is None:
+        return -math.inf, math.inf
+    total = _total(gamma, longest, largest_weight) * (1 + ROUNDING)
+    return _times(min(reward_range[0], 0.0), total), _times(max(reward_range[1], 0.0), total)
 
 
 def discounted(lengths: IntArray, gamma: float) -> FloatArray:
@@ -142,7 +198,7 @@ def discounted(lengths: IntArray, gamma: float) -> FloatArray:
 
 def bounded_per_decision(
     values: NumberColumn,
-    apart: NumberColumn,
+    apart: tuple[NumberColumn, NumberColumn],
     lengths: tuple[int, int],
     *,
     gamma: float,
@@ -152,10 +208,11 @@ def bounded_per_decision(
 ) -> Differences:
     """The differences with terms (n,) from `per_decision_terms`, and their limits.
 
-    If all episodes have the same length, a constant can be subtracted from every reward, which
-    affects both policies equally; then the limit on the candidate's side does not depend on the
-    largest weight. `lengths` are the shortest and the longest episode: the horizon H is that of the
-    longest. `against_log`: whether the bar's weights are 1.
+    A constant is subtracted from the rewards of all H steps, which affects both policies equally;
+    then the limit on the candidate's side does not depend on the largest weight. `lengths` are the
+    shortest and the longest episode: the horizon H is that of the longest. An episode that ends
+    earlier earns 0 in each later step (`apart`, the terms of `per_decision_terms`).
+    `against_log`: whether the bar's weights are 1.
 
     Whatever the weights, both values lie between sum_t g^t low and sum_t g^t high over the H steps,
     with low <= 0 <= high if an episode may end earlier. So their difference is at most
@@ -163,9 +220,11 @@ def bounded_per_decision(
     """
     if reward_range is None:
         return Differences("pdis", values, values, -math.inf, values, math.inf)
-    floor, ceiling = reward_range
     alike = lengths[0] == lengths[1]
-    below, above = (min(floor, 0.0), max(ceiling, 0.0)) if alike else (0.0, 0.0)
+    floor, ceiling = reward_range
+    if not alike:
+        floor, ceiling = min(floor, 0.0), max(ceiling, 0.0)
+    below, above = min(floor, 0.0), max(ceiling, 0.0)
     own = _total(gamma, lengths[1], largest_weight)
     bars = _total(gamma, lengths[1], 1.0 if against_log else largest_weight)
 
@@ -176,13 +235,20 @@ def bounded_per_decision(
     def less(constant: float) -> NumberColumn:
         if constant == 0:
             return values
-        return combined(lambda earned, one: earned - constant * one, values, apart)
+        return combined(
+            lambda earned, to_end, last: earned - constant * (to_end + last * horizon),
+            values,
+            *apart,
+        )
 
+    horizon = float(discounted(np.array([lengths[1]]), gamma)[0])
     least = -furthest(min(floor - below, 0.0), max(ceiling - below, 0.0))
     most = furthest(-max(ceiling - above, 0.0), -min(floor - above, 0.0))
-    width = ceiling - floor if alike else max(ceiling, 0.0) - min(floor, 0.0)
-    apart_by = width * _total(gamma, lengths[1], 1.0)
-    return Differences("pdis", values, less(below), least, less(above), most, furthest=apart_by)
+    apart_by = (ceiling - floor) * horizon
+    lower, upper = less(below), less(above)
+    # a longer episode changes the horizon, and so the numbers of shorter ones
+    in_order = alike or (lower is values and upper is values)
+    return Differences("pdis", values, lower, least, upper, most, in_order, apart_by)
 
 
 def _total(gamma: float, horizon: int, weight: float) -> float:

@@ -18,9 +18,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.columns import MemoryColumn, NumberColumn, UnitNumbers, column_of
+from policy.ope.columns import (
+    MemoryColumn,
+    NumberColumn,
+    UnitNumbers,
+    column_of,
+    first_of,
+    mean_of,
+)
 from policy.ope.columns import combined as _apply
-from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
+from policy.ope.comparison import (
+    BETTER,
+    CANNOT_TELL,
+    WORSE,
+    Comparison,
+    Verdict,
+    compare,
+    without_limits,
+)
 from policy.ope.cross_fitting import EarlierScores
 from policy.ope.diagnostics import (
     LEAST_ESS,
@@ -33,22 +48,25 @@ from policy.ope.diagnostics import (
     largest_share,
     mean_weight,
     reward_events,
-    rewards_in_range,
 )
 from policy.ope.differences import (
     Differences,
     Scores,
     bounded_per_decision,
-    discounted,
     one_step_limit,
     one_step_values,
     per_decision_terms,
+    returns_range,
+    weighted_returns,
 )
 from policy.ope.drift import ContextDrift, Drift
 from policy.ope.episodes import running_sums
 from policy.ope.lost_episodes import LostEpisodes
+from policy.ope.margins import Margin
 from policy.ope.propensities import ActionCells, Propensities
 from policy.ope.repeats import Repeats, fingerprints
+from policy.ope.reward_cap import FIRST_SHARE, proposed_cap
+from policy.ope.reward_ends import MANY_TIMES, RewardEnds
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
 
@@ -60,6 +78,7 @@ IntArray = npt.NDArray[np.int64]
 MOST_LOG_WEIGHT = math.log(np.finfo(np.float32).max)
 MODEL_CELLS = 1 << 25  # numbers in a reward model: 256 MB
 LOW_PROPENSITY = 0.1  # below it the reasons mention the propensity
+NO_MARGIN = Margin()
 SAME_LOGP = 1e-4  # tolerance for a float32 log-probability that was computed twice
 
 
@@ -132,6 +151,7 @@ class Rules:
     looks: int = 0  # earlier judgements of this candidate, on fewer episodes
     unit: str = "episodes"  # the name of `Judged.units`
     in_order: bool = True  # whether later looks append their episodes to the earlier ones
+    margin: Margin = NO_MARGIN  # better than each bar by at least this
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -198,8 +218,8 @@ class Evidence:
     """The evidence for a candidate and its bars, collected block by block and judged at the end.
 
     It stores a few numbers per episode, in columns that `column` creates, and one per step for each
-    weighted policy; everything else is sums, or one number per unit. Discount and units of the
-    rules have to be the same in `judged`, and for one-step episodes the range as well.
+    weighted policy; everything else is sums, or one number per unit. Discount, margin and units of
+    the rules have to be the same in `judged`, and for one-step episodes the range as well.
     """
 
     def __init__(
@@ -207,7 +227,7 @@ class Evidence:
     ) -> None:
         self._range, self._gamma = rules.reward_range, rules.gamma
         self._column = column
-        self._bars = [_BarDifferences(name, column) for name in bars]
+        self._bars = [_BarDifferences(name, rules.margin, column) for name in bars]
         self._lost = [LostEpisodes(column) for _ in bars]
         self._propensities, self._repeats = Propensities(), Repeats()
         self._drift, self._contexts = Drift(len(bars), column), ContextDrift()
@@ -215,8 +235,9 @@ class Evidence:
         self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
         self._scores: EarlierScores | None = None
         self._support: Support | None = None
-        self._returns = column()
+        self._returns, self._earned = column(), column()
         self._steps = _StepSummary()
+        self.earned = RewardEnds(rules.reward_range)  # by these steps, or by a log's in all
         self._one_step = self._discrete = True
         self._scored = True  # whether all blocks were scored by a reward model
 
@@ -227,13 +248,16 @@ class Evidence:
         if not data.lengths.size:
             return
         data = _clipped(data, self._range)
-        self._steps.add(data, self._range)
+        self._steps.add(data)
+        self.earned.add(data.rewards)
         self._one_step &= data.one_step
         self._discrete &= data.discrete
         by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
         weights, scores = _weights(data, candidate), self._view(data, candidate, policies)
         self._weigh(0, "", data, candidate, weights, by)
         self._returns.append(data.returns)
+        if self._range is None:
+            self._earned.append(data.rewards)
         self._action = data.action
         self._test_propensities(data, candidate)
         self._contexts.add(data.flat)
@@ -253,13 +277,9 @@ class Evidence:
             known = [candidate, *(one for one in policies if one is not None)]
             self._see(data, data.taken, [one.probs for one in known if one.probs is not None])
 
-    def add_left_out(self, rewards: FloatArray) -> None:
-        """Hold the rewards of episodes that cannot be judged by to the range, too."""
-        self._steps.add_rewards(rewards, self._range)
-
     def judged(self, rules: Rules, counted: Sequence[Diagnostic] = ()) -> Judgement:
         """The judgement by these rules; see `judge`."""
-        in_range = self._steps.range_check(rules.reward_range)
+        in_range = self.earned.checks() if self._steps.episodes else []
         bars = _merged(self._bars) if self._steps.episodes else []
         if not bars or not all(one.passed for one in in_range):
             return combined([], [*counted, *in_range])
@@ -276,7 +296,8 @@ class Evidence:
             squares = _apply(lambda block, c=center: (block - c) ** 2, values)
             threshold = MOST_OF_VARIANCE if compared.approximate else None
             what = f"squared deviation from the mean difference to {bar.name}"
-            tails.append(largest_share(bar.check_name("heavy_tails"), squares, threshold, what))
+            name = bar.check_name("heavy_tails")
+            tails.append(self._with_cap(largest_share(name, squares, threshold, what)))
         approximate = any(one.approximate for one in comparisons)
         checks = [
             one
@@ -294,7 +315,19 @@ class Evidence:
             for bar, lost in zip(self._bars, self._lost, strict=True)
             if bar in bars
         ]
-        return combined(comparisons, [*counted, *in_range, *checks, *tails], self._steps.widening())
+        widening = self._steps.widening()
+        if rules.reward_range is not None and self.earned.times() >= MANY_TIMES:
+            widening = self._lost_power(bars[0], rules)
+        return combined(comparisons, [*counted, *in_range, *checks, *tails], widening)
+
+    def _lost_power(self, bar: _BarDifferences, rules: Rules) -> str:
+        """Why a range much wider than the rewards costs evidence, with an interval without that."""
+        found = bar.differences(self._steps, self._plan(rules.reward_range))
+        low, high = without_limits(found, rules.error, self.earned.times())
+        return (
+            f"the interval is wide because {self.earned.sentence()}: with a range as wide as these "
+            f"it would be about {low:.4g} .. {high:.4g}; declare the range that rewards can have"
+        )
 
     # results of a block
 
@@ -356,6 +389,16 @@ class Evidence:
         self._support.add(data.flat, taken, probs, units)
 
     # results
+
+    def _with_cap(self, tails: Diagnostic) -> Diagnostic:
+        """A failed check of heavy tails with the cap that the first tenth of the rewards gives."""
+        if tails.passed:
+            return tails
+        cap = proposed_cap(first_of(self._earned, FIRST_SHARE))
+        if cap is None:
+            return tails
+        way = f"--reward-cap auto takes {cap:g} from the first tenth of the log, which is then not"
+        return replace(tails, sentence=f"{tails.sentence}, or judge capped rewards: {way} judged")
 
     def _plan(self, reward_range: tuple[float, float] | None) -> _Scaling:
         return _Scaling(
@@ -455,6 +498,8 @@ def _difference_text(one: Comparison) -> str:
     low, high = one.interval
     where = "within" if low <= one.difference <= high else "outside its interval"
     text = f"the difference to {one.bar} is {one.difference:+.4g}, {where} {low:.4g} .. {high:.4g}"
+    if one.margin:
+        text += f", and has to be above the margin of {one.margin:+.4g}"
     if one.verdict == WORSE:
         return text
     if one.unknown:
@@ -487,12 +532,13 @@ class _Scaling:
 class _BarDifferences:
     """One bar's differences: doubly robust while episodes are one step, and per decision."""
 
-    def __init__(self, name: str, column: Callable[[], NumberColumn]) -> None:
-        self.name = name
+    def __init__(self, name: str, margin: Margin, column: Callable[[], NumberColumn]) -> None:
+        self.name, self._margin = name, margin
         self.logged = True  # whether its weights are 1 on all episodes added
         self._known = False  # whether it has a policy
-        self._robust, self._values, self._apart = (UnitNumbers(column) for _ in range(3))
-        self._unseen = UnitNumbers(column)  # the part of `_apart` of steps that were lost
+        self._robust, self._values, self._to_end, self._last, self._base = (
+            UnitNumbers(column) for _ in range(5)
+        )
 
     def check_name(self, name: str) -> str:
         """The name of a check of this bar."""
@@ -518,16 +564,16 @@ class _BarDifferences:
         by: FloatArray,
     ) -> FloatArray:
         """Add n episodes; return the difference of each (n,)."""
-        values, apart = per_decision_terms(data.rewards, weights, others, data.lengths, gamma)
-        unseen = np.zeros_like(apart)
-        if data.lost is not None:
-            whole = (weights if others is None else weights - others)[data.ends]
-            unseen = data.lost * (whole - 1 if others is None else whole)
-        self._values.add(by * values, data.units)
-        self._apart.add(by * (apart - unseen * discounted(data.lengths, gamma)), data.units)
-        self._unseen.add(by * unseen, data.units)
+        terms = per_decision_terms(data.rewards, weights, others, data.lengths, gamma)
+        for numbers, term in zip((self._values, self._to_end, self._last), terms, strict=True):
+            numbers.add(by * term, data.units)
+        if self._margin.relative:
+            base = weighted_returns(data.rewards, others, data.lengths, gamma)
+            self._base.add(by * base, data.units)
+        elif self._margin.size:
+            self._base.add(by, data.units)
         if scores is None:
-            return by * values
+            return by * terms[0]
         robust = one_step_values(data.rewards, weights, others, scores)
         self._robust.add(by * robust, data.units)
         return by * robust
@@ -551,23 +597,30 @@ class _BarDifferences:
             shortest = steps.shortest
             if not low <= 0 <= high:  # a step that is missing has no reward within the range
                 shortest = min(shortest, steps.shortest_lost)
-            horizon = float(discounted(np.array([steps.longest]), plan.gamma)[0])
             found = bounded_per_decision(
                 self._values.means(),
-                _apply(
-                    lambda seen, unseen: seen + horizon * unseen,
-                    self._apart.means(),
-                    self._unseen.means(),
-                ),
+                (self._to_end.means(), self._last.means()),
                 (shortest, steps.longest),
                 gamma=plan.gamma,
                 reward_range=plan.reward_range,
                 largest_weight=plan.largest,
                 against_log=self.logged,
             )
+        found = replace(found, in_order=found.in_order and not self._values.several)
+        if self._margin.size:
+            found = self._beyond(found, plan, steps.longest)
         mean = steps.by / steps.episodes
-        found = found.scaled(1 / mean, steps.most_by / mean)
-        return replace(found, in_order=not self._values.several)
+        return found.scaled(1 / mean, steps.most_by / mean)
+
+    def _beyond(self, found: Differences, plan: _Scaling, longest: int) -> Differences:
+        """The differences less the margin."""
+        base, share = self._base.means(), self._margin.size
+        if not self._margin.relative:
+            return found.beyond(share, base, (1.0, 1.0))
+        ends = returns_range(
+            plan.reward_range, longest, plan.gamma, 1.0 if self.logged else plan.largest
+        )
+        return found.beyond(math.copysign(share, share * mean_of(base)), base, ends)
 
     def _of_model(self, plan: _Scaling) -> Differences:
         values = self._robust.means()
@@ -579,28 +632,23 @@ class _BarDifferences:
         values = self._values.means()
         if plan.reward_range is not None:
             middle = sum(plan.reward_range) / 2
-            values = _apply(
-                lambda earned, one, unseen: earned - middle * (one + unseen),
-                values,
-                self._apart.means(),
-                self._unseen.means(),
-            )
+            apart = self._last.means()
+            values = _apply(lambda earned, one: earned - middle * one, values, apart)
         most = one_step_limit(plan.reward_range, plan.largest, known=False)
         return Differences("ips", values, values, -most, values, most, furthest=plan.width)
 
 
 class _StepSummary:
-    """Results common to all bars: counts, and the ranges of rewards, lengths and propensities."""
+    """Results common to all bars: counts, and the ranges of lengths and propensities."""
 
     def __init__(self) -> None:
-        self.episodes = self._outside = 0
+        self.episodes = 0
         self.shortest = self.shortest_lost = 2**62  # of whole episodes, of lost ones
         self.longest = 0
         self.by = self.most_by = 0.0
         self.lowest_logp = math.inf  # logged
-        self._rewards = (math.inf, -math.inf)
 
-    def add(self, data: Judged, limits: tuple[float, float] | None) -> None:
+    def add(self, data: Judged) -> None:
         self.episodes += data.lengths.size
         whole = data.lengths
         if data.lost is not None:
@@ -611,14 +659,6 @@ class _StepSummary:
         by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
         self.by, self.most_by = self.by + float(by.sum()), max(self.most_by, float(by.max()))
         self.lowest_logp = min(self.lowest_logp, float(data.behaviour_logp.min()))
-        self.add_rewards(data.rewards, limits)
-
-    def add_rewards(self, rewards: FloatArray, limits: tuple[float, float] | None) -> None:
-        low, high = self._rewards
-        self._rewards = float(rewards.min(initial=low)), float(rewards.max(initial=high))
-        if limits is not None:
-            outside = (rewards < limits[0]) | (rewards > limits[1])
-            self._outside += int(outside.sum())
 
     @property
     def largest_weight(self) -> float:
@@ -636,11 +676,6 @@ class _StepSummary:
             "for that. Judge without a range (--reward-range -inf inf; approximate), or by "
             "episodes with larger propensities (more exploration, --since, --until)"
         )
-
-    def range_check(self, limits: tuple[float, float] | None) -> list[Diagnostic]:
-        if limits is None or not self.episodes:
-            return []
-        return [rewards_in_range(self._outside, self._rewards, limits)]
 
 
 def _merged(bars: Sequence[_BarDifferences]) -> list[_BarDifferences]:

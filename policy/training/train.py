@@ -11,7 +11,7 @@ seed give the same candidate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,10 +34,12 @@ from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
+from policy.training.cross_fit import FirstBlocks, blocks_in_order, require_blocks, up_to
 from storage.declarations.declaration import DeclarationError
 from storage.declarations.policy_files import load_declarations
 from storage.errors import NothingYet, WeightStoreError
 from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import (
     EPISODE_ORDINAL,
     ORDINAL,
@@ -50,7 +52,8 @@ from storage.objects.opening import Root, objects_at
 from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
-from storage.reading.shard_reader import Reserve, ShardReader
+from storage.reading.shard_reader import Reserve, Select, ShardReader
+from storage.weights.folds import Fold, Folds
 from storage.weights.manifest import finite
 from storage.wording import counted
 
@@ -101,6 +104,7 @@ class TrainResult:
     rows_read: int
     rows_trained: int
     rows_held_out: int
+    cross_fit: int | None = None  # the number of blocks
     excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
     not_read: Mapping[str, int] = field(default_factory=dict)  # reason -> rows, as other_policy
     lineage: Mapping[str, list[list[int]]] = field(default_factory=dict)  # stream -> ordinals
@@ -120,7 +124,8 @@ def train(
     *,
     spec: PolicySpec | None = None,
     action_rule: ActionRule | None = None,
-    evaluation_share: float = HELD_OUT,
+    evaluation_share: float | None = None,
+    cross_fit: int | None = None,
     cluster: str = "",
     since: int | None = None,
     until: int | None = None,
@@ -138,8 +143,10 @@ def train(
     - `algorithm` defaults to `BanditConfig()`; `epochs` overrides its number of epochs.
     - `spec` defaults to the declared one, or to a default network between the declared (or stored)
       spaces. `action_rule` defaults to the spec's (see `acting_spec`).
-    - `evaluation_share`: the share of the episodes that is reserved for evaluation. With `cluster`
-      "tag:NAME" it is the share of the tag's values, each with all its episodes.
+    - `evaluation_share`: the share of the episodes that is reserved for evaluation, by default 0.3.
+      With `cluster` "tag:NAME" it is the share of the tag's values, each with all its episodes.
+    - `cross_fit`: instead, train on all episodes, and keep fold policies that judge all but the
+      first of this number of blocks (policy.training.cross_fit).
     - `since` and `until`: only episodes that began in this period, in microseconds of the client's
       `ts`. `manifest`: read only these ordinals (stream -> inclusive ranges).
     - `schema_id`: read this schema instead of the declared one. Its rows must fit the spec;
@@ -156,7 +163,7 @@ def train(
     torch.set_num_threads(threads)
     config = _configured(algorithm, epochs)
     wanted = spec or declared_spec(root, policy_id)
-    reserve = Reserve(evaluation_share, cluster)
+    reserve = _reserve(evaluation_share, cross_fit, cluster)
     selection = LogSelection(
         root=root,
         policy_id=policy_id,
@@ -166,28 +173,104 @@ def train(
         schema_id=schema_id,
         retry_for=retry_for,
     )
+    make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
     not_reserved = _NotReserved(reserve)
-    with selection.reader(
-        batch_size=READ_ROWS,
-        select=not_reserved,
-        columns=(*reserve.columns, *config.columns),
-    ) as reader:
-        make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
-        learner = None if wanted is None else make(wanted)
-        metrics: dict[str, float] = {}
-        for block in _blocks(reader, on_progress):
-            if wanted is not None and reader.spaces is not None:
-                require_fit(reader.spaces, (wanted.observation, wanted.action))
-            learner = learner or make(_stored_spec(reader))
-            metrics = learner.update(block, on_progress) or metrics
+    columns = (*reserve.columns, *config.columns)
+    with selection.reader(batch_size=READ_ROWS, select=not_reserved, columns=columns) as reader:
+        learner, metrics = _learn(reader, wanted, make, on_progress)
         selection.count_other_schemas(reader)
         if learner is None or not learner.counts.rows_trained:
             raise _nothing(selection, reserve, learner, reader)
         reserve.require_tag(not_reserved.tags)
+        folds = None
+        if cross_fit is not None:
+            again = partial(_learn_part, wanted=learner.policy.spec, make=make, columns=columns)
+            folds = _fold_policies(again, selection, reserve, learner, cross_fit, on_progress)
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
         result = _result(learner, reader, metrics, policy_id, seed, reserve)
-        return _keep(learner, result, root, checkpoint)
+        return _keep(learner, replace(result, cross_fit=cross_fit), root, checkpoint, folds)
+
+
+def _reserve(share: float | None, cross_fit: int | None, cluster: str) -> Reserve:
+    if cross_fit is None:
+        return Reserve(HELD_OUT if share is None else share, cluster)
+    require_blocks(cross_fit, held_out=bool(share))
+    return Reserve(0.0, cluster)
+
+
+def _learn(
+    reader: ShardReader,
+    wanted: PolicySpec | None,
+    make: Callable[[PolicySpec], Learner],
+    on_progress: Progress,
+) -> tuple[Learner | None, Mapping[str, float]]:
+    """(the learner after all rows of a reader, the metrics of its last update)."""
+    learner = None if wanted is None else make(wanted)
+    metrics: dict[str, float] = {}
+    for block in _blocks(reader, on_progress):
+        if wanted is not None and reader.spaces is not None:
+            require_fit(reader.spaces, (wanted.observation, wanted.action))
+        learner = learner or make(_stored_spec(reader))
+        metrics = learner.update(block, on_progress) or metrics
+    return learner, metrics
+
+
+def _learn_part(
+    selection: LogSelection,
+    on_progress: Progress,
+    *,
+    wanted: PolicySpec,
+    make: Callable[[PolicySpec], Learner],
+    columns: Sequence[str],
+    select: Select | None = None,
+) -> Learner:
+    """A fold policy's learner. Raises NothingToTrainOn if its part has no row for it."""
+    with selection.reader(batch_size=READ_ROWS, select=select, columns=columns) as reader:
+        learner, _ = _learn(reader, wanted, make, on_progress)
+    if learner is None or not learner.counts.rows_trained:
+        raise NothingToTrainOn("cross_fit: expected rows in each block, got none in one")
+    return learner
+
+
+def _fold_policies(
+    again: Callable[..., Learner],
+    selection: LogSelection,
+    reserve: Reserve,
+    learner: Learner,
+    number: int,
+    on_progress: Progress,
+) -> Folds:
+    """The fold policies of the training that made `learner`; see policy.training.cross_fit."""
+    trained = {stream: RangeSet.from_json(one) for stream, one in learner.lineage.items()}
+    if reserve.cluster:
+        parts = [
+            again(selection, on_progress, select=FirstBlocks(reserve, block, number))
+            for block in range(1, number)
+        ]
+        seen = [{s: RangeSet.from_json(one) for s, one in part.lineage.items()} for part in parts]
+        return _folds(parts, seen, trained, in_order=False)
+    *blocks, every = blocks_in_order(trained, number)
+    parts = [
+        again(replace(selection, manifest=up_to(block, selection.manifest)), on_progress)
+        for block in blocks
+    ]
+    return _folds(parts, blocks, every, in_order=True)
+
+
+def _folds(
+    learners: Sequence[Learner],
+    seen: Sequence[Mapping[str, RangeSet]],
+    by_all: Mapping[str, RangeSet],
+    *,
+    in_order: bool,
+) -> Folds:
+    policies = [learner.policy for learner in learners]
+    folds = [
+        Fold(policy.get_weights(), policy.filter.to_json(), own)
+        for policy, own in zip(policies, seen, strict=True)
+    ]
+    return Folds(folds, by_all, in_order)
 
 
 def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> AlgorithmConfig:
@@ -302,7 +385,11 @@ def _result(
 
 
 def _keep(
-    learner: Learner, result: TrainResult, root: Root, checkpoint: Path | str | None
+    learner: Learner,
+    result: TrainResult,
+    root: Root,
+    checkpoint: Path | str | None,
+    folds: Folds | None,
 ) -> TrainResult:
     """Store the candidate. Its metrics have the reserved share, which evaluation needs."""
     policy, store = learner.policy, WeightStore(root, result.policy_id)
@@ -316,12 +403,14 @@ def _keep(
             "seed": result.seed,
             "evaluation_share": result.evaluation_share,
             "cluster": result.cluster,
+            **({} if result.cross_fit is None else {"cross_fit": result.cross_fit}),
             "rows_trained": result.rows_trained,
             **finite(result.metrics),
         },
         lineage=learner.lineage,
         filter_state=policy.filter.to_json(),
         checkpoint=None if checkpoint is None else Path(checkpoint).name,
+        folds=folds,
     )
     return replace(result, candidate=digest, unchanged=digest in before)
 
@@ -379,7 +468,8 @@ def train_once(
     frozen: Frozen,
     *,
     action_rule: ActionRule | None = None,
-    evaluation_share: float = HELD_OUT,
+    evaluation_share: float | None = None,
+    cross_fit: int | None = None,
     cluster: str = "",
     since: int | None = None,
     until: int | None = None,
@@ -403,12 +493,14 @@ def train_once(
         "spec": declaration and declaration.spec,
         "algorithm": type(config).__name__,
         "config": asdict(config),
-        "evaluation_share": evaluation_share,
+        "evaluation_share": _reserve(evaluation_share, cross_fit, cluster).share,
         "cluster": cluster,
         "since": since,
         "until": until,
         "seed": seed,
     }
+    if cross_fit is not None:
+        key["cross_fit"] = cross_fit
     if action_rule is not None:
         key["action_rule"] = action_rule.to_json()
     store = WeightStore(root, policy_id)
@@ -420,6 +512,7 @@ def train_once(
             config,
             action_rule=action_rule,
             evaluation_share=evaluation_share,
+            cross_fit=cross_fit,
             cluster=cluster,
             since=since,
             until=until,

@@ -7,6 +7,7 @@ here; this package does not know the networks that they belong to.
 __all__ = [
     "decisions",
     "files",
+    "folds",
     "lease",
     "lineage",
     "manifest",

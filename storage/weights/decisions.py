@@ -34,7 +34,17 @@ RowsByStream: TypeAlias = Mapping[str, Sequence[int]]
 
 FOLDER = "decisions"
 FORMAT_VERSION = 1
-SETTINGS = ("reward_range", "gamma", "split", "evaluation_share", "cluster", "since")
+SETTINGS = (
+    "reward_range",
+    "reward_cap",
+    "margin",
+    "gamma",
+    "split",
+    "evaluation_share",
+    "cluster",
+    "since",
+    "after_live",
+)
 """What a judgement asks besides the candidate: with other values the same episodes are looked at
 again. A higher `until` only adds episodes."""
 
@@ -142,7 +152,8 @@ def earlier_of(
 
 
 def _settings(one: Document) -> tuple[Any, ...]:
-    values = (one.get(name) for name in SETTINGS)
+    earlier = {"margin": "0"}  # of a decision of release 0.1.0
+    values = (one.get(name, earlier.get(name)) for name in SETTINGS)
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 

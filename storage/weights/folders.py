@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from storage.errors import WeightsDamaged, WeightsNotFound
 from storage.experience.range_set import RangeSet
 from storage.weights.files import MAX_DOCUMENT, MAX_WEIGHTS, PolicyFiles, number_of
+from storage.weights.folds import FOLD_WEIGHTS_FILE, FOLDS_FILE, FOLDS_METRIC, Folds, open_folds
 from storage.weights.lineage import open_lineage, open_untrained
 from storage.weights.manifest import (
     LINEAGE_FILE,
@@ -117,6 +118,26 @@ class Candidates(WeightsFolders[Candidate]):
                 f"{where}: expected a candidate of digest {known}, got one of {candidate.digest}"
             )
         return candidate
+
+    def folds(self, digest: str) -> Folds | None:
+        """The fold policies of a candidate; None without any. Raises WeightsDamaged."""
+        digests = self.get(digest).metrics.get(FOLDS_METRIC)
+        if digests is None:
+            return None
+        where = self._files.where(self._name(digest))
+        try:
+            document, weights = (
+                self._files.read(self._name(digest, name), limit)
+                for name, limit in ((FOLDS_FILE, MAX_DOCUMENT), (FOLD_WEIGHTS_FILE, MAX_WEIGHTS))
+            )
+            if sha256(document) != digests[FOLDS_FILE]:
+                raise WeightsDamaged(f"{where}: {FOLDS_FILE} does not match its digest")
+            arrays = decode_weights(weights, digests[FOLD_WEIGHTS_FILE], where)
+        except (KeyError, TypeError) as error:
+            raise WeightsDamaged(
+                f"{where}: expected digests of fold policies, got {digests}"
+            ) from (error)
+        return open_folds(document, arrays, where)
 
     def superseded(self, checkpoint: str, keep: int, promoted: set[str]) -> set[str]:
         """The unnumbered candidates of a trainer's checkpoint, without the newest `keep`."""

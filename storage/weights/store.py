@@ -2,7 +2,8 @@
 
     weights/{policy_id}/
         store.json                     the store's id
-        candidates/{digest}/           candidate.json, weights.safetensors, lineage.json
+        candidates/{digest}/           candidate.json, weights.safetensors, lineage.json, and with
+                                       fold policies folds.json, folds.safetensors (`...folds`)
         versions/{n}/                  manifest.json, weights.safetensors, lineage.json
         live.json, live.copy.json      generation, version, canary, pin; changed under `lock`
         leases/{n}.json                who trains it (`storage.weights.lease`)
@@ -44,6 +45,7 @@ from storage.objects.opening import Root
 from storage.weights.decisions import record
 from storage.weights.files import PolicyFiles
 from storage.weights.folders import Candidates, VersionFolders
+from storage.weights.folds import FOLDS_METRIC, Folds, fold_files
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.lease import current_lease, require_fence
 from storage.weights.lineage import Lineage, Untrained, lineage_document
@@ -157,6 +159,7 @@ class WeightFolder:
         checkpoint: str | None = None,
         number: int | None = None,
         untrained: Untrained | None = None,
+        folds: Folds | None = None,
     ) -> str:
         """Store a trained checkpoint and return its digest.
 
@@ -165,6 +168,7 @@ class WeightFolder:
         - `metrics`: results of the training (JSON).
         - `lineage`: stream -> the ordinal ranges trained on; `untrained`: the rows of these
           ordinals that were not trained on (storage.weights.lineage).
+        - `folds`: policies of the same training that judge its own rows (storage.weights.folds).
         - `checkpoint`: the name of the trainer's checkpoint that the weights come from.
         - `number`: the version that the candidate is to become.
 
@@ -176,6 +180,9 @@ class WeightFolder:
             WEIGHTS_FILE: encode_weights(weights),
             LINEAGE_FILE: lineage_document(lineage, untrained or {}),
         }
+        more = {} if folds is None else fold_files(folds)
+        if more:
+            metrics = {**metrics, FOLDS_METRIC: {name: sha256(data) for name, data in more.items()}}
         candidate = Candidate(
             policy_id=self.policy_id,
             spec=plain_document(spec, "spec"),
@@ -187,10 +194,14 @@ class WeightFolder:
             digests={name: sha256(data) for name, data in files.items()},
         )
         self._require_usable(candidate, files[WEIGHTS_FILE])
+        if folds is not None and self._check is not None:
+            for fold in folds.folds:
+                state = None if fold.filter_state is None else dict(fold.filter_state)
+                self._check(replace(candidate, filter_state=state), fold.weights)
         if number is not None and not self._may_be(number, candidate.digest):
             raise self._not_next(number)
         with contextlib.suppress(ObjectExists):  # it is stored already
-            self._candidates.add(candidate.digest, candidate, files)
+            self._candidates.add(candidate.digest, candidate, {**files, **more})
         return candidate.digest
 
     def candidates(self) -> list[str]:
@@ -299,6 +310,13 @@ class WeightFolder:
         """stream -> the ordinals that a candidate was trained on."""
         candidate = self.candidate(digest)
         return self._candidates.lineage(candidate.digest, candidate)
+
+    def folds(self, digest: str) -> Folds | None:
+        """The fold policies of a candidate, also of one that is a version; None without any.
+
+        Raises WeightsNotFound, WeightsDamaged.
+        """
+        return self._candidates.folds(self.candidate(digest).digest)
 
     # the live version
 

@@ -12,13 +12,29 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+from tests.judge import cross_fit, early_ends, groups, paired, segments
 from tests.judge.cases import Case, equal_or_worse, power
 from tests.judge.tally import repetitions_of, tallied, too_often_refused
 from tests.judge.unsound import unsound
+
+
+def all_cases() -> Iterator[Case]:
+    """The cases of all modules."""
+    yield from equal_or_worse()
+    yield from power()
+    yield from unsound()
+    yield from early_ends.equal()
+    yield from early_ends.different()
+    yield from segments.equal()
+    yield from segments.richer()
+    yield from cross_fit.equal()
+    yield from cross_fit.better()
+
 
 COLUMNS = ("better", "worse", "cannot tell")
 
@@ -51,15 +67,42 @@ def main() -> int:
         failed += wrong
         word = "FAILED" if wrong else "held"
         print(f"| all sound logs | {bound} | | | | | {refused[bound] / logs:.4f} | {word} |")
+    failed += _groups(given.case, given.repetitions, given.seed)
+    failed += _paired(given.case, given.jobs)
     seconds = time.monotonic() - began
     print(f"\n{given.repetitions} repetitions a case, seed {given.seed}, {seconds:.0f} s.")
     print("Every target holds." if not failed else f"{failed} lines FAILED.")
     return 1 if failed else 0
 
 
-def all_cases() -> tuple[Case, ...]:
-    """Sound logs, and those that are not what they claim to be."""
-    return (*equal_or_worse(), *power(), *unsound())
+def _groups(part: str, repetitions: int, seed: int) -> int:
+    """Print the promises about several judgements, and return the number of failed lines."""
+    found = [one for one in groups.groups(repetitions) if part in one.name]
+    if not found:
+        return 0
+    print("\n| wrongly called better | repetitions | share | target | |")
+    print("|---|---|---|---|---|", flush=True)
+    failed = 0
+    for one in found:
+        text, wrong = one.line(seed)
+        print(text, flush=True)
+        failed += wrong
+    return failed
+
+
+def _paired(part: str, jobs: int) -> int:
+    """Print the comparison with release 0.1.0, and return the number of failed lines."""
+    names = [one for one in paired.names() if part in one]
+    if not names:
+        return 0
+    print("\n| better in the same logs | 0.1.0 | now | plain t | lost | |")
+    print("|---|---|---|---|---|---|", flush=True)
+    failed = 0
+    with ProcessPoolExecutor(jobs) as pool:
+        for one in pool.map(paired.paired, names):
+            print(one.text, flush=True)
+            failed += one.failed
+    return failed
 
 
 class Line(NamedTuple):

@@ -13,7 +13,7 @@ from scipy.special import bdtr, bdtrc
 from policy.ope.judgement import Bar, Evidence, Judgement, Rules
 from tests.judge.cases import Case
 
-FALSE_BETTER = 0.025
+FALSE_BETTER = FALSE_WORSE = 0.025
 COVERAGE = 0.95
 SOUND_REFUSED = 0.001
 LARGE = 100_000  # episodes
@@ -57,17 +57,18 @@ class Tally:
         """The targets that a one-sided 99.9 % binomial bound excludes."""
         exact = self.bound != "student" and self.case.exact
         better = self.verdicts.get("better", 0)
-        if self.case.difference <= 0 and _too_many(better, self.repetitions, FALSE_BETTER):
+        if self.case.difference <= 0 and too_many(better, self.repetitions, FALSE_BETTER):
             yield f"false better {better / self.repetitions:.3f} > {FALSE_BETTER}"
         worse = self.verdicts.get("worse", 0)
-        if self.case.difference >= 0 and _too_many(worse, self.repetitions, FALSE_BETTER):
-            yield f"false worse {worse / self.repetitions:.3f} > {FALSE_BETTER}"
+        if self.case.difference >= 0 and too_many(worse, self.repetitions, FALSE_WORSE):
+            yield f"false worse {worse / self.repetitions:.3f} > {FALSE_WORSE}"
         if self.unnamed:
             yield f"{self.unnamed} logs refused without the cause, {self.case.cause}"
         if (exact or self.case.normal) and _too_few(self.covered, self.compared, COVERAGE):
             yield f"coverage {self.covered / self.compared:.3f} < {COVERAGE}"
         right = self.verdicts.get(self.case.verdict, 0)
-        if self.bound == "betting" and _too_few(right, self.repetitions, self.case.least):
+        deciding = "betting" if self.case.reward_range is not None else "student"
+        if self.bound == deciding and _too_few(right, self.repetitions, self.case.least):
             yield f"{self.case.verdict} {right / self.repetitions:.3f} < {self.case.least}"
         if self.case.sound and too_often_refused(self.refused, self.repetitions):
             yield f"sound logs refused {self.refused / self.repetitions:.4f} > {SOUND_REFUSED}"
@@ -77,10 +78,10 @@ class Tally:
 
 def too_often_refused(refused: int, repetitions: int) -> bool:
     """Whether the checks jointly reject sound logs more than once in a thousand."""
-    return _too_many(refused, repetitions, SOUND_REFUSED)
+    return too_many(refused, repetitions, SOUND_REFUSED)
 
 
-def _too_many(count: int, of: int, target: float) -> bool:
+def too_many(count: int, of: int, target: float) -> bool:
     return count > 0 and bool(bdtrc(count - 1, of, target) < CERTAINTY)
 
 

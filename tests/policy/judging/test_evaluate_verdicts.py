@@ -187,7 +187,7 @@ def test_policies_with_rare_costs_are_not_published(tmp_path: Path, rate: float)
     """
     certain = 0
     for seed in range(8):
-        rng, n, root = np.random.default_rng(seed), 3000, tmp_path / str(seed)
+        rng, n, root = np.random.default_rng(seed), 900, tmp_path / str(seed)
         actions = rng.integers(4, size=(n, 1))
         rewards = -(rng.random((n, 1)) < np.where(actions == 0, rate, 0.002)).astype(np.float64)
         obs = rng.normal(size=(n, 1, 2))
@@ -356,7 +356,7 @@ def test_another_unit_than_before_is_noted(tmp_path: Path) -> None:
     by_tag = (
         f"candidate {single[:12]} was judged by tag:user; this judgement counts single episodes"
     )
-    assert publish(tmp_path, "default", again, settings)["notes"] == [by_tag]
+    assert by_tag in publish(tmp_path, "default", again, settings)["notes"]
     users = train(tmp_path, "default", config, cluster="tag:user").candidate
     publish(tmp_path, "default", users, None)
     result = evaluate(tmp_path, "default", again)

@@ -34,7 +34,7 @@ def block(first: int, n: int, steps: int = 2) -> JudgedBlock:
         untagged=0,
         other_tags=set(),
         certain=SampleBatch(),
-        beyond=np.empty(0),
+        capped=0,
         excluded={},
     )
 

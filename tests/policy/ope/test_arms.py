@@ -16,6 +16,7 @@ from policy.ope.arms import (
     episodes_needed,
     log_evidence_of_mismatch,
 )
+from policy.ope.margins import Margin
 
 LIMITS = (0.0, 1.0)
 
@@ -186,3 +187,76 @@ def test_what_is_missing_fills_both_arms() -> None:
     assert few == "expected 100 episodes in each arm, got 20 and 80"
     assert found.missing == 400  # of which a fifth are the canary's
     assert apart.startswith("about 400 more episodes, of both versions together")
+
+
+@pytest.mark.parametrize("limits", [(0.0, 1.0), None])
+def test_a_margin_moves_what_the_canary_has_to_exceed(limits):
+    """The canary earns .6, the live version .5: better by .05 or 10 %, not by .15 or 30 %."""
+    rng, n = np.random.default_rng(8), 20_000
+    in_canary = rng.random(n) < 0.5
+    returns = (rng.random(n) < np.where(in_canary, 0.6, 0.5)).astype(float)
+
+    def verdict(margin, values=returns, asked_limits=limits):
+        found = compare_arms(
+            values,
+            in_canary,
+            np.zeros(n, bool),
+            share=0.5,
+            limits=asked_limits,
+            margin=Margin.parse(margin),
+        )
+        return found.verdict, found.returns
+
+    verdicts = [verdict(text)[0] for text in ("0.05", "10%", "0.15", "35%")]
+    assert verdicts == ["better", "better", "worse", "worse"]
+    assert verdict("10%")[1].margin == pytest.approx(0.05, rel=0.02)
+    costs = -(rng.random(n) < 0.5).astype(float)
+    below = None if limits is None else (-1.0, 0.0)
+    assert verdict("-10%", costs, below)[0] == "better", "not worse by more than a tenth"
+    low, high = verdict("0", costs, below)[1].interval
+    assert low < 0 < high
+
+
+@pytest.mark.parametrize("limits", [LIMITS, None])
+def test_lost_failures_are_named_where_they_would_explain_the_verdict(limits):
+    """Equal arms of 20 % failures, a third of the canary's never logged: it has fewer episodes and
+    no more successes. Mirrored, the live version's are the ones that are lost."""
+    rng, n = np.random.default_rng(5), 16_000
+    in_canary = rng.random(n) < 0.5
+    failed = rng.random(n) < 0.2
+    kept = ~(in_canary & failed & (rng.random(n) < 0.33))
+    none = np.zeros(int(kept.sum()), bool)
+    asked = {"share": 0.5, "limits": limits, "started": {}}
+    found = compare_arms(1.0 - failed[kept], in_canary[kept], none, **asked)
+    assert found.verdict == "better"
+    assert "fewer than its share of 0.5, and has not surely earned more in total" in found.note
+    mirrored = compare_arms(1.0 - failed[kept], ~in_canary[kept], none, **asked)
+    assert mirrored.verdict == "worse"
+    assert mirrored.note.startswith("the live version's mean is higher")
+
+
+def test_an_arm_that_is_short_but_earns_more_in_total_needs_no_note():
+    """48 % of the episodes, and 60 % more successes each: no lost failure explains that."""
+    in_canary = np.arange(4000) % 2 == 0
+    in_canary[:160:2] = False
+    rng = np.random.default_rng(3)
+    returns = (rng.random(4000) < np.where(in_canary, 0.64, 0.4)).astype(float)
+    found = compare_arms(returns, in_canary, np.zeros(4000, bool), share=0.5, limits=None)
+    assert found.n[0] < 2000
+    assert (found.verdict, found.note) == ("better", "")
+
+
+def test_a_loss_in_one_source_is_seen_before_that_in_the_sum():
+    """A tenth of the canary's episodes of one of four sources are missing."""
+    returns, in_canary = np.zeros(2000), np.arange(2000) % 2 == 0
+    fine = {f"{number}": (5000, 10_000) for number in range(3)}
+    asked = {"share": 0.5, "limits": LIMITS}
+    lost = {**fine, "odd": (4300, 9300)}
+    total = {"": (19_300, 39_300)}
+    none = np.zeros(2000, bool)
+    assert compare_arms(returns, in_canary, none, started=total, **asked).mismatch is None
+    found = compare_arms(returns, in_canary, none, started=lost, **asked)
+    assert found.mismatch is not None
+    assert "4,300 of 9,300 episodes from odd" in found.mismatch
+    even = {**fine, "odd": (5000, 10_000)}
+    assert compare_arms(returns, in_canary, none, started=even, **asked).mismatch is None

@@ -107,8 +107,10 @@ def test_what_is_missing_allows_for_several_steps(range_, effect):
         return np.stack(per_decision_terms(rewards, weights, None, np.full(n, steps), 1.0))
 
     def looked(terms, looks):
+        values, to_end, last = map(column_of, terms)
         found = bounded_per_decision(
-            *map(column_of, terms),
+            values,
+            (to_end, last),
             (steps, steps),
             gamma=1.0,
             reward_range=range_,

@@ -7,6 +7,7 @@ import pytest
 
 from policy.ope.columns import column_of, whole
 from policy.ope.differences import (
+    Differences,
     Scores,
     bounded_per_decision,
     one_step_limit,
@@ -78,10 +79,11 @@ def episodes(rng, n, lengths):
 
 def per_decision_differences(rewards, weights, lengths, *, gamma=1.0, limits, largest_weight):
     """Against the logging policy, with each end as an array."""
-    values, apart = per_decision_terms(rewards, weights, None, lengths, gamma)
+    values, *apart = per_decision_terms(rewards, weights, None, lengths, gamma)
+    to_end, last = map(column_of, apart)
     found = bounded_per_decision(
         column_of(values),
-        column_of(apart),
+        (to_end, last),
         (lengths.min(), lengths.max()),
         gamma=gamma,
         reward_range=limits,
@@ -129,8 +131,58 @@ def test_the_candidates_side_needs_no_largest_weight():
     assert (found.least, found.most) == pytest.approx((-50, 50), rel=1e-5)
     uneven = np.array([50] * 19 + [20])
     taken, weights = episodes(np.random.default_rng(0), 20, uneven)
-    found, values, lower, _ = per_decision_differences(
+    found, values, lower, upper = per_decision_differences(
         (taken == 0).astype(float), weights, uneven, limits=(0.0, 1.0), largest_weight=math.inf
     )
-    assert found.most == math.inf
+    assert (found.least, found.most) == pytest.approx((-50, 50), rel=1e-5)
     assert (lower == values).all()
+    assert upper.max() <= found.most
+    assert not found.in_order, "a longer episode would change the numbers of this one"
+
+
+def test_an_early_end_earns_nothing_up_to_the_horizon():
+    """Worked by hand: lengths 1 and 3, gamma 1/2, weights 2; then 3, 3 and 1. Less a constant of 1.
+
+    The short episode: 1 * 2 - 1 * 1 = 1 earned; apart (2 - 1) * (1 + 1/2 + 1/4) = 1.75.
+    The long one: (3 - 1) * 0 + (3 - 1) / 2 * 1 + 0 = 1; apart 2 + 1 + 0 = 3.
+    """
+    found, values, lower, upper = per_decision_differences(
+        np.array([1.0, 0.0, 1.0, 1.0]),
+        np.array([2.0, 3.0, 3.0, 1.0]),
+        np.array([1, 3]),
+        gamma=0.5,
+        limits=(0.0, 1.0),
+        largest_weight=3.0,
+    )
+    assert values.tolist() == lower.tolist() == [1.0, 1.0]
+    assert upper.tolist() == [-0.75, -2.0]
+    assert found.most == pytest.approx(1.75, rel=1e-5)
+
+
+def test_a_margin_is_subtracted_from_every_number():
+    """By hand: differences 1 and 3, the bar earns 2 and 4; 10 % of that is 0.2 and 0.4."""
+    values = np.array([1.0, 3.0])
+    plain = Differences("ips", values, values, -5.0, values, 5.0, furthest=5.0)
+    found = plain.beyond(0.1, column_of(np.array([2.0, 4.0])), (0.0, 10.0))
+    assert whole(column_of(found.lower)) == pytest.approx([0.8, 2.6])
+    assert (found.least, found.most, found.furthest) == (-6.0, 5.0, 6.0)
+    assert found.margin == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("limits", [(0.0, 1.0), (-1.0, 0.0), (-2.0, 1.0), (-2.0, -1.0), (1.0, 2.0)])
+def test_limits_hold_with_early_ends(limits):
+    """Every pattern of rewards at either limit and of actions, for lengths 1 to 3."""
+    for lengths in (np.array([1, 3]), np.array([2, 3])):
+        size = int(lengths.sum())
+        for code in range(4**size):
+            bits = code >> np.arange(2 * size) & 1
+            ratios = np.where(bits[:size] == 0, 1.6, 0.4)
+            weights = np.concatenate(
+                [np.cumprod(ratios[: lengths[0]]), np.cumprod(ratios[lengths[0] :])]
+            )
+            rewards = np.array(limits)[bits[size:]]
+            found, _, lower, upper = per_decision_differences(
+                rewards, weights, lengths, limits=limits, largest_weight=1.6
+            )
+            assert lower.min() >= found.least
+            assert upper.max() <= found.most
