@@ -294,7 +294,6 @@ class Propensities:
         """(log wealth, mean, name) of all cells with few events as one."""
         pool = whole.events[0] < LEAST_EVENTS
         size, few = int(pool.sum()), self._few
-        self._few = []
         if not size or not few:
             return -math.inf, 1.0, ""
         rows, cells, x = (np.concatenate([one[part] for one in few]) for part in range(3))

@@ -95,9 +95,12 @@ class _Beside(Evidence):
 
     def __init__(self, first: Evidence, bar: Bar) -> None:
         super().__init__([bar.name], Rules())
-        self._support = first._support
+        self._support, self._propensities = first._support, first._propensities
 
     def _see(self, *seen: object) -> None:
+        """The first one did."""
+
+    def _test_propensities(self, *seen: object) -> None:
         """The first one did."""
 
 

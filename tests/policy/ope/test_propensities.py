@@ -8,6 +8,18 @@ import pytest
 from policy.ope.propensities import ActionCells, Propensities, _WealthTable
 
 
+def test_a_check_can_be_made_again():
+    """It has the same result, also of pooled actions and of units."""
+    taken = np.r_[np.repeat(np.arange(1, 101), 20), np.zeros(18_000, np.int64)]
+    logp = np.where(taken == 0, math.log(0.9), math.log(0.001 / 20))
+    for units in (None, np.arange(taken.size)):
+        found = Propensities()
+        cells = ActionCells(taken[:, None], np.zeros(101), str)
+        found.add(logp, cells, units)
+        assert found.check() == found.check()
+        assert not found.check().passed
+
+
 def checked(taken, logp, actions, blocks=1, units=None, tags=None):
     found = Propensities()
     for rows in np.array_split(np.arange(len(taken)), blocks):
