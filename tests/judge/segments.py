@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr
 
 from policy.ope.judgement import Bar, Judged, TargetPolicy
 from tests.judge.cases import UNIT, Case, Draw, _bernoulli, _steps
@@ -70,7 +71,15 @@ def segmented(
 
 
 BUYERS, TYPICAL, SPREAD = 0.05, 20.0, 1.5
-REVENUE = BUYERS * TYPICAL * float(np.exp(SPREAD**2 / 2))  # the mean of an episode
+
+
+def revenue(cap: float = np.inf) -> float:
+    """The mean of an episode: E min(A, c) = E[A] P(z < d - s) + c P(z > d), d = log(c / m) / s."""
+    whole = TYPICAL * float(np.exp(SPREAD**2 / 2))
+    if cap == np.inf:
+        return BUYERS * whole
+    d = float(np.log(cap / TYPICAL)) / SPREAD
+    return BUYERS * (whole * float(ndtr(d - SPREAD)) + cap * float(ndtr(-d)))
 
 
 def money(cap: float = np.inf) -> Draw:
@@ -78,7 +87,7 @@ def money(cap: float = np.inf) -> Draw:
 
     def draw(rng: np.random.Generator, means: FloatArray) -> FloatArray:
         amounts = TYPICAL * np.exp(SPREAD * rng.normal(size=means.size))
-        bought = rng.random(means.size) < BUYERS * means / REVENUE
+        bought = rng.random(means.size) < BUYERS * means / revenue(cap)
         return np.where(bought, np.minimum(amounts, cap), 0.0)
 
     return draw
@@ -87,9 +96,11 @@ def money(cap: float = np.inf) -> Draw:
 def equal() -> Iterator[Case]:
     n = 15_000
     yield segmented(f"clicks .05 by segment equal, {n:,}", n, 0.05, 0.0, _bernoulli, sound=True)
-    yield segmented(f"money up to 50 equal, {n:,}", n, REVENUE, 0.0, money(50.0), None, sound=True)
+    cap = 50.0
+    yield segmented(f"money up to 50 equal, {n:,}", n, revenue(cap), 0.0, money(cap), None)
     n = 150_000
-    yield segmented(f"money up to 50 equal, {n:,}", n, REVENUE, 0.0, money(50.0), None, sound=True)
+    name = f"money up to 50 equal, {n:,}"
+    yield segmented(name, n, revenue(cap), 0.0, money(cap), None, sound=True)
 
 
 def richer() -> Iterator[Case]:
@@ -98,7 +109,7 @@ def richer() -> Iterator[Case]:
         yield segmented(
             f"money up to {cap:g} +30 %, {n:,}",
             n,
-            REVENUE,
+            revenue(cap),
             0.3,
             money(cap),
             None,
@@ -107,7 +118,7 @@ def richer() -> Iterator[Case]:
             sound=True,
         )
     # without a cap nothing can be told, and the check says why
-    yield segmented(f"money +30 %, {n:,}", n, REVENUE, 0.3, money(), None, verdict="cannot tell")
+    yield segmented(f"money +30 %, {n:,}", n, revenue(), 0.3, money(), None, verdict="cannot tell")
 
 
 def promised() -> Iterator[Case]:
