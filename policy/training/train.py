@@ -53,7 +53,7 @@ from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve, Select, ShardReader
-from storage.weights.folds import Fold, Folds
+from storage.weights.folds import Fold, Folds, fold_files
 from storage.weights.manifest import finite
 from storage.wording import counted
 
@@ -410,7 +410,7 @@ def _keep(
         lineage=learner.lineage,
         filter_state=policy.filter.to_json(),
         checkpoint=None if checkpoint is None else Path(checkpoint).name,
-        folds=folds,
+        folds=None if folds is None else fold_files(folds),
     )
     return replace(result, candidate=digest, unchanged=digest in before)
 

@@ -45,7 +45,7 @@ from storage.objects.opening import Root
 from storage.weights.decisions import record
 from storage.weights.files import PolicyFiles
 from storage.weights.folders import Candidates, VersionFolders
-from storage.weights.folds import FOLDS_METRIC, Folds, fold_files
+from storage.weights.folds import FOLDS_METRIC, Folds
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.lease import current_lease, require_fence
 from storage.weights.lineage import Lineage, Untrained, lineage_document
@@ -159,7 +159,7 @@ class WeightFolder:
         checkpoint: str | None = None,
         number: int | None = None,
         untrained: Untrained | None = None,
-        folds: Folds | None = None,
+        folds: Mapping[str, bytes] | None = None,
     ) -> str:
         """Store a trained checkpoint and return its digest.
 
@@ -168,7 +168,7 @@ class WeightFolder:
         - `metrics`: results of the training (JSON).
         - `lineage`: stream -> the ordinal ranges trained on; `untrained`: the rows of these
           ordinals that were not trained on (storage.weights.lineage).
-        - `folds`: policies of the same training that judge its own rows (storage.weights.folds).
+        - `folds`: the files of fold policies that judge its own rows (`...folds.fold_files`).
         - `checkpoint`: the name of the trainer's checkpoint that the weights come from.
         - `number`: the version that the candidate is to become.
 
@@ -180,7 +180,7 @@ class WeightFolder:
             WEIGHTS_FILE: encode_weights(weights),
             LINEAGE_FILE: lineage_document(lineage, untrained or {}),
         }
-        more = {} if folds is None else fold_files(folds)
+        more = {} if folds is None else dict(folds)
         if more:
             metrics = {**metrics, FOLDS_METRIC: {name: sha256(data) for name, data in more.items()}}
         candidate = Candidate(
@@ -194,10 +194,6 @@ class WeightFolder:
             digests={name: sha256(data) for name, data in files.items()},
         )
         self._require_usable(candidate, files[WEIGHTS_FILE])
-        if folds is not None and self._check is not None:
-            for fold in folds.folds:
-                state = None if fold.filter_state is None else dict(fold.filter_state)
-                self._check(replace(candidate, filter_state=state), fold.weights)
         if number is not None and not self._may_be(number, candidate.digest):
             raise self._not_next(number)
         with contextlib.suppress(ObjectExists):  # it is stored already

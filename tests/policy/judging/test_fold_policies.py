@@ -17,6 +17,7 @@ from policy.judging.gate import Gate, publish
 from policy.training.train import train
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.range_set import RangeSet
+from storage.weights.folds import fold_files
 from tests.policy.judging.test_evaluate_verdicts import (
     SPEC,
     STREAM,
@@ -93,7 +94,7 @@ def test_a_candidate_of_this_root_is_not_judged_by_what_it_has_seen(tmp_path: Pa
         again = replace(folds, folds=[replace(one, weights=changed) for one in folds.folds])
         added = store.add_candidate(
             weights, spec=candidate.spec, metrics={"bias": bias}, lineage={STREAM: [(0, 999)]},
-            filter_state=candidate.filter_state, folds=again,
+            filter_state=candidate.filter_state, folds=fold_files(again),
         )  # fmt: skip
         (one,) = evaluate(tmp_path, "default", added).judgement.comparisons
         return one.difference
@@ -144,7 +145,7 @@ def test_rows_out_of_order_leave_no_bound(tmp_path: Path) -> None:
         metrics={},
         lineage={STREAM: [(0, 999)]},
         filter_state=candidate.filter_state,
-        folds=replace(folds, folds=crossed),
+        folds=fold_files(replace(folds, folds=crossed)),
     )
     found = evaluate(tmp_path, "default", added)
     assert (found.episodes, found.judgement.approximate) == (1000, True)

@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import WeightsDamaged
 from storage.experience.range_set import RangeSet
-from storage.weights.folds import FOLD_WEIGHTS_FILE, FOLDS_FILE, Fold, Folds
+from storage.weights.folds import FOLD_WEIGHTS_FILE, FOLDS_FILE, Fold, Folds, fold_files
 from storage.weights.store import WeightFolder
 
 
@@ -22,8 +22,9 @@ def folds() -> Folds:
 
 def added(root: Path, kept: Folds | None) -> tuple[WeightFolder, str]:
     store = WeightFolder(root, "default", check=lambda candidate, weights: None)
+    files = None if kept is None else fold_files(kept)
     weights: dict[str, Any] = {"w": np.zeros(2, np.float32)}
-    digest = store.add_candidate(weights, spec={}, metrics={"a": 1}, lineage={}, folds=kept)
+    digest = store.add_candidate(weights, spec={}, metrics={"a": 1}, lineage={}, folds=files)
     return store, digest
 
 
