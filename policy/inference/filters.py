@@ -31,8 +31,10 @@ __all__ = [
 ]
 
 FloatArray = npt.NDArray[np.float64]
-# keeps the quotient finite for a feature that never changes
+# keeps the quotient finite
 _EPSILON = 1e-8
+# a spread below this share of the mean is rounding of float32
+_CONSTANT = 1e-7
 
 
 class RunningStat:
@@ -140,7 +142,8 @@ class NoFilter:
 class MeanStdFilter:
     """x -> (x - mean) / (std + 1e-8), optionally clipped to [-clip, clip], in float32.
 
-    Without any observation yet, x is unchanged.
+    Without any observation yet, x is unchanged. A feature that never changed is not divided: its
+    first other value would become a huge number.
     """
 
     def __init__(self, size: int, *, clip: float | None = None) -> None:
@@ -221,7 +224,9 @@ class MeanStdFilter:
     def _refresh(self) -> None:
         # computed once per change, as clients apply them to every observation
         self._mean: FloatArray = self.stats.mean
-        self._scale: FloatArray = 1.0 / (self.stats.std + _EPSILON)
+        std = self.stats.std
+        constant = std <= _CONSTANT * np.abs(self.stats.mean)
+        self._scale: FloatArray = np.where(constant, 1.0, 1.0 / (std + _EPSILON))
 
 
 class ConcurrentMeanStdFilter(MeanStdFilter):

@@ -72,6 +72,14 @@ def test_filtered_observations_are_standardised_and_clipped():
     np.testing.assert_allclose(out, np.clip(expected, -1.5, 1.5), atol=1e-5)
 
 
+def test_a_feature_that_never_changed_is_not_enlarged():
+    """Its first other value stays what it is; others are standardised."""
+    made = MeanStdFilter(3)
+    made.push(np.float32([[0, 0.1, 1], [0, 0.1, 3], [0, 0.1, 5]]))
+    out = made(np.float32([[1, 0.6, 5]]))
+    np.testing.assert_allclose(out, [[1, 0.5, 1]], rtol=1e-5)
+
+
 def test_a_buffer_is_merged_once_and_handed_over_when_asked():
     """sync copies statistics and buffer; clear_buffer empties the buffer alone."""
     worker = filter_that_saw([1.0, 3.0])
