@@ -2,16 +2,26 @@
 
 mkdocstrings shows the fields of a dataclass in its signature. This extension of griffe gives
 msgspec's Structs and NamedTuples such a signature, too, and makes a section "Attributes" of the
-comments on fields, unless the docstring has its own list.
+comments on fields, or of the meanings in their annotations, unless the docstring has its own list.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from griffe import Attribute, Class, Extension, Function, Module, Parameter, ParameterKind
+from griffe import (
+    Attribute,
+    Class,
+    ExprSubscript,
+    Extension,
+    Function,
+    Module,
+    Parameter,
+    ParameterKind,
+)
 from griffe import Parameters as Signature
 
 _LISTED = re.compile(r"^ *(Args|Attributes):$", re.MULTILINE)
@@ -32,7 +42,8 @@ class FieldComments(Extension):
         elif not any("dataclass" in str(one.value) for one in cls.decorators):
             return
         if cls.docstring and not _LISTED.search(cls.docstring.value):
-            lines = [f"    {one.name}: {text}" for one in _fields(cls) if (text := _comment(one))]
+            pairs = [(one.name, _meaning(one) or _comment(one)) for one in _fields(cls)]
+            lines = [f"    {name}: {text}" for name, text in pairs if text]
             if lines:
                 cls.docstring.value = "\n".join([cls.docstring.value, "", "Attributes:", *lines])
 
@@ -53,11 +64,12 @@ def _lineage(cls: Class) -> list[Class]:
 def _fields(cls: Class) -> list[Attribute]:
     members = [member for one in _lineage(cls) for member in one.members.values()]
     named = [one for one in members if isinstance(one, Attribute) and one.annotation]
-    return [
-        one
+    own = {
+        one.name: one  # a subclass may replace a field
         for one in named
         if "property" not in one.labels and "ClassVar" not in str(one.annotation)
-    ]
+    }
+    return list(own.values())
 
 
 def _constructor(cls: Class) -> Function:
@@ -69,6 +81,22 @@ def _constructor(cls: Class) -> Function:
         for one in _fields(cls)
     ]
     return Function("__init__", parameters=Signature(own, *given), parent=cls)
+
+
+def _meaning(one: Attribute) -> str:
+    """The description in a field's annotation, which then shows the type alone."""
+    found, extra = one.annotation, one.extra["fields"]
+    if isinstance(found, ExprSubscript) and str(found.left) == "Annotated":
+        inner, *metas = found.slice.elements  # type: ignore[union-attr]  # Annotated has several
+        for given in (keyword for meta in metas for keyword in meta.arguments):
+            if given.name == "description":
+                extra["meaning"] = ast.literal_eval(str(given.value))
+        one.annotation = inner
+        made = one.parent.members.get("__init__") if one.parent else None
+        for parameter in getattr(made, "parameters", ()):
+            if parameter.name == one.name:
+                parameter.annotation = inner
+    return str(extra.get("meaning", ""))
 
 
 def _comment(one: Attribute) -> str:

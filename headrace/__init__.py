@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from ingest.server.listening import ServeError as ServeError
     from policy.algorithms.bandit import BanditConfig as BanditConfig
     from policy.algorithms.base import AlgorithmConfig as AlgorithmConfig
+    from policy.algorithms.by_name import algorithm as algorithm
     from policy.algorithms.conformance import AlgorithmConformance as AlgorithmConformance
     from policy.algorithms.cql import CQLConfig as CQLConfig
     from policy.algorithms.learner import Learner as Learner
@@ -228,6 +229,7 @@ _NAMES = {
     "ingest.server.listening": "ServeError",
     "policy.algorithms.bandit": "BanditConfig",
     "policy.algorithms.base": "AlgorithmConfig",
+    "policy.algorithms.by_name": "algorithm",
     "policy.algorithms.conformance": "AlgorithmConformance",
     "policy.algorithms.cql": "CQLConfig",
     "policy.algorithms.learner": "Learner",

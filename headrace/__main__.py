@@ -119,12 +119,14 @@ def _command_line() -> typer.Typer:
         context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
     )
     from headrace.cli.options import Command, Group
+    from headrace.cli.settings import SettingsCommand
 
     app.callback(cls=Group)(_options)
     for command in _commands():
         name = "import" if command.__name__ == "import_source" else None  # a keyword of Python
         summary = " ".join((command.__doc__ or "").partition("\n\n")[0].split())
-        app.command(name, cls=Command, short_help=summary)(command)
+        cls = SettingsCommand if command.__name__ in ("train", "up") else Command
+        app.command(name, cls=cls, short_help=summary)(command)
     for group in _groups():
         app.add_typer(group)
     return app

@@ -56,6 +56,19 @@ def declare_live(
     return live
 
 
+def require_settings(words: Sequence[str]) -> None:
+    """Raise ValueError unless a trainer can use these options; its message is in the error.
+
+    A process of its own loads torch for that, which the collector and this process do without.
+    """
+    if not words:
+        return
+    command = [sys.executable, "-P", "-m", "headrace", "train", "--follow", "--show-settings"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().removeprefix("headrace: "))
+
+
 class Child:
     """A headrace command that is kept running; its JSON lines are passed to `on_line`."""
 
@@ -153,7 +166,10 @@ class Training(Child):
 
 
 class Up:
-    """Both children. `on_line(who, document)` gets their output; `who` is "collect" or "train"."""
+    """Both children. `on_line(who, document)` gets their output; `who` is "collect" or "train".
+
+    `settings` are options of `train` that choose the algorithm and its settings.
+    """
 
     def __init__(
         self,
@@ -164,6 +180,7 @@ class Up:
         seed: int,
         steps_per_version: int,
         max_lag: int | None = None,
+        settings: Sequence[str] = (),
         on_line: Callable[[str, dict[str, Any]], None],
     ) -> None:
         declare_live(root, policy_id, steps_per_version, max_lag)
@@ -184,6 +201,7 @@ class Up:
         words = ["train", "--follow", "--root", str(root), "--policy-id", policy_id]
         words += ["--seed", str(seed), "--steps-per-update", str(steps_per_version)]
         words += [] if max_lag is None else ["--max-lag", str(max_lag)]
+        words += settings
         self.trainer = Training(words, lambda message: on_line("train", message))
 
     def _collector_says(self, message: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """The commands of the command line, one function each.
 
 May import every folder, because the commands put them together. Each command imports what it needs
-when it runs, so `--help` loads neither torch nor Arrow. A module is a group of commands, even if
-the group is one command (`reporting`).
+when it runs, so `--help` loads neither torch nor Arrow, but for `train` and `up`, which list the
+settings of algorithms. A module is a group of commands, even if the group is one command
+(`reporting`).
 """
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "options",
     "publishing",
     "reporting",
+    "settings",
     "tokens",
 ]

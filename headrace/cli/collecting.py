@@ -37,6 +37,7 @@ from headrace.cli.options import (
     local_root,
 )
 from headrace.cli.roots import require_root
+from headrace.cli.settings import Algorithm, Config, Set, setting_words
 from storage.system.startup import loading, use_one_blas_thread
 from storage.wording import counted
 
@@ -213,17 +214,22 @@ def up(
     max_lag: Annotated[
         int | None, typer.Option(help="Most versions that a step may be behind to be trained on.")
     ] = None,
+    algorithm: Algorithm = None,
+    settings: Set = None,
+    config: Config = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Run a collector and a trainer that follows it; clients act with each new version."""
     from headrace.output import console, results
-    from headrace.up import Up
+    from headrace.up import Up, require_settings
     from ingest.server.declare import declaration_of
     from ingest.server.listening import Listening, bind_of
     from ingest.server.logs import configure
     from storage.system.process import stop_on_signal
 
+    words = setting_words(algorithm, settings or (), config)
+    require_settings(words)
     declared = declaration_of(observation=observation, action=action, env=env, file=None)
     with contextlib.closing(bind_of(root, Listening(port=port))):  # a taken port declares nothing
         if declared is not None:
@@ -242,6 +248,7 @@ def up(
             seed=seed,
             steps_per_version=steps_per_version,
             max_lag=max_lag,
+            settings=words,
             on_line=show_message,
         )
         well = both.watch(stop)

@@ -51,9 +51,11 @@ from headrace.cli.serving import (
     Where,
     report_served,
 )
+from headrace.cli.settings import Algorithm, Config, Set, ShowSettings, chosen
 from storage.wording import counted
 
 if TYPE_CHECKING:
+    from policy.algorithms.base import AlgorithmConfig
     from policy.inference.weight_store import WeightStore
     from policy.judging.gate import Elsewhere
 
@@ -98,6 +100,15 @@ AlphaBudget = Annotated[
         help="Total error for all candidates judged on the same episodes; default: from the second "
         "one on, 1 - confidence."
     ),
+]
+OnConflict = Annotated[
+    str,
+    typer.Option(
+        help="With --follow, if another publisher makes weights live: reload them, or end."
+    ),
+]
+LeaseWait = Annotated[
+    float, typer.Option(help="With --follow: seconds to wait for another trainer to end.")
 ]
 MinEss = Annotated[float, typer.Option(help="Least effective sample size.")]
 CandidateDigest = Annotated[
@@ -148,8 +159,11 @@ def freeze(
 def train(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    algorithm: Annotated[str, typer.Option(help="ips, snips, dr or cql.")] = "dr",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the log; default: 10.")] = None,
+    algorithm: Algorithm = None,
+    settings: Set = None,
+    config: Config = None,
+    show_settings: ShowSettings = False,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the log, not updates.")] = None,
     evaluation_share: EvaluationShare = None,
     cross_fit: CrossFit = None,
     cluster: Cluster = None,
@@ -166,15 +180,8 @@ def train(
         int | None,
         typer.Option(help="With --follow: train on steps at most this many versions behind."),
     ] = None,
-    on_conflict: Annotated[
-        str,
-        typer.Option(
-            help="With --follow, if another publisher makes weights live: reload them, or end."
-        ),
-    ] = "reload",
-    lease_wait: Annotated[
-        float, typer.Option(help="With --follow: seconds to wait for another trainer to end.")
-    ] = 0.0,
+    on_conflict: OnConflict = "reload",
+    lease_wait: LeaseWait = 0.0,
     resume: Annotated[
         bool, typer.Option(help="With --follow: resume from the checkpoint, or start anew.")
     ] = True,
@@ -187,39 +194,45 @@ def train(
     With --follow: train on what clients do and publish after every update, until SIGTERM. Exit
     status 3: another trainer has the policy; 1: another publisher was first (--on-conflict end).
     """
+    if show_settings:
+        return _show_settings(chosen(algorithm, settings or (), config, live=follow))
     require_root(root, policy_id)
     if follow and not lease_wait:
         _require_no_other(root, policy_id)
     from headrace.output import console
     from policy.data.freeze import load_frozen
     from policy.inference.action_rule import ActionRule
-    from policy.training.train import ALGORITHMS, train_once
     from policy.training.train import train as run
+    from policy.training.train import train_once
 
-    settings: dict[str, Any]
+    picked = chosen(algorithm, settings or (), config, live=follow)
+    job: dict[str, Any]
     if schema_id is not None and (follow or manifest is not None):
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
         _require_none_with_follow(action_rule, since, until, cross_fit)
-        settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
-        settings |= {"evaluation_share": evaluation_share or 0.0, "cluster": cluster or ""}
-        settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait, "resume": resume}
-        return _follow(root, policy_id, settings, as_json)
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
-    chosen = ALGORITHMS[algorithm]
-    settings = {"epochs": epochs, "evaluation_share": evaluation_share, "cross_fit": cross_fit}
-    settings |= {"cluster": cluster or "", "checkpoint": checkpoint, "retry_for": retry_for}
-    settings |= {"threads": threads, "seed": seed, **period(since, until)}
-    settings["action_rule"] = None if action_rule is None else ActionRule.parse(action_rule)
+        job = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
+        job |= {"evaluation_share": evaluation_share or 0.0, "cluster": cluster or ""}
+        job |= {"on_conflict": on_conflict, "lease_wait": lease_wait, "resume": resume}
+        return _follow(root, policy_id, picked, job, as_json)
+    job = {"epochs": epochs, "evaluation_share": evaluation_share, "cross_fit": cross_fit}
+    job |= {"cluster": cluster or "", "checkpoint": checkpoint, "retry_for": retry_for}
+    job |= {"threads": threads, "seed": seed, **period(since, until)}
+    job["action_rule"] = None if action_rule is None else ActionRule.parse(action_rule)
     with console.progress() as progress:
         if manifest is None:
-            settings["schema_id"] = schema_id
-            document = run(root, policy_id, chosen, on_progress=progress, **settings).to_dict()
+            job["schema_id"] = schema_id
+            document = run(root, policy_id, picked, on_progress=progress, **job).to_dict()
         else:
             frozen = load_frozen(manifest)
-            document = train_once(root, policy_id, chosen, frozen, on_progress=progress, **settings)
+            document = train_once(root, policy_id, picked, frozen, on_progress=progress, **job)
     return _show_trained(document, root, policy_id, as_json)
+
+
+def _show_settings(config: AlgorithmConfig) -> None:
+    from headrace.output import console
+
+    console.line(asdict(config))
 
 
 def _show_trained(document: dict[str, Any], root: Root, policy_id: str, as_json: bool) -> None:
@@ -254,7 +267,9 @@ def _require_none_with_follow(
         raise ValueError("--since and --until: expected none with --follow, which reads on")
 
 
-def _follow(root: Root, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:
+def _follow(
+    root: Root, policy_id: str, config: AlgorithmConfig, settings: dict[str, Any], as_json: bool
+) -> None:
     from headrace.output import console, results
     from ingest.server.logs import configure
     from policy.training.train import finite
@@ -271,7 +286,7 @@ def _follow(root: Root, policy_id: str, settings: dict[str, Any], as_json: bool)
 
     with stop_on_signal() as stop:
         settings |= {"on_start": began, "on_update": show_update}
-        result = follow(root, policy_id, stop=stop.is_set, **settings)
+        result = follow(root, policy_id, config, stop=stop.is_set, **settings)
     if as_json:
         console.line({"followed": asdict(result)})
     else:

@@ -2,16 +2,19 @@
 
 Imports networks, batches and value models. `Learner` also imports the reader's ledger, which is
 part of its checkpoint; `TrainablePolicy` accepts gymnasium's spaces. Imports no shards,
-environments or samplers, and nothing of the jobs (`data`, `training`, `judging`).
+environments or samplers, and nothing of the jobs (`data`, `training`, `judging`). A new algorithm
+is a file of its own, however small (`bc`), and a line of `by_name`.
 """
 
 __all__ = [
     "bandit",
     "base",
+    "by_name",
     "conformance",
     "cql",
     "data_parallel",
     "learner",
     "ppo",
+    "settings",
     "trainable_policy",
 ]

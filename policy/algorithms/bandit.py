@@ -23,24 +23,21 @@ without a propensity, rows of episodes longer than one step, rows of abandoned o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from policy.algorithms.base import (
-    RowsLeftOut,
-    minibatches,
-    require_at_least,
-    require_columns,
-    require_not_negative,
-    require_positive,
-)
+from policy.algorithms.base import RowsLeftOut, require_columns
+from policy.algorithms.offline import OfflineAlgorithm, OfflineConfig, inner_split
 from policy.inference.finite import NOT_FINITE, not_finite
+from policy.networks.distributions import ActionDistribution
+from policy.networks.modules import PolicyModule
 from policy.networks.policy import Policy
 from policy.ope.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
 from policy.progress import Progress, no_progress
@@ -55,34 +52,17 @@ from storage.experience.sample_batch import (
 )
 from storage.spaces.descriptors import Discrete
 
-__all__ = ["Bandit", "BanditConfig"]
+__all__ = ["Bandit", "BanditConfig", "one_step_faults"]
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+
 _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, ACTION_LOGP, T)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BanditConfig:
-    """The settings of bandit learning. Raises ValueError for values outside their range.
-
-    The defaults are cautious: with few rewards (clicks), more epochs and a larger `lr` soon overfit
-    single rows, which shows as a small `ess`. With many rewards, raise both.
-
-    Args:
-        objective: the estimator whose gradient is followed; "dr" needs Discrete actions.
-        epochs: passes over each batch.
-        minibatch: rows in a minibatch.
-        lr: Adam's learning rate.
-        weight_decay: Adam's L2 penalty on weights.
-        weight_clip: the largest importance weight, M.
-        entropy_coeff: weight of the entropy, beta.
-        baseline: a number, or "mean", the mean reward of the batch; IPS only.
-        reward_model: "linear" (ridge regression per action) or "mean" (smoothed mean per action,
-            independent of the observation); DR only.
-        reward_l2: penalty of the ridge regression.
-        folds: how many reward models are fitted, each without the rows that it scores; DR only.
-    """
+class BanditConfig(OfflineConfig):
+    """The settings of bandit learning. Raises ValueError for values outside their range."""
 
     columns: ClassVar[tuple[str, ...]] = (
         "obs",
@@ -93,33 +73,51 @@ class BanditConfig:
         ACTION_LOGP,
         "ended",
     )
-    objective: Literal["ips", "snips", "dr"] = "ips"
-    epochs: int = 10
-    minibatch: int = 256
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    weight_clip: float = 100.0
-    entropy_coeff: float = 0.01
-    baseline: float | Literal["mean"] = "mean"
-    reward_model: Literal["linear", "mean"] = "linear"
-    reward_l2: float = 10.0
-    folds: int = 5
-
-    def __post_init__(self) -> None:
-        if self.objective not in ("ips", "snips", "dr"):
-            raise ValueError(f"objective: expected ips, snips or dr, got {self.objective!r}")
-        if self.reward_model not in ("linear", "mean"):
-            raise ValueError(f"reward_model: expected linear or mean, got {self.reward_model!r}")
-        require_at_least(self, 1, "epochs", "minibatch")
-        require_at_least(self, 2, "folds")
-        require_positive(self, "lr", "weight_clip", "reward_l2")
-        require_not_negative(self, "weight_decay", "entropy_coeff")
-        if self.baseline != "mean" and not math.isfinite(self.baseline):
-            raise ValueError(f"baseline: expected a number or 'mean', got {self.baseline!r}")
+    objective: Annotated[
+        Literal["ips", "snips", "dr"],
+        Meta(description="the estimator whose gradient is followed; dr needs Discrete actions"),
+    ] = "ips"
+    lr: Annotated[
+        float, Meta(gt=0, description="Adam's first learning rate, which decreases to 0")
+    ] = 3e-3
+    weight_decay: Annotated[float, Meta(ge=0, description="Adam's L2 penalty on weights")] = 0.0
+    weight_clip: Annotated[float, Meta(gt=0, description="the largest importance weight, M")] = (
+        100.0
+    )
+    entropy_coeff: Annotated[float, Meta(ge=0, description="weight of the entropy, beta")] = 0.01
+    baseline: Annotated[
+        float | Literal["mean"],
+        Meta(description="a number, or mean, the mean reward of the batch; ips only"),
+    ] = "mean"
+    reward_model: Annotated[
+        Literal["linear", "mean"],
+        Meta(description="ridge regression per action, or a smoothed mean per action; dr only"),
+    ] = "linear"
+    reward_l2: Annotated[
+        float, Meta(gt=0, description="penalty of the ridge regression; dr only")
+    ] = 10.0
+    folds: Annotated[
+        int,
+        Meta(ge=2, description="reward models, each without the rows that it scores; dr only"),
+    ] = 5
+    inner_share: Annotated[
+        float,
+        Meta(ge=0, le=0.9, description="share of the rows that only choose the part to keep"),
+    ] = 0.1
 
     def build(self, policy: Policy) -> Bandit:
         """The bandit learner of a policy."""
         return Bandit(policy, self)
+
+
+def one_step_faults(batch: SampleBatch) -> dict[str, BoolArray]:
+    """Reason -> bool (N,): rows that are no whole episode of one step."""
+    ended = batch["ended"] if "ended" in batch else np.full(batch.count, None, object)
+    whole = (batch[T] == 0) & (batch[TERMINATEDS] | batch[TRUNCATEDS])
+    faults: dict[str, BoolArray] = {
+        str(word): np.asarray(ended == word, np.bool_) for word in UNOBSERVED
+    }
+    return {**faults, "not_one_step": ~whole}
 
 
 @dataclass(frozen=True)
@@ -147,11 +145,10 @@ class _BatchTensors:
         return len(self.rewards)
 
 
-class Bandit:
+class Bandit(OfflineAlgorithm[BanditConfig]):
     """Updates a policy's `pi` from batches of one-step decisions (see policy.algorithms.learner).
 
-    Each batch is used for `epochs` passes in random order. DR first fits its reward model on the
-    batch, so make batches as large as memory permits.
+    DR first fits its reward model on the batch, so make batches as large as memory permits.
     """
 
     metric_names: ClassVar[tuple[str, ...]] = (
@@ -171,18 +168,7 @@ class Bandit:
                 f"objective dr: expected a Discrete action space, whose actions can be listed, "
                 f"got {policy.spec.action}; use ips or snips"
             )
-        self.policy = policy
-        self.config = config
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            policy.module.parameters(), lr=config.lr, weight_decay=config.weight_decay
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: each batch starts from the beginning."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        return None
+        super().__init__(policy, config, weight_decay=config.weight_decay)
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
         """Reason -> bool (N,) rows that cannot be learned from; a row may have several reasons.
@@ -190,12 +176,7 @@ class Bandit:
         Raises ValueError for a batch without the columns that learning needs.
         """
         require_columns(batch, _TO_LEARN, "bandit")
-        ended = batch["ended"] if "ended" in batch else np.full(batch.count, None, object)
-        reasons: dict[str, BoolArray] = {
-            word: np.asarray(ended == word, np.bool_) for word in UNOBSERVED
-        }
-        whole = (batch[T] == 0) & (batch[TERMINATEDS] | batch[TRUNCATEDS])
-        reasons["not_one_step"] = ~whole
+        reasons = one_step_faults(batch)
         reasons["no_propensity"] = np.isnan(batch[ACTION_LOGP])
         reasons[NOT_FINITE] = not_finite(batch, (REWARDS,), "obs", "actions", ACTION_LOGP)
         # the reward model of a single row would have no other rows to fit
@@ -217,14 +198,33 @@ class Bandit:
         """
         rows = self._rows(batch, rng)
         baseline = self._baseline(rows)
-        total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
-        loss = math.nan
-        config, device = self.config, self.policy.device
-        passes = minibatches(len(rows), config.minibatch, config.epochs, rng, device)
-        for done, index in enumerate(passes, 1):
-            loss = self._step(rows.take(index), baseline)
-            on_progress("training", done, total)
-        return {"loss": loss, **self._metrics(rows, baseline)}
+        split = inner_split(len(rows), self.config.inner_share, rng, self.policy.device)
+        inner, own = map(rows.take, split)
+
+        def loss_of(index: Tensor, done: int) -> dict[str, Tensor]:
+            return {"loss": self.loss(own.take(index), baseline)}
+
+        last = self.descend(
+            len(own), rng, loss_of, on_progress, score=lambda module: self._score(inner, module)
+        )
+        return {**last, **self._metrics(rows, baseline)}
+
+    @torch.no_grad()
+    def _score(self, rows: _BatchTensors, module: PolicyModule) -> float:
+        """The estimate of a module on the inner split, less one standard error."""
+        if not len(rows):
+            return 0.0
+        dist = ActionDistribution(self.policy.spec.layout, module.dist_inputs(rows.observed))
+        weight = self._weights(dist.logp(rows.actions), rows)
+        if self.config.objective == "dr":
+            modelled = (dist.log_probabilities().exp() * rows.q_all).sum(dim=1)
+            terms = modelled + weight * (rows.rewards - rows.q)
+            value = float(terms.mean())
+            error = float(terms.std(correction=0)) / len(rows) ** 0.5
+        else:
+            value = float((weight * rows.rewards).sum() / weight.sum())
+            error = float((weight * (rows.rewards - value)).square().sum().sqrt() / weight.sum())
+        return float(value - error)
 
     def loss(self, rows: _BatchTensors, baseline: float) -> Tensor:
         """The loss of the module docstring over a minibatch; a float64 scalar."""
@@ -238,17 +238,6 @@ class Bandit:
             modelled = (dist.log_probabilities().exp() * rows.q_all).sum(dim=1)
             objective = (modelled + weight * (rows.rewards - rows.q)).mean()
         return -objective - self.config.entropy_coeff * dist.entropy().mean()
-
-    def _step(self, rows: _BatchTensors, baseline: float) -> float:
-        loss = self.loss(rows, baseline)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"bandit: the loss became {loss.item()}; try a smaller lr or weight_clip"
-            )
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return float(loss.item())
 
     def _weights(self, logp: Tensor, rows: _BatchTensors) -> Tensor:
         """(N,) min(w, M), clipped as logs so that no weight overflows."""

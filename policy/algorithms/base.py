@@ -7,9 +7,8 @@ in random order.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -19,20 +18,24 @@ import torch
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.networks.policy import Policy
 from policy.progress import Progress
-from storage.experience.sample_batch import SampleBatch
+from storage.experience.sample_batch import (
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    STREAM,
+    SampleBatch,
+    T,
+)
 
 __all__ = [
+    "EPISODE",
     "Algorithm",
     "AlgorithmConfig",
     "RowsLeftOut",
     "default_rule",
+    "episode_order",
     "minibatches",
-    "near_names",
     "no_metrics",
-    "require_at_least",
     "require_columns",
-    "require_not_negative",
-    "require_positive",
 ]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
@@ -98,40 +101,27 @@ def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:
         )
 
 
-def require_at_least(config: object, least: int, *names: str) -> None:
-    """Raise ValueError for settings below `least`."""
-    for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{name}: expected {least} or more, got {getattr(config, name)!r}")
-
-
-def require_positive(config: object, *names: str) -> None:
-    """Raise ValueError for settings that are not finite numbers above 0."""
-    for name in names:
-        if not 0 < getattr(config, name) < math.inf:
-            raise ValueError(f"{name}: expected a number > 0, got {getattr(config, name)!r}")
-
-
-def require_not_negative(config: object, *names: str) -> None:
-    """Raise ValueError for settings that are not finite numbers >= 0."""
-    for name in names:
-        if not 0 <= getattr(config, name) < math.inf:
-            raise ValueError(f"{name}: expected a number >= 0, got {getattr(config, name)!r}")
-
-
-def near_names(name: str, known: Collection[str]) -> str:
-    """The end of an error's text: known names similar to an unknown one; "" without any."""
-    near = sorted(difflib.get_close_matches(name, known))
-    return f"; near {name}: {', '.join(near)}" if near else ""
-
-
 def minibatches(
-    count: int, size: int, passes: int, rng: np.random.Generator, device: torch.device
+    count: int, size: int, steps: int, rng: np.random.Generator, device: torch.device
 ) -> Iterator[torch.Tensor]:
-    """Yield the indices of `count` rows in a random order, `size` at a time, for each pass.
+    """Yield `steps` times the indices of up to `size` of `count` rows.
 
-    The last tensor of a pass may be shorter.
+    Rows come in a random order; a pass over all of them ends with the rows that are left, before
+    the next one begins.
     """
-    for _ in range(passes):
+    done = 0
+    while done < steps:
         order = torch.from_numpy(rng.permutation(count)).to(device)
-        yield from order.split(size)
+        for index in order.split(size)[: steps - done]:
+            yield index
+            done += 1
+
+
+EPISODE = (STREAM, EPISODE_ORDINAL, AGENT_ID)
+"""The columns that identify one agent's part of an episode."""
+
+
+def episode_order(batch: SampleBatch) -> npt.NDArray[np.intp]:
+    """(N,) the indices of the rows, sorted by episode, agent and t."""
+    codes = [np.unique(batch[name], return_inverse=True)[1] for name in EPISODE]
+    return np.lexsort((batch[T], *reversed(codes)))

@@ -5,13 +5,17 @@ They keep the dtype of their arguments. Targets never carry a gradient.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 __all__ = [
+    "advantage_weights",
     "clipped_surrogate",
     "cql_regulariser",
     "double_q_targets",
+    "expectile_loss",
     "k1",
     "k3",
 ]
@@ -69,3 +73,23 @@ def cql_regulariser(q: Tensor, actions: Tensor) -> Tensor:
     """
     taken = q.gather(1, actions[:, None])[:, 0]
     return (torch.logsumexp(q, dim=1) - taken).mean()
+
+
+def expectile_loss(difference: Tensor, tau: float) -> Tensor:
+    """Mean of |tau - 1(u < 0)| u^2 with u = Q - V.
+
+    Kostrikov, Nair & Levine 2022, Offline Reinforcement Learning with Implicit Q-Learning, eq. 5.
+    """
+    weight = (tau - (difference < 0).to(difference.dtype)).abs()
+    return (weight * difference.square()).mean()
+
+
+# imitation of the better actions
+
+
+def advantage_weights(advantages: Tensor, beta: float, most: float) -> Tensor:
+    """(B,) min(exp(beta A), most), clipped as logs so that no weight overflows; no gradient.
+
+    Peng et al. 2019, Advantage-Weighted Regression, eq. 7 (clipped as in section 3.4 there).
+    """
+    return (beta * advantages.detach()).clamp(max=math.log(most)).exp()

@@ -27,23 +27,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from policy.algorithms.advantages import Advantages, gae
 from policy.algorithms.base import (
+    EPISODE,
     RowsLeftOut,
+    episode_order,
     minibatches,
-    require_at_least,
     require_columns,
-    require_not_negative,
-    require_positive,
 )
 from policy.algorithms.losses import clipped_surrogate, k1, k3
+from policy.algorithms.settings import AnnotatedSettings
 from policy.inference.action_rule import SAMPLE
 from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.policy import Policy
@@ -51,12 +52,10 @@ from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
-    EPISODE_ORDINAL,
     HAS_NEXT_OBS,
     NEXT_OBS,
     POLICY_VERSION,
     REWARDS,
-    STREAM,
     TERMINATEDS,
     TRUNCATEDS,
     SampleBatch,
@@ -64,7 +63,7 @@ from storage.experience.sample_batch import (
 )
 from storage.experience.sequences import fragment_ends
 
-__all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig", "episode_order"]
+__all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig"]
 
 ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
 """Columns that a worker computes when it samples; batches from shards do not have them."""
@@ -76,24 +75,11 @@ _AFTER = ("loss", "value_loss", "entropy", "kl_k1", "kl_k3", "clip_fraction", "c
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(AnnotatedSettings):
     """The settings of PPO. Raises ValueError for values outside their range.
 
     The defaults suit short episodes and batches of some hundred rows. `lr` and `clip` decrease to a
     tenth and then stay: a trainer that follows live traffic never stops learning.
-
-    Args:
-        gamma: discount per step, 0 to 1.
-        lam: lambda of the advantages (GAE), 0 to 1.
-        epochs: passes over each batch.
-        minibatch: rows in a minibatch.
-        lr: Adam's first learning rate.
-        clip: the first c: importance weights are clipped to 1 - c and 1 + c.
-        schedule_steps: trained rows after which `lr` and `clip` would be 0; None: no decrease.
-        schedule_end: the least share of their first values that `lr` and `clip` keep.
-        value_coeff: weight of the value loss.
-        entropy_coeff: weight of the entropy; 0 for none.
-        max_grad_norm: limit of the gradient's Euclidean norm.
     """
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -109,27 +95,30 @@ class PPOConfig:
         POLICY_VERSION,
         "source",
     )
-    gamma: float = 0.98
-    lam: float = 0.8
-    epochs: int = 20
-    minibatch: int = 256
-    lr: float = 1e-3
-    clip: float = 0.2
-    schedule_steps: int | None = 100_000
-    schedule_end: float = 0.1
-    value_coeff: float = 0.5
-    entropy_coeff: float = 0.0
-    max_grad_norm: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("gamma", "lam", "schedule_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)!r}")
-        require_at_least(self, 1, "epochs", "minibatch")
-        require_positive(self, "lr", "clip", "max_grad_norm")
-        require_not_negative(self, "value_coeff", "entropy_coeff")
-        if self.schedule_steps is not None:
-            require_at_least(self, 1, "schedule_steps")
+    gamma: Annotated[float, Meta(ge=0, le=1, description="discount per step")] = 0.98
+    lam: Annotated[float, Meta(ge=0, le=1, description="lambda of the advantages (GAE)")] = 0.8
+    epochs: Annotated[int, Meta(ge=1, description="passes over each batch")] = 20
+    minibatch: Annotated[int, Meta(ge=1, description="rows in a minibatch")] = 256
+    lr: Annotated[float, Meta(gt=0, description="Adam's first learning rate")] = 1e-3
+    clip: Annotated[
+        float,
+        Meta(gt=0, description="the first c: importance weights are clipped to 1 - c and 1 + c"),
+    ] = 0.2
+    schedule_steps: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="trained rows after which lr and clip would be 0; none: no decrease"),
+    ] = 100_000
+    schedule_end: Annotated[
+        float,
+        Meta(ge=0, le=1, description="the least share of their first values that they keep"),
+    ] = 0.1
+    value_coeff: Annotated[float, Meta(ge=0, description="weight of the value loss")] = 0.5
+    entropy_coeff: Annotated[float, Meta(ge=0, description="weight of the entropy; 0 for none")] = (
+        0.0
+    )
+    max_grad_norm: Annotated[
+        float, Meta(gt=0, description="limit of the gradient's Euclidean norm")
+    ] = 0.5
 
     def build(self, policy: Policy) -> PPO:
         """The PPO learner of a policy."""
@@ -227,8 +216,8 @@ class PPO:
         clip = self.schedule()
         total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
         config, device = self.config, self.policy.device
-        passes = minibatches(len(rows), config.minibatch, config.epochs, rng, device)
-        for done, index in enumerate(passes, 1):
+        pieces = minibatches(len(rows), config.minibatch, total, rng, device)
+        for done, index in enumerate(pieces, 1):
             self._step(rows.take(index), clip)
             on_progress("training", done, total)
         self.trained += len(rows)
@@ -313,7 +302,7 @@ class PPO:
             values,
             policy.values(following).double().cpu().numpy(),
             terminated=batch[TERMINATEDS],
-            ends=fragment_ends(batch[T], *(batch[name] for name in _EPISODE)),
+            ends=fragment_ends(batch[T], *(batch[name] for name in EPISODE)),
             gamma=self.config.gamma,
             lam=self.config.lam,
         )
@@ -345,15 +334,8 @@ class PPO:
         }
 
 
-_EPISODE = (STREAM, EPISODE_ORDINAL, AGENT_ID)
 _TO_LEARN = ("obs", "actions", TERMINATEDS, HAS_NEXT_OBS, ACTION_LOGP, "source")
-_TO_ESTIMATE = (REWARDS, NEXT_OBS, T, *_EPISODE)
-
-
-def episode_order(batch: SampleBatch) -> npt.NDArray[np.intp]:
-    """(N,) the indices of the rows, sorted by episode, agent and t."""
-    codes = [np.unique(batch[name], return_inverse=True)[1] for name in _EPISODE]
-    return np.lexsort((batch[T], *reversed(codes)))
+_TO_ESTIMATE = (REWARDS, NEXT_OBS, T, *EPISODE)
 
 
 def _normalised(advantages: Tensor) -> Tensor:

@@ -26,9 +26,10 @@ import numpy.typing as npt
 import torch
 
 from policy.algorithms.advantages import gae
-from policy.algorithms.base import near_names, no_metrics
+from policy.algorithms.base import no_metrics
 from policy.algorithms.data_parallel import all_or_none, average_gradients
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
+from policy.algorithms.settings import near_names
 from policy.inference.filters import ConcurrentMeanStdFilter, MeanStdFilter
 from policy.inference.finite import NOT_FINITE
 from policy.inference.numpy_policy import Actions, NumpyPolicy

@@ -4,4 +4,4 @@ The torch counterparts of `policy.inference`; tests check that both give the sam
 torch, spaces and inference, but no losses, batches or shards.
 """
 
-__all__ = ["export", "policy"]
+__all__ = ["distributions", "export", "modules", "policy"]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from policy.inference.action_layout import LOG_STD_RANGE
-from policy.inference.spec import PolicySpec
+from policy.inference.spec import ModuleSpec, PolicySpec
 
-__all__ = ["PolicyModule", "build_module"]
+__all__ = ["PolicyModule", "build_module", "mlp"]
 
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -36,8 +36,9 @@ class PolicyModule(nn.Module):
 
     def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
         super().__init__()
-        self.pi = _tower(spec, spec.layout.head, _HEAD_GAIN, generator)
-        self.vf = _tower(spec, 1, 1.0, generator) if spec.module.value_head else None
+        size, module = spec.flattener.size, spec.module
+        self.pi = mlp(size, module, spec.layout.head, _HEAD_GAIN, generator)
+        self.vf = mlp(size, module, 1, 1.0, generator) if module.value_head else None
         stds = spec.layout.log_stds
         self.log_std = nn.Parameter(torch.zeros(stds)) if stds else None
 
@@ -66,17 +67,21 @@ def build_module(spec: PolicySpec, seed: int) -> PolicyModule:
     return PolicyModule(spec, torch.Generator().manual_seed(seed))
 
 
-def _tower(spec: PolicySpec, outputs: int, gain: float, generator: torch.Generator) -> nn.Module:
-    """Linear layers with activations between them; weights are orthogonal, biases zero."""
+def mlp(
+    inputs: int, spec: ModuleSpec, outputs: int, gain: float, generator: torch.Generator
+) -> nn.Sequential:
+    """Linear layers with activations between them; weights are orthogonal, biases zero.
+
+    `gain` multiplies the weights of the last layer.
+    """
     layers: list[nn.Module] = []
-    size = spec.flattener.size
-    for width in spec.module.hidden:
+    for width in spec.hidden:
         layers += [
-            _linear(size, width, math.sqrt(2), generator),
-            _ACTIVATIONS[spec.module.activation](),
+            _linear(inputs, width, math.sqrt(2), generator),
+            _ACTIVATIONS[spec.activation](),
         ]
-        size = width
-    return nn.Sequential(*layers, _linear(size, outputs, gain, generator))
+        inputs = width
+    return nn.Sequential(*layers, _linear(inputs, outputs, gain, generator))
 
 
 def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policy.algorithms.ppo import ADVANTAGES, VALUE_TARGETS, PPOConfig, episode_order
+from policy.algorithms.base import episode_order
+from policy.algorithms.ppo import ADVANTAGES, VALUE_TARGETS, PPOConfig
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.sampling.callbacks import Callbacks, is_overridden
 from policy.sampling.episode import SamplingWorker

@@ -23,13 +23,13 @@ import torch
 
 from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.base import AlgorithmConfig, default_rule
-from policy.algorithms.cql import CQLConfig
 from policy.algorithms.learner import Learner
 from policy.data.freeze import Frozen
 from policy.data.log_selection import LogSelection
 from policy.data.run_once import Document, once, require_all
 from policy.data.schemas import HELD_OUT, never_stored, require_fit
 from policy.inference.action_rule import SAMPLE, ActionRule
+from policy.inference.filters import MeanStdFilter
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
@@ -53,34 +53,30 @@ from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve, Select, ShardReader
+from storage.spaces.descriptors import Space
 from storage.weights.folds import Fold, Folds, fold_files
 from storage.weights.manifest import finite
 from storage.wording import counted
 
 __all__ = [
-    "ALGORITHMS",
     "HELD_OUT",
     "NothingToTrainOn",
     "TrainResult",
     "acting_spec",
     "declared_spec",
     "finite",
+    "new_policy",
     "train",
     "train_once",
 ]
 
 READ_ROWS = 4096
+FILTER_CLIP = 10.0
+"""Standardised observations are clipped to this many standard deviations: a feature that is rarely
+other than 0 would otherwise drown the rest when it is."""
 BLOCK_ROWS = 500_000
 """Rows are trained on in blocks of about this size, which bounds memory. A log that fits in one
 block is trained on as a whole."""
-
-ALGORITHMS: Mapping[str, AlgorithmConfig] = {
-    "ips": BanditConfig(objective="ips"),
-    "snips": BanditConfig(objective="snips"),
-    "dr": BanditConfig(objective="dr"),
-    "cql": CQLConfig(),
-}
-"""The algorithms of the command line by name, with their default settings."""
 
 
 class NothingToTrainOn(ValueError):
@@ -140,9 +136,10 @@ def train(
 ) -> TrainResult:
     """Train a policy on the shards under `root`, and store the weights as a candidate.
 
-    - `algorithm` defaults to `BanditConfig()`; `epochs` overrides its number of epochs.
+    - `algorithm` defaults to `BanditConfig()`; `epochs` replaces its `updates` by passes.
     - `spec` defaults to the declared one, or to a default network between the declared (or stored)
-      spaces. `action_rule` defaults to the spec's (see `acting_spec`).
+      spaces, which standardises observations. `action_rule` defaults to the spec's (see
+      `acting_spec`).
     - `evaluation_share`: the share of the episodes that is reserved for evaluation, by default 0.3.
       With `cluster` "tag:NAME" it is the share of the tag's values, each with all its episodes.
     - `cross_fit`: instead, train on all episodes, and keep fold policies that judge all but the
@@ -281,7 +278,7 @@ def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> Algori
 def declared_spec(root: Root, policy_id: str) -> PolicySpec | None:
     """The spec in `policies/{id}.json`, or a default network between its spaces; None without.
 
-    Raises DeclarationError, which names the file.
+    The default standardises observations. Raises DeclarationError, which names the file.
     """
     declaration = load_declarations(root).get(policy_id)
     if declaration is None:
@@ -292,13 +289,17 @@ def declared_spec(root: Root, policy_id: str) -> PolicySpec | None:
         except ValueError as error:
             where = f"{objects_at(root)}/policies/{policy_id}.json"
             raise DeclarationError(f"{where}: spec: {error}") from error
-    return PolicySpec(declaration.observation, declaration.action)
+    return _default_spec(declaration.observation, declaration.action)
+
+
+def _default_spec(observation: Space, action: Space) -> PolicySpec:
+    return PolicySpec(observation, action, observation_filter="MeanStdFilter")
 
 
 def _stored_spec(reader: ShardReader) -> PolicySpec:
     if reader.spaces is None:
         raise NothingToTrainOn("expected rows in shards that name their spaces, got none")
-    return PolicySpec(*reader.spaces)
+    return _default_spec(*reader.spaces)
 
 
 def acting_spec(
@@ -313,10 +314,19 @@ def acting_spec(
     return replace(spec, action_rule=own if action_rule is None else action_rule)
 
 
+def new_policy(spec: PolicySpec, seed: int) -> Policy:
+    """A policy to train, whose filter cuts off what it has hardly seen."""
+    state = None
+    if spec.observation_filter == "MeanStdFilter":
+        state = MeanStdFilter(spec.flattener.size, clip=FILTER_CLIP).to_json()
+    return Policy(spec, seed=seed, filter_state=state)
+
+
 def _learner(
     spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None, seed: int
 ) -> Learner:
-    learner = Learner(Policy(acting_spec(spec, config, action_rule), seed=seed), config, seed=seed)
+    acting = acting_spec(spec, config, action_rule)
+    learner = Learner(new_policy(acting, seed), config, seed=seed)
     learner.warns = False  # the result, or the error without one, counts what is left out
     return learner
 
@@ -449,10 +459,13 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
         if reader.stats.excluded_shards
         else ""
     )
-    longer = "; dr, ips and snips learn episodes of one step: use --algorithm cql for longer ones"
+    longer = (
+        "; dr, ips, snips and dm learn episodes of one step: use --algorithm cql, iql, marwil or "
+        "bc for longer ones"
+    )
     likely = (
         "; dr, ips and snips need propensities: log or import them (--action-prob, or --uniform if "
-        "that is true), or use --algorithm cql"
+        "that is true), or use --algorithm dm"
     )
     hint = longer if counts.get("not_one_step") else likely if counts.get("no_propensity") else ""
     return (

@@ -39,7 +39,6 @@ from policy.algorithms.ppo import PPOConfig
 from policy.data.schemas import schema_to_read
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.networks.policy import Policy
 from policy.training.checkpoint_files import CheckpointFiles
 from policy.training.follower_state import (
     FollowerState,
@@ -48,8 +47,10 @@ from policy.training.follower_state import (
     OutOfTurn,
 )
 from policy.training.retrying import Retrying, Stopped
-from policy.training.train import acting_spec, declared_spec
+from policy.training.train import acting_spec, declared_spec, new_policy
 from storage.declarations.held_policies import held_version
+from storage.declarations.policy_files import load_declarations
+from storage.errors import WeightStoreError
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import EPS_ID, POLICY_VERSION, SampleBatch, concat_samples
 from storage.objects.opening import Root, require_local
@@ -78,10 +79,10 @@ class FollowResult:
     """
 
     policy_id: str
-    version: int  # live at the end; -1: none
-    updates: int
-    rows_read: int
-    rows_trained: int
+    version: int = -1  # live at the end; -1: none
+    updates: int = 0
+    rows_read: int = 0
+    rows_trained: int = 0
     excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
     excluded_shards: Mapping[str, str] = field(default_factory=dict)  # path -> reason, in this run
     retrying: Mapping[str, str] = field(default_factory=dict)  # path -> the latest error
@@ -115,7 +116,7 @@ def follow(
 ) -> FollowResult:
     """Train on clients' steps as they arrive, until `stop()`, which is called between reads.
 
-    - `config` defaults to `PPOConfig()`, `spec` to the declared one.
+    - `config` defaults to `PPOConfig()`, `spec` to the declared, the live or a default one.
     - `steps_per_update`: the on-policy steps of an update. It has fewer if a collector holds the
       policy and nothing more can be read.
     - `max_lag`: rows whose policy lag is larger are left out as "stale".
@@ -131,10 +132,9 @@ def follow(
     - `on_update` is called with the algorithm's metrics and `update`, `version`, `rows`,
       `rows_trained`, `seconds`, `publish_seconds`, `policy_lag_mean` and `policy_lag_max` (in
       versions; nan: unknown). `tensorboard`: a folder for event files with the same metrics.
-    - `threads`: torch's threads.
     - `on_conflict`: if another process publishes or rolls back, continue from its weights
       ("reload") or end ("end").
-    - `lease_wait`: seconds to wait until another follower ends.
+    - `lease_wait`: seconds to wait until another follower ends; `threads`: those of torch.
 
     Raises ValueError for invalid arguments, LeaseHeld while another follower trains the policy.
     """
@@ -149,14 +149,14 @@ def follow(
         store = WeightStore(root, policy_id)
         try:
             lease = _lease(store, lease_wait, stop)
+            stack.callback(lease.release)
+            if spec is None and resume:
+                wanted = _live_spec(root, store, wanted, Retrying(stop, lease.check))
         except Stopped:
-            return FollowResult(
-                policy_id=policy_id, version=-1, updates=0, rows_read=0, rows_trained=0
-            )
-        stack.callback(lease.release)
+            return FollowResult(policy_id=policy_id)
         tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
         reader = stack.enter_context(_reader(root, policy_id, config, settings))
-        learner = Learner(Policy(wanted, seed=seed), config, seed=seed)
+        learner = Learner(new_policy(wanted, seed), config, seed=seed)
         files, retrying = CheckpointFiles(folder, lease.fence), Retrying(stop, lease.check)
         state = FollowerState(learner, reader, store, files, lease, retrying, leaving)
         held = partial(held_version, root, policy_id)
@@ -394,6 +394,26 @@ def _declared(root: Root, policy_id: str) -> PolicySpec:
     if found is None:
         raise ValueError(f"{root}: expected policies/{policy_id}.json or a spec, found neither")
     return found
+
+
+def _live_spec(
+    root: Root, store: WeightStore, declared: PolicySpec, retrying: Retrying
+) -> PolicySpec:
+    """The live version's spec, if only spaces are declared: defaults may differ between releases.
+
+    The declared one if nothing is live, or something that does not fit or cannot be read.
+    """
+    declaration = load_declarations(root).get(store.policy_id)
+    live = retrying.do("reading what is live", store.live)
+    if live is None or declaration is None or declaration.spec is not None:
+        return declared
+    try:
+        manifest = retrying.do("reading what is live", partial(store.manifest, live.version))
+    except WeightStoreError:  # `FollowerState` goes on from another version
+        return declared
+    spec = PolicySpec.from_json(manifest.spec)
+    fits = spec.schema_id == declared.schema_id and spec.action_rule == declared.action_rule
+    return spec if fits else declared
 
 
 def _reader(

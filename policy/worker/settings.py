@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
-from policy.algorithms.base import near_names
+from policy.algorithms.settings import near_names
 from policy.envs.env_runner import RestartLimits
 from policy.sampling.postprocessing import check_clip_rewards
 from policy.sampling.sampler import BatchMode, CutRules

@@ -19,6 +19,7 @@ import headrace
 from ingest.access.tokens import SCOPES
 from ingest.protocol.errors import STATUS
 from ingest.server.route_table import ROUTES
+from policy.algorithms.settings import AnnotatedSettings, settings_of
 from tests.headrace.command import headrace as command
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +118,11 @@ def test_every_field_of_a_record_is_on_the_page(site: Path) -> None:
         for field in own:
             assert re.search(rf"\b{field}: ", texts[name]), f"{name}.{field}"
     for name in CONFIGS:
+        if issubclass(records[name], AnnotatedSettings):
+            meanings = [one.meaning.replace("`", "") for one in settings_of(records[name])]
+            assert [one for one in meanings if one not in texts[name]] == []
+            assert "description=" not in texts[name]
+            continue
         for field in found[name]:
             assert re.search(rf"^ +{field}: \S", records[name].__doc__, re.M), f"{name}.{field}"
     assert "policy_id: str" in texts["WeightStore"]

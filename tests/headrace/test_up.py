@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from policy.algorithms.ppo import PPOConfig
+from policy.inference.weight_store import WeightStore
 from storage.weights.files import PolicyFiles
 from storage.weights.lease import Lease, current_lease
 from tests.collector_process import CollectorProcess, declare
@@ -27,7 +30,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveLoop
     folder = home / "run" / "weights" / "default"
     folder.mkdir(parents=True)
     lease = Lease.take(PolicyFiles(folder.parents[1], folder.name))
-    words = ("--steps-per-version", "64")
+    words = ("--steps-per-version", "64", "--set", "epochs=3")
     with LiveLoop(home / "run", *words, players=0, cwd=home) as loop:
         yield loop, lease
 
@@ -70,6 +73,12 @@ def test_a_damaged_shard_stops_no_learning_and_is_named(learning: LiveLoop) -> N
     assert loop.stop() == 0
     found = headrace("verify", "--root", loop.root, "--json")
     assert "damaged" in {one["kind"] for one in answer(found)["findings"]}
+
+
+def test_the_trainer_gets_its_settings(learning: LiveLoop) -> None:
+    """`--set` of `up` is what the trainer uses, and stands in the manifest of each version."""
+    metrics = WeightStore(learning.root, "default").manifest(1).metrics
+    assert metrics["config"] == asdict(PPOConfig(epochs=3))
 
 
 def test_the_folder_that_it_is_started_in_lends_no_modules(learning: LiveLoop) -> None:

@@ -16,10 +16,10 @@ MAY_IMPORT = {
     "headrace.cli": (
         "headrace.demo headrace.output headrace.up ingest.access ingest.client"
         " ingest.collector ingest.delivery ingest.episodes ingest.importing ingest.protocol"
-        " ingest.server ingest.verification ingest.web policy.data policy.inference"
-        " policy.judging policy.training storage.declarations storage.errors storage.experience"
-        " storage.journal storage.objects storage.system storage.verify storage.weights"
-        " storage.wording msgspec typer"
+        " ingest.server ingest.verification ingest.web policy.algorithms policy.data"
+        " policy.inference policy.judging policy.training storage.declarations storage.errors"
+        " storage.experience storage.journal storage.objects storage.system storage.verify"
+        " storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
@@ -119,7 +119,8 @@ MAY_IMPORT = {
     "policy.training": (
         "policy.algorithms policy.data policy.inference policy.networks policy.progress"
         " storage.declarations storage.errors storage.experience storage.objects"
-        " storage.reading storage.system storage.weights storage.wording msgspec numpy torch"
+        " storage.reading storage.spaces storage.system storage.weights storage.wording msgspec"
+        " numpy torch"
     ),
     # estimates of the data that is read are part of a worker's metrics
     "policy.worker": (

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from headrace.output import results
+from policy.algorithms.dm import DMConfig
 from policy.inference.weight_store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace, refused
@@ -93,6 +95,16 @@ def test_train_tells_people_the_same(log: Path, trained: dict[str, Any], tmp_pat
     assert f"Candidate {candidate}\n" in repeated
     assert f"`latest` is {latest}, which was added after it" in repeated
     assert trained["unchanged"] is False
+
+
+def test_the_settings_used_stand_in_the_manifest(log: Path, tmp_path: Path) -> None:
+    """All of them: what was set, and the defaults."""
+    root = shutil.copytree(log, tmp_path / "root")
+    words = ("--algorithm", "dm", "--set", "updates=3", "--json")
+    digest = answer(headrace("train", "--root", root, *words))["candidate"]
+    metrics = WeightStore(root, "default").candidate(digest).metrics
+    assert metrics["algorithm"] == "DMConfig"
+    assert metrics["config"] == asdict(DMConfig(updates=3))
 
 
 def test_evaluate_judges_by_several_logs(
@@ -244,7 +256,7 @@ def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("train", "--algorithm", "sac"), "ips, snips, dr"),
+        (("train", "--algorithm", "sac"), "dr, ips, snips"),
         (("evaluate", "feedfeed"), "feedfeed"),
         (("publish", "--reward-range", "1", "0"), "low < high"),
         (("ls", "--root", "no/such/root"), "no/such/root"),

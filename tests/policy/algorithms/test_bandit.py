@@ -26,7 +26,7 @@ def trained(batch, spec=SPEC, seed=0, **settings):
 @pytest.mark.parametrize("objective", ["ips", "snips", "dr"])
 def test_it_finds_the_best_policy_of_a_known_problem(bandit_log, objective):
     """The log earns 0.18, mostly from the useless action; the learned policy 0.81 of 0.9."""
-    learner, _ = trained(bandit_log(4000).batch(), objective=objective, epochs=15)
+    learner, _ = trained(bandit_log(4000).batch(), objective=objective, updates=500)
     fresh = bandit_log(2000, seed=1).obs
     probabilities = learner.policy.to_numpy().probabilities(fresh)
     best = np.where(fresh[:, 0] > 0, 0, 2)
@@ -58,7 +58,8 @@ def test_it_beats_the_logging_policy_on_digits(objective):
         truncateds=np.zeros(len(obs), np.bool_),
     )
     spec = PolicySpec(Box((64,)), Discrete(10), ModuleSpec(hidden=(64,), value_head=False))
-    learner, _ = trained(batch.take(train), spec, objective=objective, epochs=25, minibatch=128)
+    settings = {"objective": objective, "updates": 500, "minibatch": 128, "entropy_coeff": 0.05}
+    learner, _ = trained(batch.take(train), spec, **settings)
     right = learner.policy.to_numpy().act(obs[test], rng, explore=False).columns[""]
     accuracy = (right == labels[test]).mean()
     assert accuracy > 2 * rewards[test].mean()
@@ -122,8 +123,8 @@ def test_rows_that_cannot_be_used_are_excluded_and_counted(bandit_log):
 def test_entropy_coefficient_keeps_the_policy_open(bandit_log):
     """A large coefficient holds the policy near uniform."""
     batch = bandit_log(500).batch()
-    free = trained(batch, epochs=10)[1]["entropy"]
-    held = trained(batch, epochs=10, entropy_coeff=10.0)[1]["entropy"]
+    free = trained(batch, updates=100)[1]["entropy"]
+    held = trained(batch, updates=100, entropy_coeff=10.0)[1]["entropy"]
     assert held > 0.99 * math.log(3) > free
 
 

@@ -52,6 +52,13 @@ def test_conservative_regulariser():
     close(found, GOLDEN["cql_regulariser"]["value"])
 
 
+def test_expectile_loss():
+    """Errors below weigh 1 - tau, errors above tau."""
+    case = GOLDEN["iql_expectile"]
+    found = losses.expectile_loss(torch.tensor(case["u"], dtype=torch.float64), case["tau"])
+    close(found, case["loss"])
+
+
 def test_clipped_surrogate_and_the_two_estimates_of_kl():
     """The terms are compared, not only their mean, which reveals a clip on the wrong side."""
     case = GOLDEN["ppo_clip"]

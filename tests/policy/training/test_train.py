@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from policy.algorithms.bandit import BanditConfig
+from policy.algorithms.by_name import FROM_LOGS
 from policy.data.freeze import freeze
 from policy.inference.action_rule import ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.training.train import ALGORITHMS, NothingToTrainOn, train
+from policy.training.train import NothingToTrainOn, train
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import NothingYet
@@ -87,7 +88,7 @@ def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path, monkeypatch):
         on_progress=lambda *args: calls.append(args),
     )
     assert result.rows_trained == 5000
-    assert [calls[i][:2] for i in (0, -1)] == [("reading", 4096), ("training", 4)]
+    assert [calls[i][:2] for i in (0, -1)] == [("reading", 4096), ("training", 3)]
 
 
 def test_the_declared_spec_is_trained_and_a_given_one_comes_first(bandit_log, tmp_path):
@@ -128,6 +129,21 @@ def test_a_candidate_has_the_rule_that_it_was_asked_for(bandit_log, tmp_path, co
     candidate, _ = WeightStore(tmp_path, "default").load_candidate(result.candidate)
     assert PolicySpec.from_json(candidate.spec).action_rule == rule
     assert result.action_rule == rule.to_json()
+
+
+def test_observations_are_standardised_unless_a_spec_says_otherwise(bandit_log, tmp_path):
+    """By default, by the rows trained on, and clipped; the state stands in the manifest."""
+    log = bandit_log(400)
+    log.obs[:] = log.obs * [300.0, 0.02] + [1000.0, 0.0]
+    log.write(tmp_path)
+    store = WeightStore(tmp_path, "default")
+    manifest = store.candidate(train(tmp_path, "default", CONFIG).candidate)
+    assert PolicySpec.from_json(manifest.spec).observation_filter == "MeanStdFilter"
+    assert manifest.filter_state["clip"] == 10.0
+    assert manifest.filter_state["stats"]["mean"][0] == pytest.approx(1000.0, abs=60.0)
+    given = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(6,)))
+    raw = store.candidate(train(tmp_path, "default", CONFIG, spec=given).candidate)
+    assert raw.filter_state is None
 
 
 def test_without_a_declaration_the_shards_name_the_spaces(bandit_log, tmp_path):
@@ -178,6 +194,6 @@ def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
 def test_every_named_algorithm_trains(bandit_log, tmp_path):
     """The choices of the command line work, and the result is JSON."""
     bandit_log(60).write(tmp_path)
-    for config in ALGORITHMS.values():
+    for config in FROM_LOGS.values():
         document = train(tmp_path, "default", config, epochs=1).to_dict()
         assert document["rows_trained"] > 0

@@ -195,6 +195,24 @@ def test_another_spec_than_the_live_one_is_refused(root):
         follow(root, "default", CONFIG, stop=lambda: True, spec=other)
 
 
+def test_between_declared_spaces_it_goes_on_with_the_live_network(root):
+    """Defaults may differ between releases: without a declared spec, a root that an earlier one
+    wrote keeps its network, from its checkpoint or without. A new root standardises observations.
+    """
+    save_declaration(root, PolicyDeclaration(observation=OBSERVATION, action=ACTION))
+    write(root, *(part(n) for n in range(40)))
+    run(root, 1, spec=SPEC)
+    store = WeightStore(root, "default")
+    for _ in range(2):
+        result, _ = run(root, 1, spec=None)
+        assert store.manifest(result.version).spec == SPEC.to_json()
+        shutil.rmtree(root / "weights/default/checkpoints")
+    result, _ = run(root, 1, spec=None, resume=False)
+    anew = store.manifest(result.version)
+    assert anew.spec["observation_filter"] == "MeanStdFilter"
+    assert anew.filter_state["clip"] == 10.0
+
+
 def test_without_publishing_there_are_candidates_alone(root):
     """The candidates are left for another program to judge."""
     write(root, *(part(i) for i in range(20)))
