@@ -10,8 +10,12 @@ import pytest
 from benchmarks.ppo_cartpole import CartPoles
 from policy.algorithms.bandit import Bandit, BanditConfig
 from policy.algorithms.base import AlgorithmConfig
+from policy.algorithms.bc import BCConfig
 from policy.algorithms.conformance import AlgorithmConformance
 from policy.algorithms.cql import CQLConfig
+from policy.algorithms.dm import DMConfig
+from policy.algorithms.iql import IQLConfig
+from policy.algorithms.marwil import MARWILConfig
 from policy.algorithms.ppo import PPO, PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
@@ -47,6 +51,11 @@ class TestDR(TestIPS):
         return BanditConfig(objective="dr", epochs=2, minibatch=16)
 
 
+class TestDM(TestIPS):
+    def config(self) -> AlgorithmConfig:
+        return DMConfig(updates=6, minibatch=16)
+
+
 class TestPPO(AlgorithmConformance):
     def config(self) -> AlgorithmConfig:
         return PPOConfig(epochs=2, minibatch=8, schedule_steps=100)
@@ -61,6 +70,21 @@ class TestPPO(AlgorithmConformance):
 class TestCQL(TestPPO):
     def config(self) -> AlgorithmConfig:
         return CQLConfig(epochs=2, minibatch=8, target_every=3)
+
+
+class TestBC(TestPPO):
+    def config(self) -> AlgorithmConfig:
+        return BCConfig(updates=6, minibatch=8)
+
+
+class TestMARWIL(TestPPO):
+    def config(self) -> AlgorithmConfig:
+        return MARWILConfig(updates=6, minibatch=8, advantages_every=3)
+
+
+class TestIQL(TestPPO):
+    def config(self) -> AlgorithmConfig:
+        return IQLConfig(updates=6, minibatch=8)
 
 
 # --- broken algorithms, each by the check that finds it ------------------------------------------

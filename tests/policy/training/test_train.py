@@ -88,7 +88,7 @@ def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path, monkeypatch):
         on_progress=lambda *args: calls.append(args),
     )
     assert result.rows_trained == 5000
-    assert [calls[i][:2] for i in (0, -1)] == [("reading", 4096), ("training", 3)]
+    assert [calls[i][:2] for i in (0, -1)] == [("reading", 4096), ("training", 4)]
 
 
 def test_the_declared_spec_is_trained_and_a_given_one_comes_first(bandit_log, tmp_path):
