@@ -64,6 +64,12 @@ LABELS = {
     "other_schema": "of other spaces",
     "tags": "with other tags",
     "time": "outside --since and --until",
+    "before_live": "not newer than the live version's training",
+    "first_tenth": "of the first tenth, which gave the cap",
+    "wide_range": "width of the range, in those of the rewards",
+    "reward_cap": "share of rewards above the cap",
+    "candidates": "candidates judged by some of these",
+    "cross_fit": "policies that judge their later rows",
     "training_disabled": "logged with training_enabled=False",
 }
 """Words for names in JSON; in all other names, underscores are replaced by spaces."""
@@ -160,6 +166,8 @@ def trained(document: Document, latest: str | None = None) -> None:
         print(f"left out, damaged: {path}: {why}")
     kind, *setting = document["action_rule"].items()
     print(f"Action rule: {', '.join([str(kind[1]), *(f'{k} {v:g}' for k, v in setting)])}")
+    if (blocks := document.get("cross_fit")) is not None:
+        print(f"Cross-fitted: all but the first of {blocks} blocks judge it.")
     print(f"Candidate {document['candidate']}")
     if document["unchanged"]:
         print(

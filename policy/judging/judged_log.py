@@ -27,7 +27,6 @@ from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.judging.fold_policies import ALL_SEEN, RowsSeen
 from policy.judging.tag_repeats import TagRepeats
-from policy.ope.reward_cap import REWARD_CAP
 from policy.ope.reward_ends import RewardEnds
 from policy.progress import Progress
 from storage.declarations.dropped_steps import Lost, dropped_steps
@@ -200,7 +199,7 @@ class JudgedLog:
         lengths = lengths_of(steps)
         for name, seen in zip(JUDGED_BY, self._trained_on, strict=False):
             steps[name] = seen.chosen(steps, lengths)
-        left_out = {"before_live": self._before, REWARD_CAP: self._cap_from}
+        left_out = {"before_live": self._before, "first_tenth": self._cap_from}
         steps, lengths, excluded = _usable(steps, lengths, left_out)
         odd = _any(_not_finite(steps, spec, policies), lengths)
         steps, lengths, gone = _without(steps, lengths, odd)

@@ -26,7 +26,7 @@ FloatArray = npt.NDArray[np.float64]
 AUTO: Literal["auto"] = "auto"
 Cap: TypeAlias = float | Literal["auto"] | None
 REWARD_CAP = "reward_cap"
-"""The name of the note that rewards are capped, and of the reason for the episodes left out."""
+"""The name of the note that rewards are capped."""
 FIRST_SHARE = 0.1
 """The share of the episodes, the earliest, from which `auto` takes the cap."""
 LARGEST_SQUARE = 0.01

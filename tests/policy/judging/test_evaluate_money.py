@@ -10,7 +10,12 @@ import pytest
 
 from policy.judging.evaluate import evaluate
 from policy.judging.gate import Gate, publish
-from tests.policy.judging.test_evaluate_verdicts import log_episodes, probabilities, stored
+from tests.policy.judging.test_evaluate_verdicts import (
+    log_episodes,
+    probabilities,
+    stored,
+    uniform_log,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,7 @@ def test_revenue_passes_with_a_cap_that_the_log_proposes(shop: tuple[Path, str])
     assert "--reward-cap auto takes" in tails.sentence
     own = evaluate(root, "default", digest, split="all", reward_cap="auto")
     assert own.judgement.verdict == "better"
-    assert own.excluded == {"reward_cap": 3000}, "the cap's own tenth is not judged"
+    assert own.excluded == {"first_tenth": 3000}, "the cap's own tenth is not judged"
     assert f"takes {own.reward_cap:g} from" in tails.sentence
     assert {stream: ends[0] for stream, ends in own.rows.items()} == dict.fromkeys(own.rows, 3000)
     (note,) = (one for one in own.judgement.diagnostics if one.name == "reward_cap")
@@ -60,3 +65,11 @@ def test_the_decision_has_cap_and_margin(shop: tuple[Path, str]) -> None:
     assert any(note.startswith("judged is min(reward, 60)") for note in found["notes"])
     (one,) = found["gate"]["comparisons"]
     assert one["margin"] == pytest.approx(0.1 * found["gate"]["behaviour"]["value"], rel=1e-3)
+
+
+def test_auto_changes_nothing_where_no_reward_dominates(tmp_path: Path) -> None:
+    """No cap is found, and each episode counts once, although the log was read twice."""
+    uniform_log(tmp_path, [0.5] * 4, n=400)
+    digest = stored(tmp_path, probabilities(0.7, 0.1, 0.1, 0.1))
+    found = evaluate(tmp_path, "default", digest, split="all", reward_cap="auto")
+    assert (found.reward_cap, found.episodes, found.excluded) == (None, 400, {})

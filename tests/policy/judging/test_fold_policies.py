@@ -62,6 +62,10 @@ def test_three_nights(tmp_path: Path) -> None:
     assert [one.seen[STREAM].ranges() for one in live.folds] == [
         [(0, last)] for last in (399, 799, 1199, 1599)
     ]
+    part: Any = {"manifest": {STREAM: [(0, 799)]}, "evaluation_share": 0.0}
+    alone = store.load_candidate(train(tmp_path, algorithm=QUICK, spec=SPEC, **part).candidate)[1]
+    for name, array in live.folds[1].weights.items():
+        assert (array == alone[name]).all(), "it has seen the first two blocks, and no more"
     second = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=5).candidate
     found = evaluate(tmp_path, "default", second)
     assert (found.episodes, found.judgement.approximate) == (2400, False)
