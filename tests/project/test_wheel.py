@@ -162,7 +162,12 @@ def test_the_wheel_of_the_sdist_is_the_same_file(wheel: Path, tmp_path: Path) ->
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unpacked archive of the repository, without tests, data and git."""
     folder = tmp_path_factory.mktemp("archive") / "headrace-main"
-    left_out = shutil.ignore_patterns(".*", "__pycache__", "tests", "data", "dist", "build")
+    hidden = shutil.ignore_patterns(".*", "__pycache__")
+
+    def left_out(directory: str, names: list[str]) -> set[str]:
+        own = {"tests", "data", "dist", "build"} if Path(directory) == ROOT else set()
+        return own | hidden(directory, names)
+
     shutil.copytree(ROOT, folder, ignore=left_out)
     shutil.copy(ROOT / ".gitignore", folder)
     return folder
