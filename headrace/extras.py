@@ -14,6 +14,7 @@ EXTRA_OF = {
     "pyarrow": "collector",
     "watchdog": "collector",
     "sqlalchemy": "sql",
+    "duckdb": "import",
     "torch": "train",
     "gymnasium": "train",
     "pandas": "train",

@@ -63,13 +63,21 @@ def import_source(
             "POLICY=COLUMN with several policies."
         ),
     ],
-    action: Annotated[list[str], typer.Option(help="Column of the action, in the same forms.")],
+    action: Annotated[list[str], typer.Option(help="Columns of the action, in the same forms.")],
     reward: Annotated[list[str], typer.Option(help="Column of the reward. If repeated: the sum.")],
     final_observation: Annotated[
         Texts,
         typer.Option(help="Columns of the next observation, in the order of --observation."),
     ] = None,
     query: Annotated[Text, typer.Option(help="SQL, for the URL of a database.")] = None,
+    sql: Annotated[
+        Text,
+        typer.Option(help="SELECT over the view `source`, the rows of the files; or its file."),
+    ] = None,
+    column_type: Annotated[
+        Texts,
+        typer.Option("--type", help="COLUMN=TYPE of a column in `source`. May be repeated."),
+    ] = None,
     address: Address = ADDRESS,
     token: Token = None,
     ca: Ca = None,
@@ -206,14 +214,18 @@ def _options(given: Mapping[str, Any]) -> ImportOptions:
     several = bool(named["policies"]) or named["policy"] is not None
     named["observation"] = _by_policy(given["observation"], several)
     named["final_observation"] = _by_policy(given["final_observation"] or [], several)
-    action = _by_policy(given["action"], several)
-    by_policy = action if isinstance(action, dict) else {"": action}
-    if any(len(columns) != 1 for columns in by_policy.values()):
-        raise ValueError(f"--action: expected one column, got {action}")
-    single = {policy: column for policy, (column,) in by_policy.items()}
-    named["action"] = single.get("", single)
+    named["action"] = _by_policy(given["action"], several)
+    named["types"] = _pairs("--type", "COLUMN=TYPE", given["column_type"] or [])
+    named["sql"] = _statement(given["sql"])
     named["default"] = _pairs("--default", "COLUMN=VALUE", given["default"] or [])
     return ImportOptions(**named)
+
+
+def _statement(given: str | None) -> str | None:
+    """The SQL, or that of the file that is named instead."""
+    if given is None or len(given.split()) > 1 or not Path(given).is_file():
+        return given
+    return Path(given).read_text(encoding="utf-8")
 
 
 def _by_policy(words: Sequence[str], several: bool) -> list[str] | dict[str, list[str]]:

@@ -29,7 +29,11 @@ Array: TypeAlias = NDArray[Any]
 _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:nan|inf|infinity))$"
 _ZONED = r"\d[T ]\d\d.*(Z|z|[+-]\d\d(:?\d\d)?)$"
 _JSON_NUMBER = r"^-?(0|[1-9]\d{0,14})(\.\d{1,17})?([eE][+-]?\d{1,2})?$"
+_ROUNDED = r"^-?(\d\.?\d*[eE]\+?(1[6-9]|[2-9]\d|\d{3,})|\d{16,}\.0*)$"
+"""Texts of floats that are integers from 10^16 on, or nearly: their digits are not all known."""
 _ESCAPED = r'["\\\x00-\x1f]'
+RAW = "\x00json:"
+"""The prefix of a column with the values of another as JSON, with the quotes of texts."""
 _LATEST = 2**62  # the latest microsecond that the protocol accepts
 _TRUE, _FALSE = ["true", "1", "1.0"], ["false", "0", "0.0"]
 
@@ -90,6 +94,7 @@ class Cells:
     def __init__(self, table: Any, options: ImportOptions, faults: CellFaults) -> None:
         self.rows: int = table.num_rows
         self._table, self._options, self.faults = table, options, faults
+        self._keys = {*options.tags.values(), *filter(None, (options.episode, options.agent))}
 
     def raw(self, name: str) -> Any:
         """A column as a pyarrow.Array, with its default in place of missing cells."""
@@ -155,6 +160,11 @@ class Cells:
         """Convert a column to text; unreadable cells are faults."""
         made, is_nested = texts_of(column), pa.types.is_nested(column.type)
         got = ", and times of the years 1 to 9999" if is_nested else ", got other bytes"
+        if not is_nested and name in self._keys:
+            rounded = pc.fill_null(pc.match_substring_regex(made, _ROUNDED), False)
+            text = f"column {name}: expected a text or whole number: a float of 2^53 or more may be"
+            shown = rounded.to_numpy(zero_copy_only=False)
+            self.faults.add(shown, f"{text} the same for several ids", made)
         unreadable = nulls(made) & ~nulls(column)
         self.faults.add(unreadable, f"column {name}: expected UTF-8{got}")
         return made
@@ -167,6 +177,14 @@ class Cells:
 
     def json(self, name: str) -> Any:
         """A column as JSON, null for missing cells; texts that parse as numbers become numbers."""
+        made = self._json(name)
+        if RAW + name in self._table.column_names:
+            given = _one(self._table[RAW + name])
+            if _is_text(given.type):
+                made = pc.if_else(_is_value(given), _rewritten(given), made)
+        return made
+
+    def _json(self, name: str) -> Any:
         column = self.raw(name)
         kind, types = column.type, pa.types
         if types.is_nested(kind):
@@ -204,6 +222,20 @@ def _shown(cell: Any) -> str:
     except (OverflowError, ValueError):  # a time that Python cannot represent
         return f"{cell.type} {cell.value}"
     return "nothing" if value is None else f"{value!r:.80}"
+
+
+def _is_value(column: Any) -> Any:
+    """Which cells of JSON are no texts, and no floats, which are written as their values are."""
+    return pc.fill_null(pc.match_substring_regex(column, r"^(true|false|[\[{]|-?\d+$)"), False)
+
+
+def _rewritten(column: Any) -> Any:
+    """Cells of JSON as `json_of` writes them."""
+    known: dict[str | None, str | None] = {}
+    for cell in pc.unique(column).to_pylist():
+        nested = cell is not None and cell.startswith(("[", "{"))
+        known[cell] = json_of(json.loads(cell)) if nested else cell
+    return pa.array([known[cell] for cell in column.to_pylist()], pa.string())
 
 
 def _listed(cell: str | None) -> list[float] | None:

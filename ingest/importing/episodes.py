@@ -270,10 +270,10 @@ class Layout:
         """Count the faults, and describe the first rows."""
         table = chunk.table
         units, numbers = table[UNIT], table[NUMBER]
-        named: list[tuple[int, int, str, str | None]] = []
-        for unit, number, reason in chunk.problems:
+        for number, reason, label in chunk.problems:
             account.count(reason, 1)
-            named.append((unit, number, reason, None))
+            account.name(BadRow(label or "", number, reason, None))
+        named: list[tuple[int, int, str, str | None]] = []
         for fault in found:
             account.count(fault.reason, len(fault.rows))
             for row in fault.rows[: account.room(fault.reason)].tolist():

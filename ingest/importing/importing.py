@@ -26,11 +26,9 @@ import hashlib
 import itertools
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -44,19 +42,20 @@ from ingest.importing.categories import (
     learn_categories,
     spelled_as,
 )
+from ingest.importing.cells import RAW
+from ingest.importing.engine import FILE, ROW, Workspace
 from ingest.importing.episodes import Layout, WholeEpisodes
 from ingest.importing.grouping import Chunk, by_episode, single_rows
-from ingest.importing.inference import declared_categories, several_passes, spaces_of
+from ingest.importing.inference import (
+    declared_categories,
+    opened_units,
+    several_passes,
+    spaces_of,
+)
 from ingest.importing.options import ImportOptions
 from ingest.importing.posting import RequestCutter, RequestSender
 from ingest.importing.report import Account, ImportReport
-from ingest.importing.sources import (
-    Unit,
-    open_source,
-    place_of,
-    require_columns,
-    require_whole,
-)
+from ingest.importing.sources import Unit, place_of
 from ingest.importing.values import named_spaces
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.experience.episode import DEFAULT_POLICY
@@ -102,19 +101,16 @@ def run_import(
 ) -> ImportReport:
     """`import_table` for existing options. `on_actions` gets the steps of usable episodes."""
     began = time.monotonic()
-    units = open_source(options.source, options.query)
-    for unit in units:
-        require_columns(unit, options.columns)
     transport = Transport(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
-    with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder, _closing(transport):
+    with Workspace() as space, _closing(transport):
+        units = opened_units(options, space)
         spec = _spec(transport, patient=not check)
         if not options.has_policies:  # omitted or not, it is the same import
             options = replace(options, policy_id=_policy_id(spec, options))
-        require_whole(units)
-        if check or options.episode is not None or options.policy is not None:
-            units = several_passes(units, options, Path(folder))
+        if spec is None or options.policy is not None:
+            units = several_passes(units, options, space)
         spaces, document = _spaces(spec, units, options)
         every = [
             named
@@ -133,7 +129,7 @@ def run_import(
         with _naming(account.report):
             _require_codes(unnamed, options)
             if unnamed:
-                units = several_passes(units, options, Path(folder))
+                units = several_passes(units, options, space)
             categories = _codes(units, unnamed, options, save=not check)
         # with a space's names, NAME and NAME:categories mean the same
         read_as = [
@@ -144,7 +140,7 @@ def run_import(
         names = _names(units, options, meant, list(spaces))
         with _naming(account.report):
             run = _ImportRun(
-                units, options, spaces, categories, names, account, on_progress, on_actions
+                units, options, spaces, categories, names, account, on_progress, on_actions, space
             )
         if check or spec is None:
             run.check()
@@ -385,6 +381,7 @@ class _ImportRun:
         account: Account,
         on_progress: OnProgress | None,
         on_actions: OnActions | None,
+        space: Workspace,
     ) -> None:
         self._options, self._names = options, names
         self._on_actions, self._spaces = on_actions, spaces
@@ -393,11 +390,15 @@ class _ImportRun:
         prefixes = [[_prefix(name) for name in names[policy]] for policy in spaces]
         labels = [unit.label for unit in units]
         self._layout = Layout(options, spaces, categories, prefixes, labels)
+        columns = [*options.columns, *(RAW + name for name in options.infos.values())]
+        if options.sql is not None:
+            columns += [name for name in (FILE, ROW) if name in units[0].names()]
+        columns = list(dict.fromkeys(columns))
         if options.episode is None:
-            self._chunks = single_rows(units, options.columns)
+            self._chunks = single_rows(units, columns)
         else:
             key = options.episode
-            self._chunks = by_episode(units, options.columns, key, options.default.get(key))
+            self._chunks = by_episode(units, columns, key, options.default.get(key), space)
 
     def check(self) -> None:
         """Read everything without sending."""

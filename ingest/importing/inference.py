@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import pyarrow.compute as pc
 
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
 from ingest.importing.cells import Array, CellFaults, Cells, flattened, nulls, to_numbers
+from ingest.importing.engine import Workspace
 from ingest.importing.options import ColumnOption, ImportOptions
 from ingest.importing.sources import (
     KeptUnit,
@@ -35,13 +34,21 @@ def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
     """
     if options.has_policies:
         raise ImportFailed("expected one policy: the spaces of several are declared one by one")
+    with Workspace() as space:
+        units = opened_units(options, space)
+        units = several_passes(units, options, space)
+        return spaces_of(units, options, declared_categories(units, options))
+
+
+def opened_units(options: ImportOptions, space: Workspace) -> list[Unit]:
+    """The units of an import: whole files, or the result of `sql`. Raises ImportFailed."""
     units = open_source(options.source, options.query)
+    require_whole(units)
+    if options.sql is not None:
+        units = [KeptUnit.selected(units, options, space.connection())]
     for unit in units:
         require_columns(unit, options.columns)
-    require_whole(units)
-    with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder:
-        units = several_passes(units, options, Path(folder))
-        return spaces_of(units, options, declared_categories(units, options))
+    return units
 
 
 def declared_categories(units: Sequence[Unit], options: ImportOptions) -> Categories:
@@ -52,11 +59,12 @@ def declared_categories(units: Sequence[Unit], options: ImportOptions) -> Catego
     return known_categories(units, options.categorical, also, options.categories, save=False)
 
 
-def several_passes(units: Sequence[Unit], options: ImportOptions, folder: Path) -> list[Unit]:
+def several_passes(units: Sequence[Unit], options: ImportOptions, space: Workspace) -> list[Unit]:
     """Units that can be read repeatedly, with the columns that are needed. Raises ImportFailed."""
-    for unit in units:
-        require_columns(unit, options.columns)
-    return [KeptUnit(unit, options.columns, folder) if unit.once else unit for unit in units]
+    return [
+        KeptUnit.of(unit, options.columns, space.connection()) if unit.once else unit
+        for unit in units
+    ]
 
 
 def spaces_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import OTHER
 from storage.wording import counted
 
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?(\[\])*")
 _SUFFIX, _OTHER = ":categories", f":{OTHER}"
 
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
@@ -21,6 +23,10 @@ _APART = frozenset(
     ("source", "address", "schema_id", "categories", "token", "ca", "timeout", "bad_shown", "name")
 )
 """Options that do not change what is imported."""
+
+
+_ADDED = frozenset(("sql", "types"))
+"""Options that the first release did not have: unused, they leave an import's name as it was."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,14 @@ class ImportOptions:
             paths; `name=value` in a path is a column.
         query: the query for a database's URL: SQLAlchemy's, or `adbc+NAME:...` for the driver
             `adbc_driver_NAME`.
+        sql: a SELECT of DuckDB's SQL over the source's rows, the view `source`; its columns `file`
+            and `row` say where a row is from. The other options name columns of the result.
+        types: column -> the type of SQL that its cells are cast to in `source`. Without one, cells
+            of text files are text.
         observation: columns, each as `NAME` (a number, a list or a text) or `NAME:categories` (its
             values are names: those that the policy declares or, if its spaces have none, those with
             codes in the file `categories`).
-        action: columns, in the same form.
+        action: a column, or several, in the same form.
         final_observation: the columns of the next observation, one for each of `observation`'s and
             of the same kind; an episode's last row has its final one, unless all of them are empty.
         address: the collector's.
@@ -105,8 +115,10 @@ class ImportOptions:
 
     source: Any
     query: str | None = None
+    sql: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
     observation: Sequence[str] | Mapping[str, Sequence[str]]
-    action: str | Mapping[str, str]
+    action: str | Sequence[str] | Mapping[str, str | Sequence[str]]
     reward: str | Sequence[str]
     final_observation: Sequence[str] | Mapping[str, Sequence[str]] = ()
     address: str = "http://127.0.0.1:8642"
@@ -159,6 +171,12 @@ class ImportOptions:
         for name, usual in (("time_unit", "us"), ("timezone", "UTC")):
             if self.time is None and getattr(self, name) != usual:
                 raise ImportFailed(f"{name}: expected a time column as well")
+        if self.sql is not None and self.query is not None:
+            raise ImportFailed("expected one of query and sql, got both")
+        if self.types and self.sql is None:
+            raise ImportFailed("types: expected a statement (sql) that reads the columns")
+        for column, kind in self.types.items():
+            require_type(column, kind)
         unused = sorted(set(self.default) - set(self.columns))
         if unused:
             raise ImportFailed(f"default: expected columns that are imported, got {unused}")
@@ -281,7 +299,15 @@ class ImportOptions:
         maps = {
             name: dict(getattr(self, name)) for name in ("tags", "infos", "default", "policies")
         }
-        return {name: value for name, value in (named | lists | maps).items() if name not in _APART}
+        found = {**named, **lists, **maps}
+        later = {name for name in _ADDED if not found[name]}
+        return {name: value for name, value in found.items() if name not in {*_APART, *later}}
+
+
+def require_type(column: str, kind: str) -> None:
+    """Raise ImportFailed for anything but the name of a type of SQL."""
+    if not _TYPE.fullmatch(kind):
+        raise ImportFailed(f"type of {column}: expected a type such as DOUBLE, got {kind!r:.80}")
 
 
 def _keys(given: Any) -> list[str | None]:

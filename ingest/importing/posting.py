@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from ingest.delivery.transport import Delivery, Transport
 from ingest.importing.cells import Array
 from ingest.importing.episodes import WholeEpisodes
-from ingest.importing.grouping import joined
 from ingest.importing.report import Account, BadRow
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed, Refusal
@@ -160,7 +159,8 @@ def row_bytes(table: Any) -> Array:
 def _behind(some: Sequence[WholeEpisodes]) -> WholeEpisodes:
     rows = np.cumsum([0, *(one.table.num_rows for one in some)])
     begins = [one.begins + before for one, before in zip(some, rows.tolist(), strict=False)]
-    table = joined([one.table for one in some]).combine_chunks()
+    tables = [one.table for one in some]
+    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     units = np.concatenate([one.units for one in some])
     numbers = np.concatenate([one.numbers for one in some])
     return WholeEpisodes(table, np.concatenate(begins), units, numbers)

@@ -1,56 +1,62 @@
 """Files as blocks of rows: CSV, JSON lines, Parquet and Arrow IPC, in bounded memory.
 
-CSV cells are read as text, and each block of JSON lines may have other types than the one before,
-so that an odd value costs only its row. In a block where a text is not UTF-8, its column has bytes.
-A row that cannot be read is a problem with its number; the other rows are still read. Memory holds
-one CSV block, Parquet page or record batch at a time.
+Cells of CSV and of JSON lines are read as text, so that an odd value costs only its row. In a block
+where a text is not UTF-8, its column has bytes. A row that cannot be read is a problem with its
+number; the other rows are still read. Memory holds one CSV block, Parquet page or record batch at a
+time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ingest.importing.cells import is_bytes, json_of
+from ingest.importing.cells import is_bytes
+from ingest.importing.engine import BAD, LINE, json_names, json_rows
 from ingest.protocol.errors import ImportFailed
+from storage.wording import counted
 
 BLOCK_BYTES = 4_000_000
 BLOCK_ROWS = 65_536
 PAGE_BYTES = 64_000_000
 """About the most bytes of a column that are decoded at a time only to check its pages."""
+_NAMED = 100
+"""The most lines that are no JSON objects whose text is looked up for its message."""
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 _ARROW_FILE = b"ARROW1"
 
 
+class Problem(NamedTuple):
+    """A row that could not be read: its number, the reason, its file if it is not the unit's."""
+
+    number: int
+    reason: str
+    label: str | None = None
+
+
 @dataclass
 class SourceBlock:
-    """Consecutive rows: their columns, and their numbers in the file, from 1.
-
-    `problems`: the number and the reason of each row that could not be read.
-    """
+    """Consecutive rows: their columns, and their numbers in the file, from 1."""
 
     table: Any  # pyarrow.Table
     numbers: NDArray[np.int64]
-    problems: list[tuple[int, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 Blocks: TypeAlias = Iterator[SourceBlock]
-"""The result of a file's `blocks(columns)`; without columns, all are read."""
 
 
 def kinds() -> str:
@@ -82,7 +88,12 @@ def file_blocks(path: Path, columns: Sequence[str]) -> Blocks:
 def has_end(path: Path) -> bool:
     """Whether a file's format tells where it ends: plain text may end after any row."""
     suffix, compression = _suffix(path)
-    return compression is not None or _KINDS[suffix][1] in (_parquet, _arrow)
+    return suffix in _KINDS and (compression is not None or _KINDS[suffix][1] in (_parquet, _arrow))
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file has JSON lines."""
+    return _KINDS[_suffix(path)[0]][1] is _json
 
 
 def read_to_end(path: Path) -> None:
@@ -94,6 +105,7 @@ def read_to_end(path: Path) -> None:
     kind, opened = _KINDS[suffix]
     with _readable(path, kind):
         if opened is _parquet:
+            opened(path, compression)  # refuses a compressed one
             _read_pages(path)
         elif opened is _arrow:
             _read_messages(path, compression)
@@ -154,11 +166,11 @@ def _csv(path: Path, compression: str | None) -> _OpenedFile:
         )
 
     def blocks(columns: Sequence[str]) -> Blocks:
-        odd: list[tuple[int, str]] = []
+        odd: list[Problem] = []
 
         def skip(row: Any) -> str:
             text = f"row: expected {row.expected_columns} fields, got {row.actual_columns}"
-            odd.append((row.number - 1, text))  # Arrow's numbers count the header
+            odd.append(Problem(row.number - 1, text))  # Arrow's numbers count the header
             return "skip"
 
         last = 0
@@ -167,153 +179,89 @@ def _csv(path: Path, compression: str | None) -> _OpenedFile:
                 numbers = _numbers(last, batch.num_rows, odd)
                 last = int(numbers[-1]) if len(numbers) else last
                 # the reader is a block ahead: rows skipped in that block come later
-                before = [problem for problem in odd if problem[0] < last]
+                before = [problem for problem in odd if problem.number < last]
                 odd[:] = odd[len(before) :]
-                made = {name: _flat(batch.column(name)) for name in batch.schema.names}
+                made = {name: plain(batch.column(name)) for name in batch.schema.names}
                 yield SourceBlock(pa.table(made), numbers, before)
         if odd:
-            yield SourceBlock(_nothing(columns), np.zeros(0, np.int64), list(odd))
+            nothing = pa.table({name: pa.nulls(0) for name in columns})
+            yield SourceBlock(nothing, np.zeros(0, np.int64), list(odd))
 
     with closing(reader([], lambda _: "skip")) as opened:
         return opened.schema.names, blocks
 
 
-def _numbers(last: int, count: int, odd: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
+def _numbers(last: int, count: int, odd: Sequence[Problem]) -> NDArray[np.int64]:
     """The numbers of the `count` rows after `last`, without those of the odd rows."""
-    skipped = np.array([number for number, _ in odd], np.int64)
+    skipped = np.array([problem.number for problem in odd], np.int64)
     numbers = np.arange(last + 1, last + 1 + count + len(skipped), dtype=np.int64)
     return numbers[~np.isin(numbers, skipped)][:count]
-
-
-def _nothing(columns: Sequence[str]) -> Any:
-    return pa.table({name: pa.nulls(0) for name in columns})
 
 
 # --- JSON lines ------------------------------------------------------------------------------
 
 
 def _json(path: Path, compression: str | None) -> _OpenedFile:
-    def blocks(columns: Sequence[str]) -> Blocks:
-        number, read = 0, _JsonReader(columns)
-        with _readable(path, "JSON lines"), _stream(path, compression) as stream:
-            for text in _lines(stream):
-                block = read.block(text, number)
-                number += len(block.numbers) + len(block.problems)
-                yield block
-
-    with _stream(path, compression) as stream:
-        first = next(_lines(stream), b"")
-        found = [_object(line) for line in first.splitlines() if line.strip()]
-        names = dict.fromkeys(name for row in found if isinstance(row, dict) for name in row)
+    names = json_names(path)
     if not names:
         raise ImportFailed(f"{path}: expected a JSON object in each line, got none")
-    return list(names), blocks
+
+    def blocks(columns: Sequence[str]) -> Blocks:
+        with _readable(path, "JSON lines"):
+            rows, read = _lines(path, compression), 0
+            for batch in json_rows(path, columns, names):
+                read += batch.num_rows
+                bad = batch.column(BAD).to_numpy(zero_copy_only=False)
+                numbers = batch.column(LINE).to_numpy()
+                table = pa.Table.from_batches([batch]).select(list(columns))
+                reasons = _reasons(path, compression, numbers[bad])
+                if bad.any():
+                    table = table.filter(pa.array(~bad))
+                yield SourceBlock(table, numbers[~bad], reasons)
+            if read < rows:  # more, if a program has appended some meanwhile
+                text = f"expected {counted(rows, 'row')}, as it has lines, read {read}"
+                raise ImportFailed(f"{path}: {text}")
+
+    return names, blocks
 
 
-def _lines(stream: Any) -> Iterator[bytes]:
-    """Yield chunks of bytes that end at a line's end."""
-    rest = b""
-    while data := stream.read(BLOCK_BYTES):
-        whole, end, tail = data.rpartition(b"\n")
-        if end:
-            yield rest + whole + end
-            rest = tail
-        else:
-            rest += data
-    if rest:
-        yield rest + b"\n"
+def _lines(path: Path, compression: str | None) -> int:
+    """The number of lines that are not blank."""
+    count, rest = 0, b""
+    with _stream(path, compression) as stream:
+        while data := stream.read(BLOCK_BYTES):
+            lines = (rest + data).split(b"\n")
+            rest = lines.pop()
+            count += len(lines) - sum(map(bytes.isspace, lines)) - lines.count(b"")
+    return count + bool(rest.strip())
 
 
-class _JsonReader:
-    """Reads blocks of lines as tables: with pyarrow, or line by line if that fails."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._schema: Any = None  # of the previous block
-
-    def block(self, text: bytes, before: int) -> SourceBlock:
-        lines = text.count(b"\n")
-        try:  # pyarrow does not check
-            text.decode()
-        except UnicodeDecodeError:
-            return self._one_by_one(text, before)
-        table = self._read(text, self._schema) if self._schema is not None else None
-        table = self._infer(text) if table is None else table
-        if table is None or table.num_rows != lines:
-            return self._one_by_one(text, before)
-        self._schema = table.schema
-        return SourceBlock(table, np.arange(before + 1, before + 1 + lines, dtype=np.int64))
-
-    def _infer(self, text: bytes) -> Any:
-        table = self._read(text, None)
-        if table is None:
-            return None
-        wanted = [name for name in self._columns if name in table.column_names]
-        fields = [table.schema.field(name) for name in wanted]
-        # times stay texts: the column may be a tag, or a later block may have other texts
-        plain = [
-            pa.field(one.name, pa.string() if pa.types.is_timestamp(one.type) else one.type)
-            for one in fields
-        ]
-        table = table.select(wanted) if fields == plain else self._read(text, pa.schema(plain))
-        for name in self._columns:
-            if table is not None and name not in table.column_names:
-                table = table.append_column(name, pa.nulls(table.num_rows))
-        return table
-
-    def _read(self, text: bytes, schema: Any) -> Any:
-        behaviour = "infer" if schema is None else "ignore"
-        parse = pyarrow.json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior=behaviour
-        )
-        try:
-            read = pyarrow.json.ReadOptions(block_size=len(text) + 1)
-            return pyarrow.json.read_json(io.BytesIO(text), read, parse)
-        except (pa.ArrowException, UnicodeDecodeError):
-            return None
-
-    def _one_by_one(self, text: bytes, before: int) -> SourceBlock:
-        rows, numbers, problems, number = [], [], list[tuple[int, str]](), before
-        for line in text.split(b"\n"):
+def _reasons(path: Path, compression: str | None, rows: NDArray[np.int64]) -> list[Problem]:
+    """Why rows are no objects; only the first have their text looked up."""
+    if not len(rows):
+        return []
+    text = "row: expected a JSON object"
+    wanted, found, number = {*rows[:_NAMED].tolist()}, {}, 0
+    with _stream(path, compression) as stream:
+        for line in io.BufferedReader(stream):
             if not line.strip():
                 continue
             number += 1
-            found = _object(line)
-            if isinstance(found, dict):
-                rows.append([found.get(name) for name in self._columns])
-                numbers.append(number)
-            else:
-                problems.append((number, f"row: expected a JSON object, got {found}"))
-        cells = list(zip(*rows, strict=True)) if rows else [()] * len(self._columns)
-        made = dict(zip(self._columns, map(array_of, cells), strict=True))
-        return SourceBlock(pa.table(made), np.array(numbers, np.int64), problems)
+            if number in wanted:
+                found[number] = _object(line)
+            if len(found) == len(wanted):
+                break
+    return [
+        Problem(row, f"{text}, got {found[row]}" if row in found else text) for row in rows.tolist()
+    ]
 
 
-def _object(line: bytes) -> dict[str, Any] | str:
-    """The object of a line, or an error text."""
+def _object(line: bytes) -> str:
+    """What a line is instead of an object."""
     try:
-        found = msgspec.json.decode(line)
+        return f"{msgspec.json.decode(line)!r:.80}"
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return str(error)
-    return found if isinstance(found, dict) else f"{found!r:.80}"
-
-
-def array_of(cells: Sequence[Any]) -> Any:
-    """Cells as a pyarrow.Array; as texts, or their bytes, if types differ, with lists as JSON."""
-    kinds = set(map(type, cells)) - {type(None)}
-    if len(kinds) <= 1 or kinds == {int, float}:
-        with contextlib.suppress(pa.ArrowException, OverflowError):
-            return pa.array(cells)
-    texts = [_plain(cell) for cell in cells]
-    if bytes in kinds:
-        return pa.array([cell.encode() if isinstance(cell, str) else cell for cell in texts])
-    return pa.array(texts, pa.string())
-
-
-def _plain(cell: Any) -> str | bytes | None:
-    if cell is None or isinstance(cell, (str, bytes)):
-        return cell
-    return json_of(cell) if isinstance(cell, (bool, list, dict)) else str(cell)
 
 
 # --- Parquet and Arrow -----------------------------------------------------------------------
@@ -408,19 +356,32 @@ def numbered(batches: Iterator[Any], columns: Sequence[str]) -> Blocks:
     for batch in batches:
         for at in range(0, batch.num_rows, BLOCK_ROWS):
             piece = batch.slice(at, BLOCK_ROWS)
-            made = pa.table({name: _flat(piece.column(name)) for name in columns})
+            made = pa.table({name: plain(column_of(piece, name)) for name in columns})
             numbers = np.arange(number + 1, number + 1 + piece.num_rows, dtype=np.int64)
             number += piece.num_rows
             yield SourceBlock(made, numbers)
 
 
-def _flat(column: Any) -> Any:
-    """A column without dictionaries, views and runs; bytes as text, if all of them are UTF-8."""
+def column_of(batch: Any, name: str) -> Any:
+    """A column, or the field of a structure that a name with dots stands for."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    first, *path = name.split(".")
+    return pc.struct_field(batch.column(first), path)
+
+
+def plain(column: Any) -> Any:
+    """A column without extensions, dictionaries, views, runs; bytes as text if all are UTF-8."""
     types, kind = pa.types, column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(column.storage)
     if types.is_run_end_encoded(kind):
-        return _flat(pc.run_end_decode(column))
+        return plain(pc.run_end_decode(column))
     if types.is_dictionary(kind):
-        return _flat(column.dictionary).take(column.indices)
+        return plain(column.dictionary).take(column.indices)
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        large = types.is_large_list_view(kind)
+        return column.cast((pa.large_list if large else pa.list_)(kind.value_type))
     large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_string_view(kind)
     if not (large or types.is_string(kind) or is_bytes(kind)):
         return column
@@ -435,7 +396,7 @@ def _flat(column: Any) -> Any:
 
 _KINDS: Mapping[str, tuple[str, Callable[[Path, str | None], _OpenedFile]]] = {
     **dict.fromkeys((".csv", ".tsv"), ("CSV", _csv)),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), ("JSON lines", _json)),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json", ".dsjson"), ("JSON lines", _json)),
     **dict.fromkeys((".parquet", ".pq"), ("Parquet", _parquet)),
     **dict.fromkeys((".arrow", ".arrows", ".feather"), ("Arrow IPC", _arrow)),
 }

@@ -150,6 +150,7 @@ class Account:
 
     def finish(self) -> ImportReport:
         report = self.report
+        report.bad.sort(key=lambda bad: (bad.source, bad.row))
         report.bad_counts = dict(self._counts.most_common())
         report.understood |= {name: seen.to_dict() for name, seen in self._seen.items()}
         return report

@@ -1,7 +1,8 @@
 """The sources of an import: files and folders, databases, tables in memory.
 
 A source is one or more units, read one after another. A unit that can be read only once, such as a
-query or a reader, is stored in a temporary file if several passes are needed.
+query or a reader, is kept in a temporary database if several passes are needed, and so is the
+result of a statement over the source.
 
 A file that several passes read has to stay as it is: from the second pass on, its size, times and
 inode are compared with those before the first one, after each block and before the block is used.
@@ -9,25 +10,32 @@ inode are compared with those before the first one, after each block and before 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import itertools
+import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pyarrow as pa
 
+from ingest.importing.cells import RAW, json_of
+from ingest.importing.engine import FILE, ROW, KeptRows
+from ingest.importing.options import ImportOptions
 from ingest.importing.readers import (
     BLOCK_ROWS,
     Blocks,
+    Problem,
     SourceBlock,
-    array_of,
     file_blocks,
     file_names,
     has_end,
+    is_json,
     is_readable,
     kinds,
     numbered,
@@ -91,7 +99,7 @@ def require_columns(unit: Unit, columns: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ImportFailed(f"{unit.label}: expected unique column names, got {twice} twice")
-    missing = [name for name in columns if name not in names]
+    missing = [name for name in columns if name not in names and name.split(".")[0] not in names]
     if missing:
         there = ", ".join(names)
         raise ImportFailed(
@@ -152,7 +160,12 @@ class _FileUnit:
         return f"{content} {sorted(self._hive.items())}"
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
-        own = [name for name in columns if name not in self._hive]
+        json_lines = is_json(self._path)
+        own = [
+            name
+            for name in columns
+            if name not in self._hive and (json_lines or not name.startswith(RAW))
+        ]
         require_same = self._begin()
         try:
             for block in file_blocks(self._path, own):
@@ -250,10 +263,14 @@ class _TableUnit:
     def blocks(self, columns: Sequence[str]) -> Blocks:
         batches = self._table if self.once else self._table.to_batches(BLOCK_ROWS)
         try:
-            yield from numbered(iter(batches), columns)
+            yield from numbered(iter(batches), _without_raw(columns))
         except Exception as error:  # of any type: a reader's batches may come from any code
             text = f"{type(error).__name__}: {error!s:.300}"
             raise ImportFailed(f"{self.label}: cannot be read: {text}") from error
+
+
+def _without_raw(columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if not name.startswith(RAW)]
 
 
 class _Hashing:
@@ -306,7 +323,8 @@ class _QueryUnit:
         if self._open is None:
             return
         try:
-            yield from numbered(itertools.chain([self._first], self._open), columns)
+            batches = itertools.chain([self._first], self._open)
+            yield from numbered(batches, _without_raw(columns))
         except Exception as error:
             raise self._failed(error) from error
         finally:
@@ -359,49 +377,95 @@ class _QueryUnit:
             yield from reader
 
 
-# --- several passes over units that can be read once ---------------------------------------------
+def array_of(cells: Sequence[Any]) -> Any:
+    """Cells as a pyarrow.Array; as texts, or their bytes, if types differ, with lists as JSON."""
+    kinds = set(map(type, cells)) - {type(None)}
+    exact = kinds != {int, float} or all(abs(one) < 2**53 for one in cells if type(one) is int)
+    if len(kinds) <= 1 or (kinds == {int, float} and exact):
+        with contextlib.suppress(pa.ArrowException, OverflowError):
+            return pa.array(cells)
+    texts = [_plain(cell) for cell in cells]
+    if bytes in kinds:
+        return pa.array([cell.encode() if isinstance(cell, str) else cell for cell in texts])
+    return pa.array(texts, pa.string())
+
+
+def _plain(cell: Any) -> str | bytes | None:
+    if cell is None or isinstance(cell, (str, bytes)):
+        return cell
+    return json_of(cell) if isinstance(cell, (bool, list, dict)) else str(cell)
+
+
+# --- rows that are kept ------------------------------------------------------------------------
 
 
 class KeptUnit:
-    """The rows of a unit in a temporary file, with their numbers."""
+    """Rows in a table of a temporary database, which can be read repeatedly."""
 
     once = False
 
-    def __init__(self, unit: Unit, columns: Sequence[str], folder: Path) -> None:
-        """Reads the whole unit. Raises ImportFailed."""
-        self.label, self._digest, self._columns = unit.label, unit.digest(), list(columns)
-        self._path = folder / "rows.arrow"
-        self._pieces: list[tuple[int, int]] = []  # (offset, length) of each block in the file
+    def __init__(self, label: str, digest: str | None, rows: KeptRows) -> None:
+        self.label, self.rows, self._digest = label, rows, digest
+        self.problems: list[Problem] = []
+        self.is_result = False
+
+    @classmethod
+    def of(cls, unit: Unit, columns: Sequence[str], connection: Any) -> KeptUnit:
+        """Keep the rows of a unit that can be read only once. Raises ImportFailed."""
+        rows = KeptRows(connection, columns)
         try:
-            with self._path.open("wb") as file:
-                for block in unit.blocks(columns):
-                    sink, begin = pa.BufferOutputStream(), file.tell()
-                    with pa.ipc.new_stream(sink, block.table.schema) as stream:
-                        stream.write_table(block.table)
-                    self._pieces.append((begin, file.write(sink.getvalue())))
+            for block in unit.blocks(columns):
+                rows.add(block.table)
         except ImportFailed as error:
             raise ImportFailed(f"{error}; nothing of it was sent") from error
+        return cls(unit.label, unit.digest(), rows)
+
+    @classmethod
+    def selected(cls, units: Sequence[Unit], options: ImportOptions, connection: Any) -> KeptUnit:
+        """The result of the option `sql` over all rows of some units. Raises ImportFailed."""
+        names = list(dict.fromkeys(name for unit in units for name in unit.names()))
+        own = [name for name in (FILE, ROW) if name not in names]
+        unknown = sorted({*options.types} - {*names})
+        if unknown:
+            raise ImportFailed(f"types: expected columns of the source, got {unknown}")
+        rows, problems = KeptRows(connection, [*names, *own]), list[Problem]()
+        for unit in units:
+            there = unit.names()
+            for block in unit.blocks(there):
+                found = {name: block.table[name] for name in there}
+                count = len(block.table)
+                found |= {name: pa.nulls(count) for name in names if name not in found}
+                marks = {FILE: pa.repeat(unit.label, count), ROW: pa.array(block.numbers)}
+                found |= {name: marks[name] for name in own}
+                rows.add(pa.table(found))
+                problems += [problem._replace(label=unit.label) for problem in block.problems]
+        order = (options.episode, options.step, options.time, FILE, ROW)
+        rows.replace(str(options.sql), options.types, [name for name in order if name])
+        made = cls("result of the SQL", json.dumps([unit.digest() for unit in units]), rows)
+        made.problems, made.is_result = problems, True
+        return made
 
     def names(self) -> list[str]:
-        return self._columns
+        return self.rows.columns
 
     def digest(self) -> str | None:
         return self._digest
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
-        return numbered(self._batches(), columns)
-
-    def _batches(self) -> Iterator[Any]:
-        with self._path.open("rb") as file:
-            for begin, length in self._pieces:
-                file.seek(begin)
-                yield from pa.ipc.open_stream(file.read(length))
+        if self.problems:
+            nothing = pa.table({name: pa.nulls(0) for name in columns})
+            yield SourceBlock(nothing, np.zeros(0, np.int64), self.problems)
+        columns, number = _without_raw(columns), 1
+        for table in self.rows.select(columns):
+            numbers = np.arange(number, number + len(table), dtype=np.int64)
+            number += len(table)
+            yield SourceBlock(table, numbers)
 
 
 __all__ = [
     "KeptUnit",
-    "SourceBlock",
     "Unit",
+    "array_of",
     "open_source",
     "place_of",
     "require_columns",

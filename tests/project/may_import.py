@@ -68,7 +68,7 @@ MAY_IMPORT = {
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
         "ingest.delivery ingest.protocol storage.experience storage.spaces storage.system"
-        " storage.wording msgspec numpy pyarrow sqlalchemy"
+        " storage.wording duckdb msgspec numpy pyarrow sqlalchemy"
     ),
     "ingest.protocol": "msgspec",
     # gymnasium: the space of an environment's name, in `declare`

@@ -882,7 +882,7 @@ def test_a_reader_is_kept_only_where_it_is_read_twice(
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield batch
-        kept.append(len(list(tmp_path.glob("headrace-import-*/rows.arrow"))))
+        kept.append(len(list(tmp_path.glob("headrace-import-*/*.duckdb"))))
         yield batch
 
     with CollectorProcess(tmp_path / "root") as collector:

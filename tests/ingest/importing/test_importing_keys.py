@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
-from ingest.importing.importing import run_import
+from ingest.importing.importing import import_table, run_import
 from ingest.importing.options import ImportOptions
 from ingest.importing.posting import RequestSender
 from ingest.protocol.errors import ImportFailed
@@ -202,3 +206,36 @@ def test_other_columns_make_another_import(
     other = run_import(dataclasses.replace(options, **changes))
     assert (other.steps, other.rows_known, other.bad_counts) == (2, 0, {})
     assert stored(collector).total() == 4
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.csv", "log.parquet"])
+def test_ids_of_64_bits_keep_their_digits(
+    name: str, collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """As episodes, tags and infos, also beside an id that no int64 has."""
+    ids = [9007199254740993, 9007199254740992, 18446744073709551615]
+    columns = {"x": [1, 1, 1], "y": [0, 0, 0], "a": [0, 1, 0], "r": [1.0, 0.5, 1.0]}
+    table, path = pa.table({"e": pa.array(ids, pa.uint64()), **columns}), tmp_path / name
+    if name.endswith("jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    elif name.endswith("csv"):
+        pyarrow.csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    more: dict[str, Any] = {"tags": {"user": "e"}, "infos": {"id": "e"}, "episode": "e"}
+    report = import_table(path, address=collector.address, **BANDIT, **more)
+    assert (report.episodes, report.bad) == (3, [])
+    assert collector.stop() == 0
+    rows = shard_rows(collector.root)
+    assert {row["eps_id"].rpartition("-")[2] for row in rows} == {*map(str, ids)}
+    assert {json.loads(row["tags"])["user"] for row in rows} == {*map(str, ids)}
+    assert {str(json.loads(row["infos"])["id"]) for row in rows} == {*map(str, ids)}
+
+
+def test_a_float_that_may_be_several_ids_is_refused() -> None:
+    """pandas writes ids so beside an empty cell; smaller whole floats are the integers."""
+    table = pa.table({"e": [9007199254740992.0 * 2, 5.0], "x": [1, 1], "r": [1.0, 0.5]})
+    report = import_table(table, observation=["x"], action="x", reward="r", episode="e", check=True)
+    (bad,) = report.bad
+    assert (bad.row, report.steps) == (1, 1)
+    assert "column e: expected a text or whole number" in bad.reason

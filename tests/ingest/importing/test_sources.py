@@ -23,7 +23,7 @@ from ingest.importing.categories import spelled_as
 from ingest.importing.importing import import_table
 from ingest.importing.options import ImportOptions
 from ingest.importing.report import ImportReport
-from ingest.importing.sources import open_source, require_columns
+from ingest.importing.sources import array_of, open_source, require_columns
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import Box, Discrete
 from tests.collector_process import CollectorProcess, declare, shard_rows
@@ -260,6 +260,14 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.parquet.gz").write_bytes(b"x")
     with pytest.raises(ImportFailed, match=r"expected Parquet without"):
         check(tmp_path / "log.parquet.gz", tmp_path)
+
+
+def test_cells_of_a_query_keep_their_digits() -> None:
+    """Of several types they are texts or bytes; NaN is null in a list's JSON."""
+    assert array_of(["a", b"b", 1, None]).to_pylist() == [b"a", b"b", b"1", None]
+    assert array_of(["a", [1.0, float("nan")], True]).to_pylist() == ["a", "[1.0, null]", "true"]
+    assert array_of([2**53 + 1, 0.5]).to_pylist() == [str(2**53 + 1), "0.5"]
+    assert array_of([1, 0.5]).to_pylist() == [1.0, 0.5]
 
 
 def test_a_table_is_named_by_its_rows_however_they_lie_in_chunks() -> None:
