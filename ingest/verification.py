@@ -33,6 +33,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable
 from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalLocked
+from storage.experience.part_columns import parts_in
 from storage.journal.database import DATABASE, past_damage
 from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
 from storage.objects.opening import Root, local_folder
@@ -288,7 +289,7 @@ def _ordinals(journal: SqliteJournal, waiting: list[Sealed]) -> dict[str, int]:
     for item in waiting:
         if item.part is not None and not item.stored:
             stream = f"{journal.collector_id}-{item.part.schema_id}"
-            ends[stream] = ends.get(stream, 0) + 1
+            ends[stream] = ends.get(stream, 0) + parts_in(item.part)
     return ends
 
 

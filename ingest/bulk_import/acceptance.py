@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ingest.access.tokens import Caller
 from ingest.bulk_import.import_reply import ImportReply
-from ingest.bulk_import.step_columns import Run, StepBlock, StepColumns
+from ingest.bulk_import.step_columns import Run, StepBlock, StepColumns, WholeRuns
 from ingest.collector.collector import Collector, OpenRow
 from ingest.collector.quotas import owned
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.event_checks import REPLAYED, agents_problem
-from ingest.episodes.journal_events import Imported, ImportedEpisode, Started
+from ingest.episodes.journal_events import Imported, ImportedBlock, ImportedEpisode, Started
 from ingest.protocol.agent_names import name_of
 from ingest.protocol.errors import Refusal
+from storage.experience.endings import ENDINGS
 from storage.experience.range_set import RangeSet
 
 GROUP_EPISODES, COMMIT_GROUPS = 100, 5
@@ -22,6 +26,9 @@ GROUP_EPISODES, COMMIT_GROUPS = 100, 5
 
 A group takes about 3 ms of the event loop, and is one journal row.
 """
+
+GROUP_WHOLE, GROUP_ROWS = 1_000, 5_000
+"""The same of whole episodes in columns, and the most steps."""
 
 MAX_EPISODE_BYTES = 128_000_000
 """The most bytes of an episode's columns that may wait in memory for the episode's last piece."""
@@ -62,9 +69,12 @@ class Acceptance:
         """Whether pieces of a long episode wait for its last one."""
         return self._staged is not None
 
-    def groups(self, block: StepBlock) -> Iterator[list[Run]]:
+    def groups(self, block: StepBlock) -> Iterator[list[Run] | WholeRuns]:
         """Split a block's episodes into groups that each occupy the event loop only briefly."""
         self.reply.count_rows(block.sums())
+        if block.whole is not None:
+            yield from self._whole_groups(block.whole)
+            return
         fresh: list[Run] = []
         for run in block.runs:
             if run.number in self._known:
@@ -80,11 +90,29 @@ class Acceptance:
         for at in range(GROUP_EPISODES, len(fresh), GROUP_EPISODES):
             yield fresh[at : at + GROUP_EPISODES]
 
-    def accept(self, block: StepBlock, group: Sequence[Run]) -> int:
+    def _whole_groups(self, whole: WholeRuns) -> Iterator[WholeRuns]:
+        """The new ones of some whole episodes, in groups; the others are counted."""
+        span = RangeSet([(int(whole.numbers[0]), int(whole.numbers[-1]))])
+        known = self._known.intersection(span)
+        if known:
+            mask = np.isin(whole.numbers, list(known))
+            self._duplicates(whole.take(np.flatnonzero(mask)))
+            whole = whole.take(np.flatnonzero(~mask))
+        ends, first = np.cumsum(whole.lengths), 0
+        while first < len(ends):
+            before = int(ends[first - 1]) if first else 0
+            most = int(ends.searchsorted(before + GROUP_ROWS, "right"))
+            last = min(max(most, first + 1), first + GROUP_WHOLE)
+            yield whole.take(np.arange(first, min(last, len(ends))))
+            first = last
+
+    def accept(self, block: StepBlock, group: Sequence[Run] | WholeRuns) -> int:
         """Accept some episodes as one journal row; return the row that the reply waits for.
 
         Raises Refusal if nothing can be accepted.
         """
+        if isinstance(group, WholeRuns):
+            return self._accept_whole(block, group)
         rules = self._found.rules
         waits = rules.declaration.reward_window > 0
         if waits and group and self._collector.is_full:
@@ -103,7 +131,7 @@ class Acceptance:
             event = Imported(
                 episodes,
                 REPLAYED,
-                **block.columns_of(taken),
+                **block.columns_of((run.begin, run.end) for run in taken),
                 part_steps=block.part_steps,
                 waits=waits,
                 instance=self._instance or "",
@@ -112,6 +140,62 @@ class Acceptance:
             row.apply(event)
 
         return self._collector.compose(fill)
+
+    def _accept_whole(self, block: StepBlock, group: WholeRuns) -> int:
+        """Accept whole episodes as one event; one by one if any of them is known or refused."""
+        found, collector, caller = self._found, self._collector, self._caller
+        policy = found.rules.declaration.policy_id
+        starts = group.numbers if self._instance is not None else None
+        began = collector.judge.judge_whole(self._instance, group.names, starts, policy)
+        tags = None if began is None else self._encoded_tags(group)
+        if began is None or tags is None or caller.open_episodes is not None:
+            numbered = self._instance is not None
+            runs = [group.run(at, policy, numbered=numbered) for at in range(len(group.names))]
+            return self.accept(block, runs)
+        spans = zip(group.begins.tolist(), group.ends.tolist(), strict=True)
+        event = ImportedBlock(
+            collector.assembler.next_key,
+            self._instance or "",
+            caller.token_id,
+            policy,
+            found.rules.schema_id,
+            group.names,
+            began.tobytes(),
+            group.lengths.astype(np.int64).tobytes(),
+            bytes(map(ENDINGS.index, group.how)),
+            tags,
+            group.continues,
+            group.enabled,
+            group.finals,
+            REPLAYED,
+            **block.columns_of(spans),
+            part_steps=block.part_steps,
+        )
+        row = collector.compose(lambda row: row.apply(event))
+        events = int(group.lengths.sum()) + 2 * len(group.names)
+        collector.stats.accepted += events
+        collector.stats.ended.update(Counter(group.how))
+        self.reply.take(events)
+        return row
+
+    def _encoded_tags(self, group: WholeRuns) -> list[str] | None:
+        """The tags as stored; None if some are refused."""
+        judge, rules, known = self._collector.judge, self._found.rules, dict[str, str]()
+        found = []
+        for name, tags in zip(group.names, group.tags, strict=False):
+            key = repr(tags)
+            if key not in known:
+                try:
+                    known[key] = judge.stored_tags(name, tags, rules)
+                except Refusal:
+                    return None
+            found.append(known[key])
+        return found
+
+    def _duplicates(self, whole: WholeRuns) -> None:
+        events = int(whole.lengths.sum()) + 2 * len(whole.names)
+        self._collector.stats.duplicates += events
+        self.reply.take(0, events)
 
     def stop(self) -> None:
         """Drop the pieces of an episode whose last piece has not come."""

@@ -8,7 +8,7 @@ because it accesses nothing of the collector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,10 +76,68 @@ class Run:
 
 
 @dataclass(slots=True)
+class WholeRuns:
+    """Whole episodes of one agent each, without faults, as columns: one value per episode.
+
+    `begins` and `ends` are rows of the table; `tags`, `continues`, `enabled` and `finals` are empty
+    if no episode has any.
+    """
+
+    numbers: Array
+    begins: Array
+    ends: Array
+    names: list[str]
+    how: list[str]
+    tags: list[dict[str, str] | None]
+    continues: list[str | None]
+    enabled: list[bool]
+    finals: list[bytes | None]
+
+    @property
+    def lengths(self) -> Array:
+        return np.asarray(self.ends - self.begins)
+
+    def take(self, places: Array) -> WholeRuns:
+        """Some of the episodes."""
+        at = places.tolist()
+
+        def some(values: list[Any]) -> list[Any]:
+            return [values[place] for place in at] if values else []
+
+        return WholeRuns(
+            self.numbers[places],
+            self.begins[places],
+            self.ends[places],
+            some(self.names),
+            some(self.how),
+            some(self.tags),
+            some(self.continues),
+            some(self.enabled),
+            some(self.finals),
+        )
+
+    def run(self, at: int, policy_id: str, *, numbered: bool) -> Run:
+        """One of the episodes as an object."""
+        number, begin, end = int(self.numbers[at]), int(self.begins[at]), int(self.ends[at])
+        start = wire.Start(
+            episode_id=self.names[at],
+            start=number if numbered else None,
+            policy_id=policy_id,
+            training_enabled=self.enabled[at] if self.enabled else True,
+            tags=self.tags[at] if self.tags else None,
+            continues=self.continues[at] if self.continues else None,
+        )
+        run = Run(number, begin, end, end - begin, start, self.how[at])
+        run.final_obs = self.finals[at] if self.finals else None
+        return run
+
+
+@dataclass(slots=True)
 class StepBlock:
     """The rows [begin, end) of a table: its episodes, and the columns of `Imported` over them.
 
-    `refused`: (number, rows, first bad row) of episodes without a good step.
+    Its episodes are `whole`, or if that is None `runs`; `refused`: (number, rows, first bad row) of
+    episodes without a good step.
     """
 
     begin: int
@@ -91,10 +149,11 @@ class StepBlock:
     part_steps: int
     faults: RowFaults
     ends: RowFaults  # of final observations and endings
+    whole: WholeRuns | None = None
     causes: int = 0
 
-    def columns_of(self, some: Sequence[Run]) -> dict[str, Any]:
-        """The columns of only the good rows of some episodes, in order."""
+    def columns_of(self, some: Iterable[tuple[int, int]]) -> dict[str, Any]:
+        """The columns of only the rows [begin, end) of some episodes, in order."""
         spans = list(self._spans(some))
         rows, found = self.end - self.begin, dict[str, Any]()
         for name in ("obs", "actions"):
@@ -116,15 +175,15 @@ class StepBlock:
                 at += end - begin
         return found
 
-    def _spans(self, runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
-        """The good rows of runs in the block, merged into ranges [begin, end)."""
+    def _spans(self, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """The rows of runs in the block, merged into ranges [begin, end)."""
         begin = end = -1
-        for run in runs:
-            if run.begin - self.begin != end:
+        for first, last in runs:
+            if first - self.begin != end:
                 if end > begin:
                     yield begin, end
-                begin = run.begin - self.begin
-            end = run.end - self.begin
+                begin = first - self.begin
+            end = last - self.begin
         if end > begin:
             yield begin, end
 
@@ -281,6 +340,19 @@ class StepColumns:
         how = dict(zip(lasts.tolist(), endings, strict=True))
         enabled = self._cells("training_enabled", cut, heads - begin, True)
         continues = self._cells("continues", cut, heads - begin, None)
+        if self._are_whole(block, numbers, endings):
+            block.whole = WholeRuns(
+                numbers,
+                begins,
+                ends,
+                [self._runs.names[number] for number in numbers.tolist()],
+                endings,
+                [tags.get(head) for head in (heads - begin).tolist()] if tags else [],
+                continues if any(continues) else [],
+                enabled if not all(enabled) else [],
+                finals if any(final is not None for final in finals) else [],
+            )
+            return
         agents = self._cells("agents", cut, tails - 1 - begin, -1)
         times = np.frombuffer(block.columns["ts"], np.int64)
         times = times[heads - begin] if len(times) else np.full(len(heads), NO_TIME)
@@ -317,6 +389,13 @@ class StepColumns:
             if run.how not in OBSERVED:
                 run.agents = -1
             block.runs.append(run)
+
+    def _are_whole(self, block: StepBlock, numbers: Array, endings: list[str]) -> bool:
+        """Whether a block has whole episodes only, which need nothing of their own."""
+        plain = not (self._form.has_tracks or self.rules.declaration.reward_window)
+        faults = len(block.faults.rows) or len(block.ends.rows)
+        whole = len(endings) == len(numbers) and not self.is_piece(block.begin, block.end)
+        return plain and whole and not faults and {*endings} <= {*OBSERVED}
 
     # --- columns ---------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ from ingest.episodes.open_episode import OpenEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
 from ingest.protocol.agent_names import Name
 from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.episode import Part
 from storage.journal.records import FORMER_ID
 from storage.journal.sqlite_journal import Journal, ShardRecord
 from storage.objects.opening import Root
@@ -177,9 +178,14 @@ class _Restoring(msgspec.Struct):
 
     def _keep_back_waiting(self) -> None:
         """Mark waiting parts that are in shards; replayed from the same rows, they are equal."""
+        assembler, waiting = self.recovered.assembler, list[Sealed]()
         for item in self.recovered.waiting:
+            is_known = any(self.parts.get(one.name) for one in item.ended)
+            waiting += assembler.split(item) if is_known else [item]
+        self.recovered.waiting = waiting
+        for item in waiting:
             part = item.part
-            if part is None:
+            if not isinstance(part, Part):
                 continue
             there = self.parts[(part.episode_id, part.agent_id) if part.env_t else part.episode_id]
             key = (part.part, part.t0, part.received_ts)

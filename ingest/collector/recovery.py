@@ -86,6 +86,11 @@ class Recovered(msgspec.Struct):
     keys: KeyBook = msgspec.field(default_factory=KeyBook)
 
 
+def entries_of(blob: bytes) -> list[int]:
+    """The numbers of the entries of a plan's blob."""
+    return [number for _, number in _decode_parts(blob)]
+
+
 def plan_blob(parts: Sequence[Sealed]) -> bytes:
     """A plan's blob: its parts, in the order of their ordinals."""
     return encode_state([(sealed.key, sealed.number) for sealed in parts])
@@ -199,6 +204,12 @@ def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
 
 def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row: int) -> None:
     """Mark sealed parts that are in shards already; each needs `row`, which says so."""
+    keys = RangeSet.of(key for key, _ in stored)
+    found = list[Sealed]()
+    for item in assembler.sealed:
+        span = RangeSet([(item.key, item.key + len(item.ended) - 1)]) if item.ended else RangeSet()
+        found += assembler.split(item) if keys.intersection(span) else [item]
+    assembler.sealed = found
     for at, item in enumerate(assembler.sealed):
         if (item.key, item.number) in stored:
             rows = item.rows if row in item.rows else (*item.rows, row)

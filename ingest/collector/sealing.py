@@ -29,14 +29,16 @@ from ingest.collector.recovery import (
     Recovered,
     assembler_state,
     encode_state,
+    entries_of,
     plan_blob,
 )
 from ingest.collector.writer_thread import Sealer, SealJob
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.idempotency import STATE
-from ingest.episodes.sealed_parts import Sealed
+from ingest.episodes.sealed_parts import Sealed, parts_of_entry
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns, each_part, parts_in
 from storage.journal.sqlite_journal import Plan, ShardRecord
 from storage.shards.names import ShardInfo
 
@@ -52,6 +54,10 @@ PART_BYTES = 1_400
 """The approximate memory of a part without its columns, in bytes."""
 
 
+BLOCK_PART_BYTES = 500
+"""The same of a part in columns."""
+
+
 class _ReadyParts(msgspec.Struct):
     """Parts of one stream that wait for a plan, from ordinal `first`; `rule` has the limits."""
 
@@ -61,12 +67,13 @@ class _ReadyParts(msgspec.Struct):
     first: int
     next_part: int = 0  # how many of the parts were passed to `fresh`
     parts: list[Sealed] = msgspec.field(default_factory=list)
+    count: int = 0  # the parts in these
     nbytes: int = 0  # of columns
 
     @property
     def held(self) -> int:
         """The approximate memory in bytes."""
-        return self.nbytes + PART_BYTES * len(self.parts)
+        return self.nbytes + sum(map(_extra, self.parts))
 
 
 class Sealing:
@@ -138,8 +145,11 @@ class Sealing:
         for plan, found in self._planned:
             rule = self._rule(found)
             if rule is not None:  # otherwise none of its parts is left: the journal was damaged
-                owner = owner_of(plan.stream)
-                sealed = [self._numbered(x, plan.first + i, owner) for i, x in enumerate(found)]
+                owner, ordinal = owner_of(plan.stream), plan.first
+                sealed = []
+                for number, item in zip(entries_of(plan.blob), found, strict=True):
+                    sealed.append(self._numbered(item, ordinal, owner))
+                    ordinal += parts_of_entry(number)
                 self._count(1, _size(sealed))
                 self.unrecorded[plan.plan_id] = _steps(sealed)
                 self._unwritten[plan.stream] += 1
@@ -174,19 +184,20 @@ class Sealing:
         """Pass parts that have their ordinals to `fresh`."""
         if self._fresh is None:
             return
-        parts = [item.part for item in sealed if item.part is not None]
+        parts = list(each_part(item.part for item in sealed if item.part is not None))
         if parts:
             self._fresh(stream, rule.canonical_spaces, parts)
 
-    def _queue(self, item: Sealed, part: Part, now: float) -> None:
+    def _queue(self, item: Sealed, part: Part | PartColumns, now: float) -> None:
         stream = f"{self.collector_id}-{part.schema_id}"
         ready = self._ready.get(stream)
         if ready is None:
             rules = self._assembler.policies.schemas[part.policy_id, part.schema_id]
             first = self._ordinals.get(stream, 0)
             ready = self._ready[stream] = _ReadyParts(rules.declaration, part.schema_id, now, first)
-        ordinal = ready.first + len(ready.parts)
-        self._ordinals[stream] = ordinal + 1
+        ordinal = ready.first + ready.count
+        ready.count += parts_in(part)
+        self._ordinals[stream] = ready.first + ready.count
         ready.parts.append(self._numbered(item, ordinal, self.collector_id))
         ready.nbytes += part.nbytes
 
@@ -198,6 +209,8 @@ class Sealing:
         """
         if item.part is None:
             return item
+        if isinstance(item.part, PartColumns):
+            return msgspec.structs.replace(item, part=item.part.with_ordinals(ordinal))
         first = self._episode_ordinals.setdefault(item.key, {}).setdefault(owner, ordinal)
         part = item.part.with_ordinals(ordinal, first)
         return msgspec.structs.replace(item, part=part)
@@ -217,7 +230,7 @@ class Sealing:
         if self._stored:
             return  # an episode's parts are recorded in order
         ready = self._ready.pop(stream)
-        first, last = ready.first, ready.first + len(ready.parts) - 1
+        first, last = ready.first, ready.first + ready.count - 1
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
         self._next_plan += 1
         self._count(1, ready.held)
@@ -261,7 +274,7 @@ class Sealing:
         self._unwritten[plan.stream] -= 1
         self.totals.rows += shard.rows
         self.totals.shards += 1
-        self.totals.parts += len(sealed)
+        self.totals.parts += plan.last - plan.first + 1
         if self._on_written is not None:
             self._on_written(plan.stream, plan.first, plan.last)
         self._record(sealed, record, _size(sealed))
@@ -294,7 +307,7 @@ class Sealing:
         for item in sealed:
             free.extend(assembler.release(item))
             self._carry(item, owner, put, delete)
-        finished = [item.finished for item in sealed if item.finished is not None]
+        finished = [one for item in sealed for one in item.all_finished]
         self.totals.episodes += len(finished)
         self.totals.steps = assembler.steps
         if finished:
@@ -327,7 +340,7 @@ class Sealing:
             put[key] = encode_state(item.carry.with_ordinal(first, owner))
             self._carried.add(key)
         elif item.finished is not None:
-            first_part = item.part is not None and item.part.part == 0
+            first_part = isinstance(item.part, Part) and item.part.part == 0
             if not first_part:
                 put.pop(key, None)
                 delete.append(key)
@@ -361,4 +374,10 @@ def _steps(sealed: list[Sealed]) -> int:
 
 
 def _size(sealed: list[Sealed]) -> int:
-    return sum(item.part.nbytes + PART_BYTES for item in sealed if item.part is not None)
+    return sum(item.part.nbytes + _extra(item) for item in sealed if item.part is not None)
+
+
+def _extra(item: Sealed) -> int:
+    """The approximate memory of what is not in buffers."""
+    is_block = isinstance(item.part, PartColumns)
+    return PART_BYTES + (BLOCK_PART_BYTES * item.part.count if is_block else 0)  # type: ignore[union-attr]

@@ -20,6 +20,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalLocked, JournalLookedAt
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns, parts_in
 from storage.journal.memory_journal import MemoryJournal
 from storage.journal.sqlite_journal import Journal, SqliteJournal
 from storage.shards.names import ShardInfo
@@ -116,7 +117,10 @@ class _NoShards:
     def kill(self) -> None: ...
     def close(self) -> None: ...
 
-    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> ShardInfo:
-        first, last = parts[0].ordinal, parts[-1].ordinal
-        steps = sum(part.steps for part in parts)
-        return ShardInfo(Path("memory"), stream, first, last, "0" * 64, steps, len(parts), 0)
+    def write(
+        self, stream: str, canonical_json: str, parts: Sequence[Part | PartColumns]
+    ) -> ShardInfo:
+        begin, count = parts[0], sum(map(parts_in, parts))
+        first = begin.ordinal if isinstance(begin, Part) else begin.scalars.ordinal[0]
+        steps, last = sum(part.steps for part in parts), first + count - 1
+        return ShardInfo(Path("memory"), stream, first, last, "0" * 64, steps, count, 0)

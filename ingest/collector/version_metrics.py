@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns
 
 VERSIONS = 16
 """Versions kept per policy: the live one, the previous one, a canary, and some that act late."""
@@ -59,13 +60,18 @@ class VersionMetrics:
         self._found: dict[str, OrderedDict[int, dict[str, Moments]]] = {}
         self._open: OrderedDict[tuple[str, int, str], tuple[int, float]] = OrderedDict()
 
-    def note(self, stream: str, parts: Sequence[Part]) -> None:
+    def note(self, stream: str, parts: Sequence[Part | PartColumns]) -> None:
         """Count the steps of parts, and the returns of the episodes that end with them."""
         by_policy: dict[str, list[Part]] = {}
         for part in parts:
-            by_policy.setdefault(part.policy_id, []).append(part)
+            own = by_policy.setdefault(part.policy_id, [])
+            if isinstance(part, Part):
+                own.append(part)
+            elif (np.frombuffer(part.policy_version, np.int64) >= 0).any():
+                own += part.parts()
         for policy_id, own in by_policy.items():
-            self._note(stream, policy_id, own)
+            if own:
+                self._note(stream, policy_id, own)
 
     def _note(self, stream: str, policy_id: str, parts: Sequence[Part]) -> None:
         rewards = np.frombuffer(b"".join([part.rewards for part in parts]), np.float64)

@@ -18,6 +18,7 @@ import msgspec
 
 from storage.errors import FolderMoved, StorageError
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns
 from storage.journal.sqlite_journal import Plan
 from storage.shards.names import ShardInfo
 
@@ -36,7 +37,9 @@ class Writer(Protocol):
 
     def start(self) -> None: ...
     def check(self) -> None: ...
-    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> ShardInfo: ...
+    def write(
+        self, stream: str, canonical_json: str, parts: Sequence[Part | PartColumns]
+    ) -> ShardInfo: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
 
@@ -46,7 +49,7 @@ class SealJob(msgspec.Struct, frozen=True):
 
     plan: Plan
     canonical_json: str
-    parts: Sequence[Part]
+    parts: Sequence[Part | PartColumns]
     done: Callable[[ShardInfo], None]
 
 
@@ -63,7 +66,9 @@ class Sealer:
         *,
         notify: Callable[..., Any],
         on_moved: Callable[[Exception], None],
-        on_written: Callable[[str, Sequence[Part]], None] = lambda stream, parts: None,
+        on_written: Callable[[str, Sequence[Part | PartColumns]], None] = lambda stream, parts: (
+            None
+        ),
     ) -> None:
         self._writer = writer
         self._notify = notify

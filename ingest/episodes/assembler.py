@@ -42,12 +42,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 from ingest.episodes.client_instances import Instances
-from ingest.episodes.imported import Staged, parts_of
+from ingest.episodes.imported import Staged, columns_of, finished_of, parts_of
 from ingest.episodes.journal_events import (
     Acted,
     Cut,
     Ended,
     Imported,
+    ImportedBlock,
     ImportedEpisode,
     JournalEvent,
     Opened,
@@ -207,6 +208,8 @@ class EpisodeAssembler:
             self._apply_started(event, row, now)
         elif isinstance(event, Cut):
             self._apply_cut(event, row, now)
+        elif isinstance(event, ImportedBlock):
+            self._apply_block(event, row, received)
         elif isinstance(event, Imported):
             self._apply_imported(event, row, received, now)
         elif isinstance(event, RewardedStep):
@@ -312,6 +315,36 @@ class EpisodeAssembler:
                 self._wait_imported(staged, episode, row, now)
             else:
                 self._seal_imported(staged, episode, row)
+
+    def _apply_block(self, event: ImportedBlock, row: int, received: int) -> None:
+        """Seal a block of whole episodes; a replay skips those whose shards are recorded."""
+        count = len(event.episode_ids)
+        last, starts = event.key + count - 1, RangeSet.of(memoryview(event.starts).cast("q"))
+        self.next_key = max(self.next_key, last + 1)
+        if event.instance:
+            self.instances.started_all(event.instance, starts)
+        else:
+            self.anonymous_starts = max(self.anonymous_starts, (starts.last or 0) + 1)
+        if self.done.contains_range(event.key, last):
+            return
+        finished = finished_of(event)
+        sealed = Sealed(event.key, columns_of(event, received), (row,), ended=finished)
+        found = [sealed]
+        if self.done.intersection(RangeSet([(event.key, last)])):  # some were found in shards
+            found = [one for one in sealed.split() if one.key not in self.done]
+        for _ in found:
+            self._need(row)
+        self.steps += len(event.rewards) // 8
+        self.sealed += found
+        for one in finished:
+            self.remember_finished(one)
+
+    def split(self, item: Sealed) -> list[Sealed]:
+        """A sealed item as its parts, each of which needs the item's rows."""
+        found = item.split()
+        for row in item.rows:
+            self.needed[row] += len(found) - 1
+        return found
 
     def _seal_imported(self, staged: Staged, episode: ImportedEpisode, row: int) -> None:
         self._note_start(episode.started)
@@ -442,6 +475,8 @@ class EpisodeAssembler:
         """Note that a part is recorded; return the rows that are no longer needed."""
         if sealed.finished is not None:
             self.done.add(sealed.key)
+        elif sealed.ended:
+            self.done.add_range(sealed.key, sealed.key + len(sealed.ended) - 1)
         return self._release(sealed.rows)
 
     def _release(self, rows: Iterable[int]) -> list[int]:

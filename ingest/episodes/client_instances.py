@@ -106,6 +106,14 @@ class Instances:
         self._known.move_to_end(instance)
         self.touched.add(instance)
 
+    def started_all(self, instance: str, starts: RangeSet) -> None:
+        """Note several starts, as `started` does."""
+        known = self._known.get(instance)
+        if known is not None:
+            known.starts.update(starts)
+            self._known.move_to_end(instance)
+            self.touched.add(instance)
+
     def knows(self, instance: str, start: int, name: Name) -> None:
         """Note which episode a start began."""
         known = self._known.get(instance)

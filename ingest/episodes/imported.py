@@ -1,5 +1,7 @@
 """Imported episodes, from their journal event to parts. They are never open.
 
+Whole episodes come in blocks, and stay columns up to their shard.
+
 A long episode comes in pieces, one journal row each. It is *staged* until its last piece arrives;
 then all of its parts are sealed at once, so that one plan names them. If the collector is killed in
 between, the pieces are dropped and the import sends the episode again from the start.
@@ -8,7 +10,7 @@ between, the pieces are dropped and the import sends the episode again from the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -16,10 +18,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from ingest.episodes.journal_events import NO_TIME, Imported, ImportedEpisode
+from ingest.episodes.journal_events import NO_TIME, Imported, ImportedBlock, ImportedEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
-from storage.experience.endings import Ending
+from storage.experience.endings import ENDINGS, Ending
 from storage.experience.episode import DEFAULT_AGENT, Part
+from storage.experience.part_columns import PartColumns, PartScalars
 from storage.experience.step_columns import STEP_COLUMNS
 
 _NO_TIME = struct.pack("<q", NO_TIME)
@@ -94,12 +97,80 @@ def parts_of(event: Imported, received: int) -> Iterator[tuple[ImportedEpisode, 
         begin = end
 
 
+def columns_of(event: ImportedBlock, received: int) -> PartColumns:
+    """The parts of a block's episodes."""
+    lengths = np.frombuffer(event.lengths, np.int64)
+    most = event.part_steps or int(lengths.max())
+    counts = -(-lengths // most)
+    of = np.repeat(np.arange(len(lengths)), counts)  # the episode of each part
+    part = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    steps = np.minimum(lengths[of] - part * most, most)
+    is_last = part == counts[of] - 1
+    columns, total = _EventColumns(event, received), int(lengths.sum())
+    ends = np.cumsum(steps)
+    words: list[str | None] = [ENDINGS[code] for code in event.ended]
+    final: list[bytes | None] = list(event.final_obs) or [None] * len(lengths)
+    whole = len(of) == len(lengths)
+
+    def each(values: Sequence[Any], default: Any) -> list[Any]:
+        if not values:
+            return [default] * len(of)
+        return list(values) if whole else [values[at] for at in of.tolist()]
+
+    if whole:
+        finals, ended = final, words
+    else:
+        places = zip(of.tolist(), is_last.tolist(), ends.tolist(), strict=True)
+        finals = [final[at] if last else columns.obs(end, end + 1) for at, last, end in places]
+        ended = [words[at] if last else None for at, last in zip(of, is_last, strict=True)]
+    rows = sorted(event.infos)
+    scalars = PartScalars(
+        schema_id=event.schema_id,
+        episode_id=each(event.episode_ids, ""),
+        part=part.tolist(),
+        t0=(part * most).tolist(),
+        steps=steps.tolist(),
+        policy_id=[event.policy_id] * len(of),
+        agent_id=[DEFAULT_AGENT] * len(of),
+        ended=ended,
+        training_enabled=each(event.training_enabled, True),
+        continues=each(event.continues, None),
+        tags=each(event.tags, "{}"),
+        ordinal=[],
+        episode_ordinal=[],
+        agents=[-1] * len(of),
+        final_obs=finals,
+        info_rows=rows,
+        infos=[event.infos[row] for row in rows],
+    )
+    return PartColumns(
+        scalars=scalars,
+        obs=event.obs,
+        actions=event.actions,
+        obs_lengths=event.obs_lengths,
+        actions_lengths=event.actions_lengths,
+        **columns.numbers(0, total),
+    )
+
+
+def finished_of(event: ImportedBlock) -> list[Finished]:
+    """What is remembered of a block's episodes."""
+    lengths = (np.frombuffer(event.lengths, np.int64) + 2).tolist()
+    starts = np.frombuffer(event.starts, np.int64).tolist()
+    instance, policy, schema = event.instance, event.policy_id, event.schema_id
+    rows = zip(event.episode_ids, starts, lengths, event.ended, strict=True)
+    return [
+        Finished(name, key, instance, start, seq, ENDINGS[how], "", None, -1, policy, schema)
+        for key, (name, start, seq, how) in enumerate(rows, event.key)
+    ]
+
+
 class _EventColumns:
     """The columns of an event, and the offsets of each step's values."""
 
-    def __init__(self, event: Imported, received: int) -> None:
+    def __init__(self, event: Imported | ImportedBlock, received: int) -> None:
         self._event = event
-        self._total = sum(episode.steps for episode in event.episodes)
+        self._total = len(event.rewards) // 8
         self._obs = self._places(event.obs, event.obs_lengths)
         self._actions = self._places(event.actions, event.actions_lengths)
         came, ts = struct.pack("<q", received), event.ts
@@ -130,16 +201,19 @@ class _EventColumns:
         """The observations of steps [begin, end) as bytes."""
         return _cut(self._event.obs, self._obs, begin, end)
 
+    def numbers(self, begin: int, end: int) -> dict[str, Any]:
+        """The numbers of steps [begin, end) by column."""
+        return {
+            name: data[size * begin : size * end] or _repeated(value, end - begin)
+            for name, data, size, value in self._numbers
+        }
+
     def part(
         self, episode: ImportedEpisode, number: int, t0: int, begin: int, end: int, last: int
     ) -> Part:
         """Return the steps [begin, end) of all as one part; its episode's steps end at `last`."""
         event, started, steps = self._event, episode.started, end - begin
         short, infos = slice(4 * begin, 4 * end), event.infos
-        numbers: dict[str, Any] = {
-            name: data[size * begin : size * end] or _repeated(value, steps)
-            for name, data, size, value in self._numbers
-        }
         return Part(
             episode_id=started.episode_id,
             part=number,
@@ -148,7 +222,7 @@ class _EventColumns:
             schema_id=started.schema_id,
             obs=self.obs(begin, end),
             actions=_cut(event.actions, self._actions, begin, end),
-            **numbers,
+            **self.numbers(begin, end),
             obs_lengths=event.obs_lengths[short],
             actions_lengths=event.actions_lengths[short],
             infos={at - begin: infos[at] for at in range(begin, end) if at in infos}

@@ -186,6 +186,42 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
     env_t: bytes = b""  # int64, of tracks
 
 
+class ImportedBlock(Struct, array_like=True, tag=10, frozen=True):
+    """Whole imported episodes of one policy, of one agent each, with all they have as columns.
+
+    Their keys count from `key`. `starts` are the start numbers (int64), `lengths` the numbers of
+    steps (int64), `ended` indices into ENDINGS (uint8). An empty list stands for the default. The
+    other columns are those of `Imported`.
+    """
+
+    key: int
+    instance: str
+    owner: str
+    policy_id: str
+    schema_id: str
+    episode_ids: list[str]
+    starts: bytes
+    lengths: bytes
+    ended: bytes
+    tags: list[str]
+    continues: list[str | None]
+    training_enabled: list[bool]
+    final_obs: list[bytes | None]
+    source: int
+    obs: bytes
+    actions: bytes
+    rewards: bytes
+    action_logp: bytes
+    policy_version: bytes
+    pass_prob: bytes
+    ts: bytes
+    obs_lengths: bytes = b""
+    actions_lengths: bytes = b""
+    infos: dict[int, str] = {}
+    part_steps: int = 0
+    env_t: bytes = b""
+
+
 class Keyed(Struct, array_like=True, tag=14, frozen=True):
     """The event before it in its row came with an Idempotency-Key.
 
@@ -221,6 +257,7 @@ JournalEvent: TypeAlias = (
     | Redecided
     | RewardedStep
     | Imported
+    | ImportedBlock
 )
 
 encode_event = msgspec.msgpack.Encoder().encode

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from msgspec.structs import replace as replace_fields
 
 from ingest.episodes.client_instances import Instance, require_range
@@ -49,6 +50,8 @@ from ingest.episodes.sealed_parts import Finished, Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED, Name, Whole, label, label_of, name_of
 from ingest.protocol.errors import Refusal, already_started, completed, not_found
+from storage.experience.episode import Array
+from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import SpaceError
 from storage.wording import counted
 
@@ -226,6 +229,43 @@ class Judge:
             reward_default=rules.declaration.reward_default,
             agent_id=event.agent_id,
         )
+
+    def judge_whole(
+        self, instance: str | None, names: Sequence[str], starts: Array | None, policy_id: str
+    ) -> Array | None:
+        """The start numbers (int64) of new whole episodes of one agent each.
+
+        None if any of them has to be judged on its own, because it may be known or be refused.
+        """
+        known = self._known
+        if policy_id not in known.policies.rules or len({*names}) < len(names):
+            return None
+        if any(name.startswith(UNSAMPLED) for name in names):
+            return None
+        for there in (known.episodes, known.finished, known.closing, known.wholes):
+            if not there.keys().isdisjoint(names):
+                return None
+        if len(known.episodes) >= known.limits.open_episodes:
+            return None
+        if instance is None:
+            first = known.anonymous_starts
+            return np.arange(first, first + len(names))
+        found = known.instances.get(instance)
+        if found is None or starts is None:
+            return None
+        numbers = RangeSet.of(starts.tolist())
+        if found.starts.intersection(numbers):
+            return None
+        for first, _ in numbers.ranges():
+            require_range(instance, found, first, names[0])
+        return starts.astype(np.int64)
+
+    def stored_tags(
+        self, episode_id: str, tags: Mapping[str, str] | None, rules: PolicyRules
+    ) -> str:
+        """An episode's tags as they are stored. Raises Refusal."""
+        start = wire.Start(episode_id=episode_id, tags=dict(tags) if tags else None)
+        return tags_of(self._redacted(start, rules))
 
     def _require_free(self, instance: str, event: wire.Start) -> None:
         """Raise Refusal if the episode of a start is known, or cannot start here."""

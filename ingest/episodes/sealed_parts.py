@@ -13,6 +13,7 @@ from ingest.protocol.agent_names import Name, label, name_in
 from ingest.protocol.errors import Refusal, completed
 from storage.experience.endings import UNOBSERVED
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns
 from storage.experience.step_columns import UNKNOWN_VERSION
 
 
@@ -88,19 +89,46 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """A part that is ready for a shard, or an episode that ended without steps (`part` None)."""
+    """A part that is ready for a shard, or an episode that ended without steps (`part` None).
+
+    Columns have all parts of several episodes, whose keys count from `key`; `ended` are these.
+    """
 
     key: int
-    part: Part | None
+    part: Part | PartColumns | None
     rows: tuple[int, ...]  # the journal rows that it needs
     finished: Finished | None = None  # set for an episode's last part
     carry: Carry | None = None  # set for all other parts
     stored: bool = False  # in a shard that the restored journal did not know
+    ended: list[Finished] = []
 
     @property
     def number(self) -> int:
-        """The part's number, -1 for an end without steps."""
+        """The part's number, -1 for an end without steps, -1 - N for columns of N parts."""
+        if isinstance(self.part, PartColumns):
+            return -1 - self.part.count
         return -1 if self.part is None else self.part.part
+
+    @property
+    def all_finished(self) -> list[Finished]:
+        """The episodes that end with it."""
+        return self.ended if self.finished is None else [self.finished]
+
+    def split(self) -> list[Sealed]:
+        """Columns as their parts."""
+        if not isinstance(self.part, PartColumns):
+            return [self]
+        found, at = [], 0
+        for part in self.part.parts():
+            last = self.ended[at] if part.ended is not None else None
+            found.append(Sealed(self.key + at, part, self.rows, finished=last))
+            at += last is not None
+        return found
+
+
+def parts_of_entry(number: int) -> int:
+    """How many parts an entry of a plan stands for, by its `Sealed.number`."""
+    return max(1, -1 - number)
 
 
 @dataclass(frozen=True)

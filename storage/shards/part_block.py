@@ -8,37 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from storage.experience.episode import EpisodeError, Part, raw_bytes
+from storage.experience.part_columns import PartColumns, PartScalars
 from storage.experience.step_columns import STEP_COLUMNS, StepBuffers
 from storage.shards.names import ShardError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartScalars:
-    """The columns with one value per part, in the order of the parts, and the infos by row."""
-
-    schema_id: str
-    episode_id: list[str]
-    part: list[int]
-    t0: list[int]
-    steps: list[int]
-    policy_id: list[str]
-    agent_id: list[str]
-    ended: list[str | None]
-    training_enabled: list[bool]
-    continues: list[str | None]
-    tags: list[str]
-    ordinal: list[int]
-    episode_ordinal: list[int]
-    agents: list[int]
-    final_obs: list[bytes | None]
-    info_rows: list[int]  # ascending
-    infos: list[str]
 
 
 class PartBlock(StepBuffers, frozen=True, kw_only=True, gc=False):
@@ -50,7 +27,7 @@ class PartBlock(StepBuffers, frozen=True, kw_only=True, gc=False):
     scalars: PartScalars
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> PartBlock:
+    def of(cls, parts: Sequence[Part | PartColumns]) -> PartBlock:
         """The block of one or more parts with the same schema, which have their ordinals.
 
         Raises ShardError for no parts, several schemas, or a missing ordinal.
@@ -99,7 +76,7 @@ class UnwrittenParts:
     block: PartBlock
 
 
-def frames_of(parts: Sequence[Part]) -> list[list[bytes]]:
+def frames_of(parts: Sequence[Part | PartColumns]) -> list[list[bytes]]:
     """The frames of the parts' block, each as a list of pieces, so that nothing large is copied.
 
     Raises the errors of `PartBlock.of`.
@@ -121,36 +98,38 @@ _encode: Callable[[PartScalars], bytes] = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes], PartScalars] = msgspec.msgpack.Decoder(PartScalars).decode
 
 
-def _scalars(parts: Sequence[Part]) -> PartScalars:
+def _scalars(parts: Sequence[Part | PartColumns]) -> PartScalars:
     if not parts:
         raise ShardError("block: expected one or more parts, got none")
     schema = parts[0].schema_id
+    values: dict[str, list[Any]] = {name: [] for name in ("episode_id", *_PER_PART)}
+    start, info_rows, infos = 0, list[int](), list[str]()
     for part in parts:
+        name = _first(part)
         if part.schema_id != schema:
             raise ShardError(
-                f"block: expected parts of schema {schema}, got {part.schema_id} for episode "
-                f"{part.episode_id}"
+                f"block: expected parts of schema {schema}, got {part.schema_id} for episode {name}"
             )
-        if part.ordinal < 0 or part.episode_ordinal < 0:
-            raise ShardError(f"block: episode {part.episode_id}: expected ordinals, got none")
-    values: dict[str, list[Any]] = {name: [getattr(p, name) for p in parts] for name in _PER_PART}
-    starts = accumulate(values["steps"], initial=0)
-    infos = [
-        (start + row, text)
-        for part, start in zip(parts, starts, strict=False)
-        if part.infos
-        for row, text in sorted(part.infos.items())
-    ]
-    return PartScalars(
-        schema_id=schema,
-        episode_id=[p.episode_id for p in parts],
-        info_rows=[row for row, _ in infos],
-        infos=[text for _, text in infos],
-        **values,
-    )
+        if isinstance(part, Part):
+            if part.ordinal < 0 or part.episode_ordinal < 0:
+                raise ShardError(f"block: episode {name}: expected ordinals, got none")
+            for field, found in values.items():
+                found.append(getattr(part, field))
+            rows = sorted(part.infos)
+            infos += [part.infos[row] for row in rows]
+        else:
+            if not part.scalars.ordinal:
+                raise ShardError(f"block: episode {name}: expected ordinals, got none")
+            for field, found in values.items():
+                found += getattr(part.scalars, field)
+            rows = part.scalars.info_rows
+            infos += part.scalars.infos
+        info_rows += [start + row for row in rows]
+        start += part.steps
+    return PartScalars(schema_id=schema, info_rows=info_rows, infos=infos, **values)
 
 
-def _pieces(parts: Sequence[Part]) -> dict[str, list[bytes]]:
+def _pieces(parts: Sequence[Part | PartColumns]) -> dict[str, list[bytes]]:
     """Buffer name -> the pieces of the parts."""
     pieces = {name: [getattr(p, name) for p in parts] for name in _ALIKE}
     for name in _LENGTHS:
@@ -162,7 +141,7 @@ def _pieces(parts: Sequence[Part]) -> dict[str, list[bytes]]:
     return pieces
 
 
-def _lengths(parts: Sequence[Part], name: str) -> list[bytes]:
+def _lengths(parts: Sequence[Part | PartColumns], name: str) -> list[bytes]:
     """One uint32 per step, zeros for a part without lengths; no bytes if no part has any."""
     found = [getattr(p, name) for p in parts]
     if not any(found):
@@ -170,7 +149,12 @@ def _lengths(parts: Sequence[Part], name: str) -> list[bytes]:
     for part, lengths in zip(parts, found, strict=True):
         if len(lengths) not in (0, 4 * part.steps):
             raise EpisodeError(
-                f"episode {part.episode_id}: {name}: expected {4 * part.steps} bytes for "
+                f"episode {_first(part)}: {name}: expected {4 * part.steps} bytes for "
                 f"{part.steps} steps, got {len(lengths)}"
             )
     return [lengths or bytes(4 * p.steps) for p, lengths in zip(parts, found, strict=True)]
+
+
+def _first(part: Part | PartColumns) -> str:
+    """The name of the first episode."""
+    return part.episode_id if isinstance(part, Part) else part.scalars.episode_id[0]

@@ -23,6 +23,7 @@ from typing import IO, ClassVar, Literal
 import msgspec
 
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns
 from storage.objects.folder import FolderObjects
 from storage.objects.opening import Root, objects_at
 from storage.shards.names import ShardError, ShardInfo, ShardWriteError, WriterDied
@@ -190,7 +191,7 @@ class WriterProcess:
             raise WriterDied(f"the shard writer cannot be started: {error}") from error
 
     def write(
-        self, stream: str, canonical_json: str, parts: Sequence[Part] | PartBlock
+        self, stream: str, canonical_json: str, parts: Sequence[Part | PartColumns] | PartBlock
     ) -> ShardInfo:
         """Write one shard and wait for it. The parts have their ordinals.
 

@@ -18,6 +18,7 @@ from ingest.episodes.sealed_parts import Limits
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFull
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns, each_part
 from storage.journal.sqlite_journal import Journal, MemoryJournal
 from tests.ingest.simulated_collector import MemoryShard, MemoryWriter
 
@@ -76,8 +77,11 @@ class SteppedWriter(MemoryWriter):
 
     points: Points
 
-    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
+    def write(
+        self, stream: str, canonical_json: str, parts: Sequence[Part | PartColumns]
+    ) -> MemoryShard:
         self.points.reach()
+        parts = list(each_part(parts))
         ordinals = [part.ordinal for part in parts]
         if self.dense and ordinals != list(range(ordinals[0], ordinals[0] + len(parts))):
             self.conflicts += 1  # a refused plan would be retried forever

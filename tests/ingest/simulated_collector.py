@@ -18,6 +18,7 @@ from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns, each_part
 from storage.journal.sqlite_journal import MemoryJournal
 from storage.shards.names import ShardInfo, ShardWriteError
 from storage.shards.unrecorded_shards import FoundPart, FoundShard
@@ -95,13 +96,16 @@ class MemoryWriter:
     def kill(self) -> None: ...
     def close(self) -> None: ...
 
-    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
+    def write(
+        self, stream: str, canonical_json: str, parts: Sequence[Part | PartColumns]
+    ) -> MemoryShard:
         if self.dead:
             raise ShardWriteError("the writer was killed")
         if self.gate is not None:
             self.gate.wait(WAIT_SECONDS)
         if self.full:
             raise ShardWriteError("no space", errno.ENOSPC)
+        parts = list(each_part(parts))
         first, last = parts[0].ordinal, parts[-1].ordinal
         if self.dense and [part.ordinal for part in parts] != list(range(first, last + 1)):
             raise ValueError("ordinals are not dense")

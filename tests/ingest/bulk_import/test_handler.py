@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from ingest.access.tokens import LOCAL, Allowance, Caller
-from ingest.bulk_import.acceptance import GROUP_EPISODES, Acceptance
+from ingest.bulk_import.acceptance import GROUP_WHOLE, Acceptance
 from ingest.bulk_import.handler import MANY_ROWS, Importer
 from ingest.bulk_import.step_columns import BLOCK_ROWS
 from ingest.collector.collector import Collector
@@ -401,7 +401,9 @@ def rows_of(journal: MemoryJournal, policy: PolicyDeclaration = PATIENT) -> list
     async def main() -> list[tuple[str, int]]:
         async with running(journal.crash(), policy=policy) as collector:
             ready = collector.sealing._ready.values()
-            parts = [sealed.part for found in ready for sealed in found.parts]
+            parts = [
+                one.part for found in ready for sealed in found.parts for one in sealed.split()
+            ]
             return [
                 (p.episode_id, p.t0 + t) for p in parts if p is not None for t in range(p.steps)
             ]
@@ -530,7 +532,7 @@ def test_an_import_leaves_the_loop_to_others_between_its_rows() -> None:
         journal = MemoryJournal()
         async with importing(journal) as (_, send):
             assert await send(steps({f"short-{n}": 1 for n in range(1_200)})) == (3_600, 0, [])
-            assert journal.last_row == -(-1_200 // GROUP_EPISODES)
+            assert journal.last_row == -(-1_200 // GROUP_WHOLE)
 
     asyncio.run(main())
 
@@ -559,7 +561,7 @@ class LateImporter(Importer):
 @pytest.mark.parametrize("importer", [Importer, LateImporter])
 def test_what_a_full_disk_takes_back_is_not_acknowledged(importer: type[Importer]) -> None:
     """Turns whose rows are lost are refused, whenever that is noticed; a retry adds the rest."""
-    table = steps({f"e{n}": 1 for n in range(10 * GROUP_EPISODES)})
+    table = steps({f"e{n}": 1 for n in range(10 * GROUP_WHOLE)})
     journal = FullOnce()
 
     async def main() -> MemoryJournal:
@@ -639,7 +641,8 @@ def test_a_long_episode_is_stored_as_one() -> None:
             assert await send(table, "k") == (ROWS + 4 + 6, 0, [])
             assert journal.last_row >= 4
             (ready,) = collector.sealing._ready.values()
-            parts = [s.part for s in ready.parts if s.part and s.part.episode_id == "long"]
+            split = [one.part for item in ready.parts for one in item.split()]
+            parts = [part for part in split if part and part.episode_id == "long"]
             rewards = np.concatenate([np.frombuffer(part.rewards) for part in parts])
             assert rewards.tolist() == [float(row) for row in range(2, ROWS + 2)]
             assert [part.part for part in parts] == [*range(len(parts))]
@@ -745,7 +748,9 @@ def test_late_rewards_reach_an_imported_step() -> None:
             reply, _ = collector.accept(wire.Batch(events=late))
             assert {item.error["code"] for item in reply.refused} == {"window_closed"}
             (ready,) = collector.sealing._ready.values()
-            parts = [sealed.part for sealed in ready.parts if sealed.part is not None]
+            parts = [
+                one.part for item in ready.parts for one in item.split() if one.part is not None
+            ]
             assert sum(part.steps for part in parts) == ROWS + 4
             return [float(np.frombuffer(part.rewards)[1]) for part in parts]
 

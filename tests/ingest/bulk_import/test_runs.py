@@ -90,7 +90,12 @@ def events_of(tracks: list[tuple[str, str, tuple[int, ...]]]) -> list[wire.Event
 
 def parts_of(collector: Collector) -> list[Part]:
     """Parts that wait for a shard, without fields that depend on the time and order of arrival."""
-    found = [item.part for ready in collector.sealing._ready.values() for item in ready.parts]
+    found = [
+        one.part
+        for ready in collector.sealing._ready.values()
+        for item in ready.parts
+        for one in item.split()
+    ]
     plain = [
         msgspec.structs.replace(
             part, ordinal=0, episode_ordinal=0, action_logp=b"\0" * 8 * part.steps

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from ingest.bulk_import.arrow_stream import read_table
 from ingest.bulk_import.forms import Form
-from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, StepBlock, StepColumns
+from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, Run, StepBlock, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.policy_rules import PolicyRules
 from ingest.episodes.redaction import Redactor
@@ -57,6 +57,14 @@ def columns_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> StepColu
     rules = PolicyRules.of(policy)
     redaction = Redactor(b"key").of(rules)
     return StepColumns(table, Form(table.schema, rules), redaction, numbered=True)
+
+
+def runs_of(block: StepBlock) -> list[Run]:
+    """A block's episodes as objects."""
+    whole = block.whole
+    if whole is None:
+        return block.runs
+    return [whole.run(at, "default", numbered=False) for at in range(len(whole.names))]
 
 
 def block_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> StepBlock:
@@ -172,7 +180,7 @@ def stored(collector: Collector) -> dict[str, list[Any]]:
     """The parts of each episode, without fields that depend on the time and order of arrival."""
     found: dict[str, list[Any]] = {}
     for ready in collector.sealing._ready.values():
-        for sealed in ready.parts:
+        for sealed in (one for item in ready.parts for one in item.split()):
             assert sealed.part is not None
             part = msgspec.structs.replace(sealed.part, ordinal=0, episode_ordinal=0)
             found.setdefault(part.episode_id, []).append(
@@ -258,7 +266,7 @@ def test_values_that_do_not_fit_are_found(space: Space, values: pa.Array, bad: l
     policy = replace(PATIENT, observation=space)
     block = block_of(steps({f"e{n}": 1 for n in range(5)}, obs=values), policy)
     assert [row for _, _, row in block.refused] == bad
-    assert [run.number for run in block.runs] == sorted({*range(5)} - {*bad})
+    assert [run.number for run in runs_of(block)] == sorted({*range(5)} - {*bad})
     for row in bad:
         error = block.error(row, "e")
         assert error["path"] == f"$.obs[{row}]"
@@ -311,7 +319,7 @@ def test_names_are_stored_as_their_codes() -> None:
         names.dictionary_encode(), actions.cast(pa.large_string()), pa.array(["FR", "FR", "IT"])
     )
     assert by_name.columns == codes.columns == by_dictionary.columns
-    assert by_name.runs == codes.runs == by_dictionary.runs
+    assert runs_of(by_name) == runs_of(codes) == runs_of(by_dictionary)
     assert np.frombuffer(by_name.columns["actions"], np.int64).tolist() == [1, 0, 1]
 
 
@@ -360,10 +368,12 @@ def test_an_episode_has_the_steps_before_its_first_bad_row(
         else:
             good.append((number, row, first, "broken" if first < row + length else "terminated"))
         row += length
-    assert [(run.number, run.begin, run.end, run.how) for run in block.runs] == good
+    assert [(run.number, run.begin, run.end, run.how) for run in runs_of(block)] == good
     assert block.refused == refused
     assert sum(count for _, count in block.sums()) == len(bad)
-    rewards = np.frombuffer(block.columns_of(block.runs)["rewards"])
+    rewards = np.frombuffer(
+        block.columns_of((run.begin, run.end) for run in runs_of(block))["rewards"]
+    )
     assert rewards.tolist() == [float(r) for _, a, b, _ in good for r in range(a, b)]
 
 
@@ -371,7 +381,7 @@ def test_a_bad_final_observation_keeps_all_steps() -> None:
     """The episode is broken, as its ending is unknown; an absent final observation is no error."""
     finals = pa.array([None, b"1234", None, None, b"12345678", None], pa.binary())
     block = block_of(steps({"a": 2, "b": 1, "c": 2, "d": 1}, final_obs=finals))
-    runs = [(run.steps, run.how, run.final_obs) for run in block.runs]
+    runs = [(run.steps, run.how, run.final_obs) for run in runs_of(block)]
     assert runs == [
         (2, "broken", None),
         (1, "terminated", None),
@@ -416,8 +426,11 @@ def test_the_last_row_says_how_an_episode_ended(
         "truncateds": pa.array([None, truncated, None], pa.bool_()),
     }
     block = block_of(steps({"a": 2, "b": 1}, **columns))
-    assert [(run.steps, run.how) for run in block.runs] == [(2, how or "broken"), (1, "terminated")]
-    assert (block.runs[0].bad is None) == bool(how)
+    assert [(run.steps, run.how) for run in runs_of(block)] == [
+        (2, how or "broken"),
+        (1, "terminated"),
+    ]
+    assert (runs_of(block)[0].bad is None) == bool(how)
     expected = "expected one ending from ended, terminateds, truncateds"
     assert dict(block.sums()) == ({} if how else {f"ended: {expected}": 1})
     if not how:
@@ -432,7 +445,7 @@ def test_an_ending_is_found_in_the_columns_that_there_are() -> None:
     expected = "expected one ending from terminateds, truncateds, got False, False"
     error = block.error(1, "")
     assert (error["path"], error["message"]) == ("$.terminateds[1]", expected)
-    assert block_of(steps({"a": 2}, terminateds=[False, False])).runs[0].how == "truncated"
+    assert runs_of(block_of(steps({"a": 2}, terminateds=[False, False])))[0].how == "truncated"
 
 
 @pytest.mark.parametrize(
@@ -447,7 +460,7 @@ def test_no_episode_goes_on_after_its_end(columns: dict[str, list[Any]]) -> None
     """An end before the last row is two episodes under one id, not one whole episode."""
     columns = {name: [None, *cells, None] for name, cells in columns.items()}
     block = block_of(steps({"a": 4, "b": 1}, **columns))
-    assert [(run.steps, run.how) for run in block.runs] == [(1, "broken"), (1, "terminated")]
+    assert [(run.steps, run.how) for run in runs_of(block)] == [(1, "broken"), (1, "terminated")]
     ((name, _),) = columns.items()
     assert block.error(1, "a")["path"] == f"$.{name}[1]"
 
@@ -457,7 +470,7 @@ def test_only_the_last_piece_of_a_long_episode_says_how_it_ended() -> None:
     count = 2 * BLOCK_ROWS + 10
     ended = pa.array([None] * (count - 1) + ["abandoned"])
     found = columns_of(steps({"a": count}, ended=ended, truncateds=[*[False] * (count - 1), True]))
-    runs = [run for begin, end in found.blocks() for run in found.block(begin, end).runs]
+    runs = [run for begin, end in found.blocks() for run in runs_of(found.block(begin, end))]
     assert [run.how for run in runs] == ["", "", "abandoned"]
     assert [run.bad for run in runs] == [None] * 3
 
@@ -497,7 +510,7 @@ def test_ids_by_a_dictionary_are_their_own() -> None:
     """A dictionary may have any order and any unused values."""
     ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 1]), pa.array(["x", "late", "early"]))
     block = block_of(steps({"_": 3}, eps_id=ids.cast(pa.string())))
-    assert [(r.start.episode_id, r.steps) for r in block.runs] == [("early", 2), ("late", 1)]
+    assert [(r.start.episode_id, r.steps) for r in runs_of(block)] == [("early", 2), ("late", 1)]
 
 
 def test_rewards_of_single_precision_are_doubles_from_then_on() -> None:

@@ -17,6 +17,7 @@ from ingest.protocol import messages as wire
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed, JournalFull
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns, each_part
 from storage.journal.sqlite_journal import SqliteJournal
 from storage.shards.shard import ShardInfo, ShardWriter, find_shard, read_shard
 from storage.spaces.descriptors import parse_space
@@ -307,7 +308,9 @@ def test_damage_in_the_journal_never_stops_a_start() -> None:
 class LongerShards(MemoryWriter):
     """Finds each shard as written before the journal lost one of its rows."""
 
-    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
+    def write(
+        self, stream: str, canonical_json: str, parts: Sequence[Part | PartColumns]
+    ) -> MemoryShard:
         shard = super().write(stream, canonical_json, parts)
         shard.rows += 1
         return shard
@@ -342,7 +345,10 @@ class InProcessWriter:
     def check(self) -> None: ...
     def close(self) -> None: ...
 
-    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> ShardInfo:
+    def write(
+        self, stream: str, canonical_json: str, parts: Sequence[Part | PartColumns]
+    ) -> ShardInfo:
+        parts = list(each_part(parts))
         found = find_shard(self.directory, stream, parts[0].ordinal, parts[-1].ordinal)
         shard = found or ShardWriter(self.directory).write(stream, canonical_json, parts)
         self._left -= 1
