@@ -41,6 +41,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
+import numpy as np
+
 from ingest.episodes.client_instances import Instances
 from ingest.episodes.imported import Staged, columns_of, finished_of, parts_of
 from ingest.episodes.journal_events import (
@@ -319,7 +321,10 @@ class EpisodeAssembler:
     def _apply_block(self, event: ImportedBlock, row: int, received: int) -> None:
         """Seal a block of whole episodes; a replay skips those whose shards are recorded."""
         count = len(event.episode_ids)
-        last, starts = event.key + count - 1, RangeSet.of(memoryview(event.starts).cast("q"))
+        last, starts = (
+            event.key + count - 1,
+            RangeSet.of_array(np.frombuffer(event.starts, np.int64)),
+        )
         self.next_key = max(self.next_key, last + 1)
         if event.instance:
             self.instances.started_all(event.instance, starts)
@@ -336,8 +341,8 @@ class EpisodeAssembler:
             self._need(row)
         self.steps += len(event.rewards) // 8
         self.sealed += found
-        for one in finished:
-            self.remember_finished(one)
+        self.finished.update(zip(event.episode_ids, finished, strict=True))
+        self._forget_oldest()
 
     def split(self, item: Sealed) -> list[Sealed]:
         """A sealed item as its parts, each of which needs the item's rows."""
@@ -501,10 +506,15 @@ class EpisodeAssembler:
             whole.agents = max(whole.agents, finished.agents)
             if finished.how in UNOBSERVED:
                 whole.stopped = finished.agent_id
-        while len(self.finished) > self.limits.finished:
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Drop the oldest ended episodes above the limit."""
+        for _ in range(len(self.finished) - self.limits.finished):
             gone = self.finished.popitem(last=False)[1]
             self.instances.unknow(gone.instance, gone.start)
-            self._forget_track(gone)
+            if gone.agent_id is not None:
+                self._forget_track(gone)
 
     def _whole(self, episode_id: str, instance: str) -> Whole:
         """Return the state that an episode's tracks share; create it with the first track."""

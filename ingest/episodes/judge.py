@@ -240,7 +240,7 @@ class Judge:
         known = self._known
         if policy_id not in known.policies.rules or len({*names}) < len(names):
             return None
-        if any(name.startswith(UNSAMPLED) for name in names):
+        if f"\n{UNSAMPLED}" in "\n".join(["", *names]):
             return None
         for there in (known.episodes, known.finished, known.closing, known.wholes):
             if not there.keys().isdisjoint(names):
@@ -253,7 +253,7 @@ class Judge:
         found = known.instances.get(instance)
         if found is None or starts is None:
             return None
-        numbers = RangeSet.of(starts.tolist())
+        numbers = RangeSet.of_array(starts)
         if found.starts.intersection(numbers):
             return None
         for first, _ in numbers.ranges():

@@ -10,6 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["RangeSet"]
 
 LIMIT = 2**63
@@ -44,6 +47,15 @@ class RangeSet:
         return result
 
     # changes
+
+    @classmethod
+    def of_array(cls, numbers: npt.NDArray[np.int64]) -> RangeSet:
+        """The set of ascending integers (N,)."""
+        if not len(numbers):
+            return cls()
+        cuts = np.flatnonzero(np.diff(numbers) > 1)
+        firsts = numbers[np.append(0, cuts + 1)].tolist()
+        return cls(zip(firsts, numbers[np.append(cuts, len(numbers) - 1)].tolist(), strict=True))
 
     def add(self, number: int) -> None:
         """Add one number."""

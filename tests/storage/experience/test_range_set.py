@@ -6,6 +6,7 @@ import itertools
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,14 @@ def assert_canonical(ranges: RangeSet) -> None:
     assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(pairs))
     assert len(ranges) == len(members(pairs)) == len(list(ranges))
     assert bool(ranges) == bool(pairs)
+
+
+@given(st.sets(small))
+def test_an_array_is_the_set_of_its_numbers(numbers: set[int]) -> None:
+    """Whatever gaps there are between them."""
+    ranges = RangeSet.of_array(np.array(sorted(numbers), np.int64))
+    assert_canonical(ranges)
+    assert {*ranges} == numbers
 
 
 @given(st.lists(st.tuples(st.booleans(), spans), max_size=30))
