@@ -64,7 +64,10 @@ def import_source(
         ),
     ],
     action: Annotated[list[str], typer.Option(help="Columns of the action, in the same forms.")],
-    reward: Annotated[list[str], typer.Option(help="Column of the reward. If repeated: the sum.")],
+    reward: Annotated[
+        list[str],
+        typer.Option(help="Column of the reward, or -COLUMN of a cost; repeated: the sum."),
+    ],
     final_observation: Annotated[
         Texts,
         typer.Option(help="Columns of the next observation, in the order of --observation."),
@@ -86,8 +89,16 @@ def import_source(
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Or: all actions were equally likely.")
     ] = False,
+    sample_prob: Annotated[
+        Text, typer.Option(help="Column, or number: probability that a row was kept in the log.")
+    ] = None,
+    sample_weight: Annotated[Text, typer.Option(help="Or: column of its inverse.")] = None,
+    dedupe: Annotated[
+        Texts, typer.Option(help="Column of a row's key; the first row is kept. May be repeated.")
+    ] = None,
     episode: Annotated[
-        Text, typer.Option(help="Column of the episode's key; default: each row is an episode.")
+        Text,
+        typer.Option(help="Column of the episode's key; without it episodes end at the flags."),
     ] = None,
     agent: Annotated[Text, typer.Option(help="Column of a row's agent.")] = None,
     policy: Annotated[
@@ -215,10 +226,19 @@ def _options(given: Mapping[str, Any]) -> ImportOptions:
     named["observation"] = _by_policy(given["observation"], several)
     named["final_observation"] = _by_policy(given["final_observation"] or [], several)
     named["action"] = _by_policy(given["action"], several)
+    named["dedupe"] = given["dedupe"] or []
+    named["sample_prob"] = _number_or_column(given["sample_prob"])
     named["types"] = _pairs("--type", "COLUMN=TYPE", given["column_type"] or [])
     named["sql"] = _statement(given["sql"])
     named["default"] = _pairs("--default", "COLUMN=VALUE", given["default"] or [])
     return ImportOptions(**named)
+
+
+def _number_or_column(given: str | None) -> str | float | None:
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        return given
 
 
 def _statement(given: str | None) -> str | None:

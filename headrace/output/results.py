@@ -91,6 +91,8 @@ def imported(document: Document, given: str | None = None) -> None:
         "left out": document["rows_left_out"],
         "dropped for a missing cell": document["rows_dropped"],
     }
+    if document["rows_repeated"]:
+        counts["with the key of an earlier row"] = document["rows_repeated"]
     where = f"for policy {', '.join(document['policies'])} of {document['address']}"
     title = f"Imported {'' if given is None else f'{given!r} '}as {document['name']} {where}"
     if document["checked"]:
@@ -110,6 +112,8 @@ def imported(document: Document, given: str | None = None) -> None:
         print(f"... and {counted(faulty - len(document['bad']), 'more row')} with errors; in all:")
         for reason, rows in document["bad_counts"].items():
             print(f"{counted(rows, 'time')}: {reason}")
+    for note in document["notes"]:
+        print(f"Note: {note}.")
     for column, rows in document["read_as_other"].items():
         print(
             f"Column {column}: {rows:,} of {counted(document['rows'], 'row')} have none of the "

@@ -78,7 +78,8 @@ def propensity(
     prob = number(episode_id, "action_prob", prob)
     if not 0.0 < prob <= 1.0:
         raise ValueError(
-            f"Episode {episode_id}: action_prob: expected a number in (0, 1], got {prob}"
+            f"Episode {episode_id}: action_prob: expected a number in (0, 1], got {prob}; of a "
+            f"density, which may be larger, give the logarithm as action_logp"
         )
     return prob, None
 

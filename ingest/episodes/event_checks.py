@@ -172,7 +172,8 @@ def _logged_logp(event: wire.LogAction) -> float:
     if event.action_logp is not None:
         raise invalid(event, "action_prob: expected action_prob or action_logp, got both")
     if not 0.0 < prob <= 1.0:
-        raise invalid(event, f"action_prob: expected a number in (0, 1], got {prob}")
+        text = f"action_prob: expected a number in (0, 1], got {prob}; a density's is action_logp"
+        raise invalid(event, text)
     return math.log(prob)
 
 

@@ -44,11 +44,12 @@ class Fault(NamedTuple):
     rows: Array
     reason: str
     cells: Any = None  # pyarrow.Array over all rows
+    hint: str = ""  # what may be meant, after the cell
 
     def text(self, row: int) -> str:
         if self.cells is None:
             return self.reason
-        return f"{self.reason}, got {_shown(self.cells[row])}"
+        return f"{self.reason}, got {_shown(self.cells[row])}{self.hint}"
 
 
 class CellFaults:
@@ -63,11 +64,11 @@ class CellFaults:
         self.found: list[Fault] = []
         self.as_other: dict[str, Array] = {}
 
-    def add(self, mask: Array, reason: str, cells: Any = None) -> None:
+    def add(self, mask: Array, reason: str, cells: Any = None, hint: str = "") -> None:
         """Mark rows as faulty, except those that are already faulty or dropped."""
         new = mask & ~self.bad & ~self.dropped
         if new.any():
-            self.found.append(Fault(np.flatnonzero(new), reason, cells))
+            self.found.append(Fault(np.flatnonzero(new), reason, cells, hint))
             self.bad |= new
 
     def take(self, others: CellFaults, rows: Array) -> None:
@@ -78,7 +79,7 @@ class CellFaults:
             at = np.full(len(self.bad), -1)
             at[rows] = np.arange(len(rows))
             shown = None if fault.cells is None else fault.cells.take(pa.array(at, mask=at < 0))
-            self.add(mask, fault.reason, shown)
+            self.add(mask, fault.reason, shown, fault.hint)
         self.dropped[rows] |= others.dropped
         for column, mask in others.as_other.items():
             self.note_other(column, at_places(rows, mask, len(self.bad)))
@@ -242,7 +243,16 @@ def _listed(cell: str | None) -> list[float] | None:
     """The numbers of a JSON text of nested lists; None for any other text."""
     try:
         return [float(item) for item in _leaves(json.loads(cell or "null"))]
-    except (ValueError, TypeError, OverflowError, RecursionError):
+    except (TypeError, OverflowError, RecursionError):
+        return None
+    except ValueError:  # as numpy prints arrays: without commas
+        text = (cell or "").strip()
+        words = text.translate({ord("["): " ", ord("]"): " "}).split()
+    try:
+        if not text.endswith("]"):
+            return None
+        return [float(word) for word in words]
+    except ValueError:
         return None
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ingest.importing.categories import Categories
 from ingest.importing.cells import Array, CellFaults, Cells, Fault, at_places, logarithms, nulls
+from ingest.importing.engine import FILE, ROW
 from ingest.importing.grouping import EPISODE, NUMBER, UNIT, Chunk
 from ingest.importing.options import ImportOptions
 from ingest.importing.owners import Owned, Owners, ordered
@@ -135,7 +136,8 @@ class Layout:
             filled.append((rows, filler.fill(cells, table, rows)))
         times = columns["ts"].to_numpy() if "ts" in columns else None
         order = ordered(cells, owned, self._options, times)
-        kept = self._ends(cells, owned.track, columns, order)
+        account.same_time += owned.same_time
+        kept = self._ends(cells, owned.track, columns, order, account)
         lasts = kept[np.diff(owned.track[kept], append=-1) != 0]
         finals = [
             filler.finish(cells, table, lasts[owned.policy[lasts] == number])
@@ -166,13 +168,18 @@ class Layout:
     def _columns(self, cells: Cells, policy: Array) -> dict[str, Any]:
         """Column -> pyarrow.Array with a value for each source row, independent of its policy."""
         options, columns = self._options, dict[str, Any]()
-        rewards = sum(cells.numbers(name, booleans=True) for name in options.rewards)
+        rewards = sum(
+            sign * cells.numbers(name, booleans=True) for name, sign in options.reward_terms
+        )
         made = pa.array(np.asarray(rewards, np.float64))
         cells.faults.add(~np.isfinite(rewards), "reward: expected a finite number", made)
         columns["rewards"] = made
         logp = self._propensities(cells, policy)
         if logp is not None:
             columns["action_logp"] = pa.array(logp)
+        passed = self._sampled(cells)
+        if passed is not None:
+            columns["pass_prob"] = pa.array(passed)
         if options.time is not None:
             columns["ts"] = pa.array(cells.micros(options.time))
         for name in options.tags.values():
@@ -182,25 +189,53 @@ class Layout:
             columns["infos"] = _objects(pairs)
         return columns
 
+    def _sampled(self, cells: Cells) -> Array | None:
+        """The probability with which each row was kept in the log."""
+        given, weight = self._options.sample_prob, self._options.sample_weight
+        if given is None and weight is None:
+            return None
+        if weight is not None:
+            found = cells.numbers(weight)
+            expected = "sample_weight: expected a finite number of 1 or more"
+            fine = np.isfinite(found) & (found >= 1 - LOGP_TOLERANCE)
+            cells.faults.add(~fine, expected, pa.array(found))
+            return np.minimum(1 / np.where(fine, found, 1.0), 1.0)
+        if not isinstance(given, str):
+            return np.full(cells.rows, given, np.float64)
+        found = cells.numbers(given)
+        fine = (found > 0) & (found <= 1 + LOGP_TOLERANCE)
+        expected = "sample_prob: expected a number in (0, 1]; its inverse is a sample_weight"
+        cells.faults.add(~fine, expected, pa.array(found))
+        return np.minimum(found, 1.0)
+
     def _propensities(self, cells: Cells, policy: Array) -> Array | None:
         options = self._options
+        most = np.array([filler.most for filler in self._fillers])[policy]
         if options.uniform:
             return np.array([filler.uniform for filler in self._fillers])[policy]
         if options.action_prob is not None:
             given = cells.numbers(options.action_prob)
-            reason = "action_prob: expected a number in (0, 1]"
-            cells.faults.add(~((given > 0) & (given <= 1)), reason, pa.array(given))
-            return logarithms(given)
+            fine = (given > 0) & np.isfinite(given) & (given <= 1 + most)
+            text = "expected a number in (0, 1]" if np.isfinite(most).all() else "expected above 0"
+            hint = "; logarithms of probabilities are action_logp"
+            cells.faults.add(~fine, f"action_prob: {text}", pa.array(given), hint)
+            return logarithms(np.where(np.isfinite(most), np.minimum(given, 1.0), given))
         if options.action_logp is not None:
             given = cells.numbers(options.action_logp)
-            most = np.array([filler.most for filler in self._fillers])[policy]
             fine = np.isfinite(given) & (given <= most)
             text = "of 0 or less" if np.isfinite(most).all() else "that is finite"
             cells.faults.add(~fine, f"action_logp: expected a number {text}", pa.array(given))
             return given
         return None
 
-    def _ends(self, cells: Cells, track: Array, columns: dict[str, Any], order: Array) -> Array:
+    def _ends(
+        self,
+        cells: Cells,
+        track: Array,
+        columns: dict[str, Any],
+        order: Array,
+        account: Account,
+    ) -> Array:
         """The rows that are not dropped, in order; sets `truncateds`."""
         options = self._options
         named = {"terminated": options.terminated, "truncated": options.truncated}
@@ -208,11 +243,13 @@ class Layout:
         none = np.zeros(cells.rows, bool)
         terminated, truncated = flags.get("terminated", none), flags.get("truncated", none)
         kept = order[~cells.faults.dropped[order]]
+        for key, flag in flags.items():
+            account.true[str(named[key])] += int(flag.sum())
         is_last = np.diff(track[kept], append=-1) != 0
         early = at_places(kept, (terminated | truncated)[kept] & ~is_last, cells.rows)
         whose = "episode" if options.agent is None else "agent"
         cells.faults.add(early, f"row: expected an end only on the last row of its {whose}")
-        if options.terminated is not None:
+        if options.terminated is not None or options.ends:
             truncated = truncated | ~terminated
         columns["truncateds"] = pa.array(at_places(kept, truncated[kept] & is_last, cells.rows))
         return kept
@@ -223,7 +260,7 @@ class Layout:
         """The episodes' ids, with the import's prefix, so that sources can use the same names."""
         units = np.maximum(policy, 0) * len(self._labels) + table[UNIT].to_numpy()
         prefixes = self._prefixes.take(pa.array(units))
-        if self._options.episode is None:
+        if EPISODE not in table.column_names:
             keys = table[NUMBER].combine_chunks().cast(pa.string())
         else:
             keys = _safe(table[EPISODE].combine_chunks().cast(pa.string()).fill_null(""))
@@ -273,17 +310,19 @@ class Layout:
         for number, reason, label in chunk.problems:
             account.count(reason, 1)
             account.name(BadRow(label or "", number, reason, None))
-        named: list[tuple[int, int, str, str | None]] = []
+        named: list[tuple[str, int, str, str | None]] = []
         for fault in found:
             account.count(fault.reason, len(fault.rows))
             for row in fault.rows[: account.room(fault.reason)].tolist():
                 episode = None
-                if self._options.episode is not None and table[EPISODE][row].is_valid:
+                if EPISODE in table.column_names and table[EPISODE][row].is_valid:
                     episode = ids[row].as_py()
-                where = units[row].as_py(), numbers[row].as_py()
+                where = self._labels[units[row].as_py()], numbers[row].as_py()
+                if self._options.sql is not None and {FILE, ROW} <= {*table.column_names}:
+                    where = str(table[FILE][row].as_py()), table[ROW][row].as_py()
                 named.append((*where, fault.text(row), episode))
-        for unit, number, reason, episode in sorted(named, key=itemgetter(0, 1)):
-            account.name(BadRow(self._labels[unit], number, reason, episode))
+        for label, number, reason, episode in sorted(named, key=itemgetter(0, 1)):
+            account.name(BadRow(label, number, reason, episode))
 
 
 def uniform_logp(space: Space) -> float:

@@ -45,7 +45,13 @@ from ingest.importing.categories import (
 from ingest.importing.cells import RAW
 from ingest.importing.engine import FILE, ROW, Workspace
 from ingest.importing.episodes import Layout, WholeEpisodes
-from ingest.importing.grouping import Chunk, by_episode, single_rows
+from ingest.importing.grouping import (
+    Chunk,
+    all_rows,
+    by_episode,
+    by_flags,
+    without_repeated,
+)
 from ingest.importing.inference import (
     declared_categories,
     opened_units,
@@ -394,11 +400,14 @@ class _ImportRun:
         if options.sql is not None:
             columns += [name for name in (FILE, ROW) if name in units[0].names()]
         columns = list(dict.fromkeys(columns))
-        if options.episode is None:
-            self._chunks = single_rows(units, columns)
-        else:
+        self._chunks = all_rows(units, columns)
+        if options.dedupe:
+            self._chunks = without_repeated(self._chunks, options.dedupe, space, account)
+        if options.episode is not None:
             key = options.episode
-            self._chunks = by_episode(units, columns, key, options.default.get(key), space)
+            self._chunks = by_episode(self._chunks, key, options.default.get(key), space)
+        elif options.ends:
+            self._chunks = by_flags(self._chunks, options, labels, account)
 
     def check(self) -> None:
         """Read everything without sending."""

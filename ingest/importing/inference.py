@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
-from ingest.importing.cells import Array, CellFaults, Cells, flattened, nulls, to_numbers
+from ingest.importing.cells import CellFaults, Cells, flattened, nulls, texts_of, to_numbers
 from ingest.importing.engine import Workspace
 from ingest.importing.options import ColumnOption, ImportOptions
+from ingest.importing.readers import SourceBlock
 from ingest.importing.sources import (
     KeptUnit,
     Unit,
@@ -76,6 +77,7 @@ def spaces_of(
     ranges = {name: Range() for name in names}
     for unit in units:
         for block in unit.blocks(options.columns) if names else ():
+            require_single(block, options)
             cells = Cells(block.table, options, CellFaults(len(block.table)))
             for name in names:
                 ranges[name].add(cells.lists(name))
@@ -93,9 +95,12 @@ class Range:
     low: float = math.inf
     high: float = -math.inf
     whole: bool = True
+    sample: str = ""
 
     def add(self, column: Any) -> None:
         """Add the numbers of more cells; other cells are ignored."""
+        if not self.sample and len(there := column.drop_null()):
+            self.sample = f"{texts_of(there.slice(0, 1))[0]}"
         counts, flat = flattened(column)
         values, bad = to_numbers(flat, booleans=True)
         kept = values[~(bad | nulls(flat)) & np.isfinite(values)]
@@ -103,20 +108,41 @@ class Range:
             return
         if self.count is None:
             self.count = int(np.bincount(counts[counts > 0]).argmax())
-        self.whole = self.whole and _is_whole(flat, kept)
+        self.whole = self.whole and bool((kept == np.trunc(kept)).all())
         self.low = min(self.low, float(kept.min()))
         self.high = max(self.high, float(kept.max()))
 
 
-def _is_whole(column: Any, values: Array) -> bool:
-    """Whether all numbers are written as integers: 3.0 is a measurement."""
-    kind = str(column.type)
-    if kind in ("float", "double", "halffloat") or kind.startswith("decimal"):
-        return False
-    whole = bool((values == np.trunc(values)).all())
-    if not whole or "string" not in kind:
-        return whole
-    return not pc.any(pc.match_substring(column, ".")).as_py()
+def _no_numbers(name: str, sample: str) -> str:
+    """What to do about a column without numbers, by one of its cells."""
+    expected = f"column {name}: expected numbers"
+    if not sample:
+        return f"{expected}, got none in any row"
+    try:
+        value = json.loads(sample)
+    except ValueError:
+        value = sample
+    if isinstance(value, dict):
+        keys = ", ".join(value)
+        return (
+            f"{expected}, got a structure with the keys {keys:.200}: name a value as {name}.KEY, "
+            f"or take one in SQL, as in SELECT {name} ->> '$.KEY' AS value FROM source"
+        )
+    if isinstance(value, list):
+        return f"{expected}, got lists without numbers, such as {sample:.80}"
+    return f"{expected}, got none in any row; names need {name}:categories"
+
+
+def require_single(block: SourceBlock, options: ImportOptions) -> None:
+    """Raise ImportFailed if a row's reward is a list: such a file has several steps in a row."""
+    for name, _ in options.reward_terms:
+        there = block.table[name].drop_null()
+        first = texts_of(there.slice(0, 1).combine_chunks()).to_pylist()
+        if first and str(first[0]).startswith("["):
+            raise ImportFailed(
+                f"column {name}: expected a number in each row, got a list: each row seems to be a "
+                f"batch of steps, or an episode. Make a row of each step, in SQL with unnest()"
+            )
 
 
 def _space(
@@ -134,10 +160,7 @@ def _space(
     """
     for column in columns:
         if not column.categorical and not ranges[column.name].count:
-            raise ImportFailed(
-                f"column {column.name}: expected numbers, got none in any row; names need "
-                f"{column.name}:categories"
-            )
+            raise ImportFailed(_no_numbers(column.name, ranges[column.name].sample))
         if column.categorical and not found[column.name]:
             raise ImportFailed(f"column {column.name}: expected categories, got none in any row")
     if any(column.categorical for column in columns):
@@ -149,7 +172,12 @@ def _space(
         names = map(category, found[columns[0].name])
         return Discrete.of(names, other=OTHER if columns[0].other else None)
     each = [ranges[column.name] for column in columns]
-    if not has_choices or not all(range_.whole for range_ in each):
+    kinds = {column.kind for column in columns} - {""}
+    whole = all(range_.whole for range_ in each)
+    if "discrete" in kinds and not whole:
+        listed = ", ".join(column.name for column in columns)
+        raise ImportFailed(f"column {listed}: expected whole numbers (:discrete), got others")
+    if not has_choices or not whole or kinds == {"box"}:
         return Box((sum(range_.count or 0 for range_ in each),))
     bounds = [
         (int(range_.low), int(range_.high)) for range_ in each for _ in range(range_.count or 0)

@@ -14,6 +14,7 @@ from storage.spaces.descriptors import OTHER
 from storage.wording import counted
 
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?(\[\])*")
+_KINDS = ("box", "discrete")
 _SUFFIX, _OTHER = ":categories", f":{OTHER}"
 
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
@@ -25,7 +26,7 @@ _APART = frozenset(
 """Options that do not change what is imported."""
 
 
-_ADDED = frozenset(("sql", "types"))
+_ADDED = frozenset(("sql", "types", "sample_prob", "sample_weight", "dedupe"))
 """Options that the first release did not have: unused, they leave an import's name as it was."""
 
 
@@ -33,7 +34,8 @@ _ADDED = frozenset(("sql", "types"))
 class ColumnOption:
     """A column as an option names it: `NAME`, or `NAME:categories` if its values are names.
 
-    `NAME:categories:other` also declares a name that stands for values of later logs. `part` is the
+    `NAME:categories:other` also declares a name that stands for values of later logs, `NAME:box` or
+    `NAME:discrete` the kind of an action's space. `part` is the
     column's part of a Dict, and names its categories: a final observation's column uses the name of
     the observation's column.
     """
@@ -42,15 +44,19 @@ class ColumnOption:
     categorical: bool = False
     other: bool = False
     part: str = ""
+    kind: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ColumnOption:
         has_other = text.endswith(_SUFFIX + _OTHER)
         listed = text.removesuffix(_OTHER) if has_other else text
         name = listed.removesuffix(_SUFFIX)
+        kind = name.rpartition(":")[2] if name == text else ""
+        kind = kind if kind in _KINDS else ""
+        name = name.removesuffix(f":{kind}") if kind else name
         if not name:
             raise ImportFailed(f"expected the name of a column, got {text!r}")
-        return cls(name, name != listed, has_other, name)
+        return cls(name, name != listed and not kind, has_other, name, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +81,15 @@ class ImportOptions:
         final_observation: the columns of the next observation, one for each of `observation`'s and
             of the same kind; an episode's last row has its final one, unless all of them are empty.
         address: the collector's.
-        reward: a column, or several, which are added up.
-        action_prob: the propensity's column.
+        reward: a column, or several, which are added up; `-NAME` is subtracted, as a cost.
+        action_prob: the propensity's column; of a continuous action, the density's.
         action_logp: instead, the column of the propensity's natural logarithm.
         uniform: instead, whether actions were drawn uniformly from the policy's action space.
-        episode: the column of an episode's key; without one a row is an episode of one step.
+        sample_prob: the probability with which a row was kept in the log, as a column or a number.
+        sample_weight: instead, the column of its inverse.
+        dedupe: columns whose values identify a row: of several with the same, the first is kept.
+        episode: the column of an episode's key. Without one, episodes end at the rows where
+            `terminated` or `truncated` is true; without these too, a row is an episode of one step.
         agent: the column of a row's agent, in episodes of several agents. Agents that act in the
             same step of the environment have the same `step` or, without it, the same `time`.
         policies: agent -> policy; other agents have `policy_id`.
@@ -125,6 +135,9 @@ class ImportOptions:
     action_prob: str | None = None
     action_logp: str | None = None
     uniform: bool = False
+    sample_prob: str | float | None = None
+    sample_weight: str | None = None
+    dedupe: Sequence[str] = ()
     episode: str | None = None
     agent: str | None = None
     policies: Mapping[str, str] = field(default_factory=dict)
@@ -155,6 +168,13 @@ class ImportOptions:
         propensities = [self.action_prob is not None, self.action_logp is not None, self.uniform]
         if sum(propensities) > 1:
             raise ImportFailed("expected one of action_prob, action_logp and uniform, got several")
+        if self.sample_prob is not None and self.sample_weight is not None:
+            raise ImportFailed("expected one of sample_prob and sample_weight, got both")
+        if isinstance(self.sample_prob, (int, float)) and not 0 < self.sample_prob <= 1:
+            text = f"expected a column or a number in (0, 1], got {self.sample_prob}"
+            raise ImportFailed(f"sample_prob: {text}")
+        if isinstance(self.dedupe, str):
+            raise ImportFailed(f"dedupe: expected a list of columns, got {self.dedupe!r}")
         if self.step is not None and self.episode is None:
             raise ImportFailed("step: expected an episode column as well")
         if self.missing not in ("error", "drop", "value"):
@@ -218,6 +238,17 @@ class ImportOptions:
         another number."""
         return [self.reward] if isinstance(self.reward, str) else sorted(self.reward)
 
+    @property
+    def reward_terms(self) -> list[tuple[str, float]]:
+        """(column, 1 or -1) of each column that is added up."""
+        return [(name.removeprefix("-"), -1.0 if name[:1] == "-" else 1.0) for name in self.rewards]
+
+    @property
+    def ends(self) -> list[str]:
+        """The columns with the flags at which episodes end that have no key."""
+        flags = [name for name in (self.terminated, self.truncated) if name is not None]
+        return flags if self.episode is None else []
+
     def observations_of(self, policy_id: str | None) -> list[ColumnOption]:
         """The columns of a policy's observation."""
         return [
@@ -278,7 +309,10 @@ class ImportOptions:
         single = ("action_prob", "action_logp", "episode", "agent", "policy", "step", "time")
         named = [getattr(self, name) for name in (*single, "terminated", "truncated")]
         names = [column.name for column in (*self.observations, *self.actions)]
-        names += [*self.rewards, *(name for name in named if name is not None)]
+        named += [self.sample_prob if isinstance(self.sample_prob, str) else None]
+        named += [self.sample_weight, *self.dedupe]
+        names += [name for name, _ in self.reward_terms]
+        names += [name for name in named if name is not None]
         names += [column.name for column in self.finals]
         return list(dict.fromkeys([*names, *self.tags.values(), *self.infos.values()]))
 
@@ -297,8 +331,10 @@ class ImportOptions:
                 for key in sorted(_keys(given), key=str)
             }
         maps = {
-            name: dict(getattr(self, name)) for name in ("tags", "infos", "default", "policies")
+            name: dict(getattr(self, name))
+            for name in ("tags", "infos", "default", "policies", "types")
         }
+        lists["dedupe"] = list(self.dedupe)
         found = {**named, **lists, **maps}
         later = {name for name in _ADDED if not found[name]}
         return {name: value for name, value in found.items() if name not in {*_APART, *later}}

@@ -33,6 +33,7 @@ class Owned:
     policy: Array
     agents: Any = None
     env_t: Array | None = None
+    same_time: int = 0  # rows with the time of another row of their episode
 
     def firsts(self, kept: Array) -> Array:
         """The first kept row of each episode; arbitrary for episodes without kept rows."""
@@ -79,11 +80,13 @@ class Owners:
 
     def _episodes(self, cells: Cells, table: Any) -> Array:
         """The number of each row's episode in the chunk, from 0."""
-        if self._options.episode is None or not len(table):
+        if EPISODE not in table.column_names or not len(table):
             return np.arange(len(table))
-        cells.texts(self._options.episode)  # an unreadable key is not a missing one
         keys = table[EPISODE].combine_chunks()
-        absent = cells.missing(self._options.episode, keys, "an episode", has_value=False)
+        absent = nulls(keys)
+        if self._options.episode is not None:
+            cells.texts(self._options.episode)  # an unreadable key is not a missing one
+            cells.missing(self._options.episode, keys, "an episode", has_value=False)
         filled = keys.fill_null("")
         differs = pc.not_equal(filled.slice(1), filled.slice(0, len(filled) - 1))
         return np.append(0, np.cumsum(differs.to_numpy(zero_copy_only=False) | absent[1:]))
@@ -144,6 +147,7 @@ def ordered(cells: Cells, owned: Owned, options: ImportOptions, times: Array | N
     else:
         first = begins
     if step is None:
+        owned.same_time = int((~begins & (grown == 0)).sum()) if options.agent is None else 0
         return by_track
     lowest = numbers[along]
     odd = np.where(first, (lowest < 0) | (lowest > 1), grown != 1)

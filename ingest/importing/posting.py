@@ -208,8 +208,11 @@ class RequestSender:
             except KeyboardInterrupt:
                 self._sent = sent  # `abandon` still counts its answer
                 raise
-            except Exception:
+            except Exception as error:
                 self._failed = True
+                if isinstance(error, ImportFailed):
+                    label = self._labels[int(request.episodes.units[0])]
+                    raise ImportFailed(f"{label}: {error}") from error
                 raise
             self._take(request, reply)
 
@@ -236,9 +239,10 @@ class RequestSender:
         except Refusal as refusal:
             if refusal.code == "conflict":
                 raise ImportFailed(
-                    "the collector knows this import with other rows: its source, the order of its "
-                    "rows, its options, or the policy's spaces have changed since. Under another "
-                    "name all of its rows would be stored, also those that are stored already "
+                    "the collector knows this import with other rows: its source, the "
+                    "order of its rows, its options, or the policy's spaces have changed since. "
+                    "Under another name all of its rows would be stored, also those that are "
+                    "stored already "
                     f"({refusal.message})"
                 ) from refusal
             raise

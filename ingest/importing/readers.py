@@ -380,8 +380,7 @@ def plain(column: Any) -> Any:
     if types.is_dictionary(kind):
         return plain(column.dictionary).take(column.indices)
     if types.is_list_view(kind) or types.is_large_list_view(kind):
-        large = types.is_large_list_view(kind)
-        return column.cast((pa.large_list if large else pa.list_)(kind.value_type))
+        return pa.array(column.to_pylist(), pa.large_list(kind.value_type))  # a cast may fail
     large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_string_view(kind)
     if not (large or types.is_string(kind) or is_bytes(kind)):
         return column

@@ -56,10 +56,14 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass
 class ImportReport:
-    """The result for each row: rows == steps + rows_known + rows_left_out + rows_dropped.
+    """The result for each row.
 
-    `steps` steps of `episodes` episodes were acknowledged to this run; the collector already had
-    `skipped_known` episodes. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds
+    rows == steps + rows_known + rows_left_out + rows_dropped + rows_repeated.
+
+    `rows_repeated` have the key of an earlier row, under `dedupe`. `notes` say what of the log may
+    not be as it was meant. `steps` steps of `episodes` episodes were acknowledged to this run; the
+    collector already had `skipped_known` episodes. `rows_dropped` lacked a cell, under
+    `missing="drop"`. `bad` holds
     examples of faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as
     they were read: spaces, lengths of episodes, rewards and returns, propensities, times in
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
@@ -82,6 +86,8 @@ class ImportReport:
     rows_known: int = 0
     rows_left_out: int = 0
     rows_dropped: int = 0
+    rows_repeated: int = 0
+    notes: list[str] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     bad_counts: dict[str, int] = field(default_factory=dict)
     read_as_other: dict[str, int] = field(default_factory=dict)
@@ -115,6 +121,8 @@ class Account:
         self.report = ImportReport()
         self._bad_shown = bad_shown
         self._counts, self._described = Counter[str](), Counter[str]()
+        self.true = Counter[str]()  # column of flags -> rows where it is true
+        self.same_time = 0  # rows with the time of another row of their episode
         self._seen = {
             name: Seen() for name in ("steps", "rewards", "returns", "propensities", "times")
         }
@@ -148,8 +156,30 @@ class Account:
         for name, values in columns.items():
             self._seen[name].add(values)
 
+    def note(self, text: str) -> None:
+        if text not in self.report.notes:
+            self.report.notes.append(text)
+
+    def _judge(self) -> None:
+        """Note what is likely not as it was meant."""
+        for column, rows in self.true.items():
+            if not rows:
+                self.note(f"column {column} is true in no row")
+        if self.same_time:
+            self.note(
+                f"{counted(self.same_time, 'row has', 'rows have')} the time of another row of "
+                "the same episode: if they are repetitions, dedupe keeps the first of them"
+            )
+        refused = [reason for reason in self._counts if reason.startswith("action_prob")]
+        if refused:
+            self.note(
+                "rows were left out for their propensity: what is left is selected by its "
+                "likelihood, and no estimate from it is sound"
+            )
+
     def finish(self) -> ImportReport:
         report = self.report
+        self._judge()
         report.bad.sort(key=lambda bad: (bad.source, bad.row))
         report.bad_counts = dict(self._counts.most_common())
         report.understood |= {name: seen.to_dict() for name, seen in self._seen.items()}

@@ -236,7 +236,7 @@ def test_several_policies_have_columns_of_their_own(tmp_path: Path) -> None:
         checked = headrace(*words, "--check")
         assert "observation of flyer, by the collector: " in checked.stdout, checked.stderr
         assert answer(headrace(*words, "--json"))["steps"] == 2
-        assert refused(headrace(*words, "--action", "r"), "expected one column")
+        assert refused(headrace(*words, "--action", "r"), "the policy expects 1 number")
         assert refused(headrace(*words, "--declare", tmp_path / "other"), "expected one policy")
         assert collector.stop() == 0
     nobody = "http://127.0.0.1:9"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.importing.engine import Workspace
-from ingest.importing.grouping import EPISODE, NUMBER, UNIT, by_episode
+from ingest.importing.grouping import EPISODE, NUMBER, UNIT, all_rows, by_episode
 from ingest.importing.readers import Blocks, SourceBlock
 from ingest.importing.sources import open_source
 
@@ -50,7 +50,7 @@ def test_every_row_comes_once_with_its_whole_episode(blocks: list[list[int | Non
     rows = [key for block in blocks for key in block]
     found: list[tuple[str | None, int]] = []
     with Workspace() as space:
-        for chunk in by_episode([Pieces(blocks)], ["e"], "e", None, space):
+        for chunk in by_episode(all_rows([Pieces(blocks)], ["e"]), "e", None, space):
             keys, numbers = chunk.table[EPISODE].to_pylist(), chunk.table[NUMBER].to_pylist()
             found += zip(keys, numbers, strict=True)
     assert sorted(number for _, number in found) == list(range(1, len(rows) + 1))
@@ -68,7 +68,7 @@ def test_a_line_that_cannot_be_read_moves_no_other(tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     found, problems = [], []
     with Workspace() as space:
-        for chunk in by_episode(open_source(tmp_path, None), ["e"], "e", None, space):
+        for chunk in by_episode(all_rows(open_source(tmp_path, None), ["e"]), "e", None, space):
             units, numbers = chunk.table[UNIT].to_pylist(), chunk.table[NUMBER].to_pylist()
             found += zip(units, numbers, chunk.table[EPISODE].to_pylist(), strict=True)
             problems += [(problem.label, problem.number) for problem in chunk.problems]
@@ -87,7 +87,7 @@ def test_chunks_end_between_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingest.importing.engine.BATCH_ROWS", 7)
     keys = [number // 3 % 40 for number in range(1_000)] + [99] * 20
     with Workspace() as space:
-        chunks = list(by_episode([Pieces([keys])], ["e"], "e", None, space))
+        chunks = list(by_episode(all_rows([Pieces([keys])], ["e"]), "e", None, space))
     found = [sorted({*chunk.table[EPISODE].to_pylist()}) for chunk in chunks]
     assert len(chunks) > 1
     assert len([key for some in found for key in some]) == len({*keys})

@@ -285,7 +285,7 @@ def test_a_bad_row_is_named_counted_and_stops_nothing(
     reasons = [bad.reason for bad in report.bad]
     assert reasons[0] == "column x: expected a number, got 'one'"
     assert reasons[1].startswith("action: expected ")
-    assert reasons[2] == "action_prob: expected a number in (0, 1], got 1.5"
+    assert reasons[2].startswith("action_prob: expected a number in (0, 1], got 1.5; logarithms")
     assert reasons[3] == "row: expected 6 fields, got 3"
     assert reasons[4].startswith("observation: expected finite ")
     assert reasons[5] == "column r: expected a number, got nothing"
