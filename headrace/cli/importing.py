@@ -48,6 +48,30 @@ Categories = Annotated[
 Missing = Annotated[
     str, typer.Option(help="For an empty cell: error, drop (the row), or value (0).")
 ]
+Sql = Annotated[
+    Text, typer.Option(help="SELECT over the view `source`, the rows of the files; or its file.")
+]
+Types = Annotated[
+    Texts, typer.Option("--type", help="COLUMN=TYPE of a column in `source`. May be repeated.")
+]
+SampleProb = Annotated[
+    Text, typer.Option(help="Column, or number: probability that a row was kept in the log.")
+]
+Dedupe = Annotated[
+    Texts, typer.Option(help="Column of a row's key; the first row is kept. May be repeated.")
+]
+Episode = Annotated[
+    Text, typer.Option(help="Column of the episode's key; without it episodes end at the flags.")
+]
+Reward = Annotated[
+    list[str], typer.Option(help="Column of the reward, or -COLUMN of a cost; repeated: the sum.")
+]
+Step = Annotated[Text, typer.Option(help="Column of the step's number; gaps are errors.")]
+Truncated = Annotated[Text, typer.Option(help="Column: true where a limit ended the episode.")]
+Default = Annotated[
+    Texts,
+    typer.Option(help="COLUMN=VALUE for the column's empty cells. May be repeated."),
+]
 BadShown = Annotated[
     int,
     typer.Option(min=0, help="Most rows with errors to list, a third of them for one reason."),
@@ -64,23 +88,14 @@ def import_source(
         ),
     ],
     action: Annotated[list[str], typer.Option(help="Columns of the action, in the same forms.")],
-    reward: Annotated[
-        list[str],
-        typer.Option(help="Column of the reward, or -COLUMN of a cost; repeated: the sum."),
-    ],
+    reward: Reward,
     final_observation: Annotated[
         Texts,
         typer.Option(help="Columns of the next observation, in the order of --observation."),
     ] = None,
     query: Annotated[Text, typer.Option(help="SQL, for the URL of a database.")] = None,
-    sql: Annotated[
-        Text,
-        typer.Option(help="SELECT over the view `source`, the rows of the files; or its file."),
-    ] = None,
-    column_type: Annotated[
-        Texts,
-        typer.Option("--type", help="COLUMN=TYPE of a column in `source`. May be repeated."),
-    ] = None,
+    sql: Sql = None,
+    column_type: Types = None,
     address: Address = ADDRESS,
     token: Token = None,
     ca: Ca = None,
@@ -89,39 +104,25 @@ def import_source(
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Or: all actions were equally likely.")
     ] = False,
-    sample_prob: Annotated[
-        Text, typer.Option(help="Column, or number: probability that a row was kept in the log.")
-    ] = None,
+    sample_prob: SampleProb = None,
     sample_weight: Annotated[Text, typer.Option(help="Or: column of its inverse.")] = None,
-    dedupe: Annotated[
-        Texts, typer.Option(help="Column of a row's key; the first row is kept. May be repeated.")
-    ] = None,
-    episode: Annotated[
-        Text,
-        typer.Option(help="Column of the episode's key; without it episodes end at the flags."),
-    ] = None,
+    dedupe: Dedupe = None,
+    episode: Episode = None,
     agent: Annotated[Text, typer.Option(help="Column of a row's agent.")] = None,
     policy: Annotated[
         Texts, typer.Option(help="AGENT=POLICY; other agents have --policy-id. May be repeated.")
     ] = None,
     policy_column: Annotated[Text, typer.Option(help="Or: column of a row's policy.")] = None,
-    step: Annotated[
-        Text, typer.Option(help="Column of the step's number; gaps are errors.")
-    ] = None,
+    step: Step = None,
     time: Annotated[Text, typer.Option(help="Column of the time: numbers, or ISO 8601.")] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "us",
     timezone: Annotated[str, typer.Option(help="Time zone of times without one.")] = "UTC",
     terminated: Annotated[Text, typer.Option(help="Column: true on an episode's last row.")] = None,
-    truncated: Annotated[
-        Text, typer.Option(help="Column: true where a limit ended the episode.")
-    ] = None,
+    truncated: Truncated = None,
     tag: Annotated[Texts, typer.Option(help="NAME=COLUMN. May be repeated.")] = None,
     info: Annotated[Texts, typer.Option(help="NAME=COLUMN of the info. May be repeated.")] = None,
     missing: Missing = "error",
-    default: Annotated[
-        Texts,
-        typer.Option(help="COLUMN=VALUE for the column's empty cells. May be repeated."),
-    ] = None,
+    default: Default = None,
     categories: Categories = None,
     name: Annotated[
         Text, typer.Option(help="Name of the import; default: a digest of its content.")

@@ -379,5 +379,5 @@ def _size(sealed: list[Sealed]) -> int:
 
 def _extra(item: Sealed) -> int:
     """The approximate memory of what is not in buffers."""
-    is_block = isinstance(item.part, PartColumns)
-    return PART_BYTES + (BLOCK_PART_BYTES * item.part.count if is_block else 0)  # type: ignore[union-attr]
+    count = item.part.count if isinstance(item.part, PartColumns) else 0
+    return PART_BYTES + BLOCK_PART_BYTES * count

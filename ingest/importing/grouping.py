@@ -89,8 +89,9 @@ def by_flags(
                 "or leave out the flags if each row is an episode"
             )
         if count:
-            last = f"{labels[unit]}: the last {counted(count, 'row')}, after the last row where"
-            account.note(f"{last} {ends} is true, are an episode that is truncated")
+            rows = "the last row" if count == 1 else f"the last {count:,} rows"
+            text = f"{rows}, after the last row where {ends} is true, made a truncated episode"
+            account.note(f"{labels[unit]}: {text}")
             key = pa.repeat(pa.scalar(str(held[0][NUMBER][0])), count)
             yield Chunk(joined(held).append_column(EPISODE, key), [])
         held.clear()

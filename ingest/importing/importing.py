@@ -160,6 +160,8 @@ def run_import(
             raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
         report.checked, report.name = check, _name(*itertools.chain(*names.values()))
         report.understood["spaces"] = document
+        if options.types:
+            report.understood["types"] = dict(options.types)
         if unnamed or (options.categories is not None and spec is not None):
             counts = {column: len(values) for column, values in categories.items()}
             report.understood["codes"] = {"file": str(options.categories), "names": counts}

@@ -441,6 +441,8 @@ class KeptUnit:
                 problems += [problem._replace(label=unit.label) for problem in block.problems]
         order = (options.episode, options.step, options.time, FILE, ROW)
         rows.replace(str(options.sql), options.types, [name for name in order if name])
+        if not rows.rows:
+            raise ImportFailed("sql: expected rows, got a result that has no rows")
         made = cls("result of the SQL", json.dumps([unit.digest() for unit in units]), rows)
         made.problems, made.is_result = problems, True
         return made

@@ -12,6 +12,7 @@ __all__ = [
     "hashed",
     "interfaces",
     "multi_agent_batch",
+    "part_columns",
     "range_set",
     "sample_batch",
     "sequences",

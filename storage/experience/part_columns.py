@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from storage.experience.episode import Part, raw_bytes
 from storage.experience.step_columns import STEP_COLUMNS, StepBuffers
@@ -126,7 +126,8 @@ class PartColumns(StepBuffers, frozen=True, kw_only=True, gc=False):
         if not lengths:
             size = len(data) // max(1, self.steps)
             return list(range(0, len(data) + 1, size)) if size else [0] * (self.steps + 1)
-        return list(accumulate(memoryview(lengths).cast("I"), initial=0))
+        ends: list[int] = np.cumsum(np.frombuffer(lengths, np.uint32), dtype=np.int64).tolist()
+        return [0, *ends]
 
 
 def each_part(parts: Iterable[Part | PartColumns]) -> Iterator[Part]:

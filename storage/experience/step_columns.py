@@ -6,7 +6,7 @@ Observations and actions have columns by leaf of their spaces; infos are texts b
 
 To add a column, add it to `STEP_COLUMNS` (with `added=True`) and to `StepBuffers`, a field of the
 same name to the messages that state it (`ingest.protocol.messages`) and to the journal's `Acted`
-and `Imported` (at their ends), and an argument to the client's calls. Shards without the column are
+and imports (at their ends), and an argument to the client's calls. Shards without the column are
 read with its default.
 
 Pure: uses no clock, file or thread.

@@ -36,6 +36,7 @@ EDITS = {
             "    urgency: float = 0.5\n",
         ),
         ('    env_t: bytes = b""  # int64, of tracks\n', '    urgency: bytes = b""\n'),
+        ('    env_t: bytes = b""\n', '    urgency: bytes = b""\n'),
     ),
     "ingest/client/policy_client.py": (
         (

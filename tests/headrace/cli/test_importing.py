@@ -260,3 +260,61 @@ def test_propensities_are_checked_while_rows_are_imported(tmp_path: Path) -> Non
     assert "log of default: propensities: the mean of [A = a] / propensity" in shown.stdout
     (check,) = answer(headrace("import", path, *words, *nobody, "--json"))["logs"]["default"]
     assert (check["passed"], round(check["value"], 1)) == (False, 1.4)
+
+
+def test_a_statement_selects_what_is_imported(file: Path, tmp_path: Path) -> None:
+    """It renames, filters and joins; a repeat adds nothing; faults are named by file and row."""
+    statement = tmp_path / "select.sql"
+    statement.write_text(
+        "SELECT s.x AS age, s.arm, paid * weight AS earned, s.prob, s.file, s.row\n"
+        "FROM source s JOIN (SELECT DISTINCT user, 2 AS weight FROM source) USING (user)\n"
+        "WHERE user <> 'u2' -- not these\n"
+    )
+    words = ("import", file, "--sql", statement, "--type", "paid=DOUBLE")
+    words += ("--observation", "age", "--action", "arm", "--reward", "earned")
+    words += ("--action-prob", "prob")
+    declare(tmp_path / "run", "box:1", "discrete:2")
+    with CollectorProcess(tmp_path / "run") as collector:
+        to = ("--address", collector.address, "--json")
+        first, again = answer(headrace(*words, *to)), answer(headrace(*words, *to))
+        assert (first["rows"], first["steps"], again["rows_known"]) == (27, 27, 27)
+        assert first["understood"]["types"] == {"paid": "DOUBLE"}
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join([*lines[:4], "u0,1.0,7,1,0.5", *lines[5:]]) + "\n")
+        bad = headrace(*words, *to, "--check")
+        found = json.loads(bad.stdout)["bad"]
+        assert [(one["source"], one["row"]) for one in found] == [("log.csv", 4)]
+        assert collector.stop() == 0
+    rows = shard_rows(tmp_path / "run")
+    earned = [2.0 * (number % 5) for number in range(40) if number % 3 != 2]
+    assert sorted(row["rewards"] for row in rows) == sorted(earned)
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("SELECT x, arm, paid FROM source WHERE false", "has no rows"),
+        ("SELECT x, arm, paid::DATE AS paid FROM source", "Conversion Error"),
+        ("SELECT x, arm FROM source", "no column 'paid'"),
+        ("SELECT x, arm, paid FROM read_csv('log.csv')", "disabled"),
+    ],
+)
+def test_a_statement_that_gives_no_rows_says_why(statement: str, expected: str, file: Path) -> None:
+    """Nothing is sent, or declared."""
+    words = ("import", file, "--sql", statement, "--check")
+    words += ("--observation", "x", "--action", "arm", "--reward", "paid")
+    assert refused(headrace(*words), expected)
+
+
+def test_an_import_says_what_may_not_be_as_it_was_meant(tmp_path: Path) -> None:
+    """Notes are printed; costs, shares and kinds are given by hand."""
+    path = tmp_path / "log.csv"
+    path.write_text("x,a,cost,k,end\n1,1.0,0.5,u,0\n2,2.0,0.25,v,1\n2,2.0,0.25,v,1\n3,1.0,1,w,0\n")
+    words = ("import", path, "--observation", "x", "--action", "a:box", "--reward", "-cost")
+    words += ("--truncated", "end", "--sample-prob", "0.5", "--dedupe", "k", "--check")
+    report = answer(headrace(*words, "--json"))
+    assert (report["steps"], report["rows_repeated"]) == (3, 1)
+    assert report["understood"]["rewards"]["low"] == -1.0
+    assert report["understood"]["spaces"]["action"]["kind"] == "box"
+    shown = headrace(*words[:-3], "--check").stdout
+    assert "Note: log.csv: the last row, after the last row where end is true" in shown
