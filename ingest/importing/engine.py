@@ -24,7 +24,7 @@ from ingest.importing.cells import RAW, is_bytes, texts_of
 from ingest.protocol.errors import ImportFailed
 
 BATCH_ROWS = 65_536
-MEMORY = "400MB"
+MEMORY = "150MB"
 """The memory limit of DuckDB, which spills to the temporary folder."""
 SAMPLE_ROWS = 20_000
 """The rows of JSON lines whose keys are the columns that a message names."""

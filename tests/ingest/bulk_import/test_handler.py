@@ -32,6 +32,7 @@ from ingest.web.cost_limits import Penalties, Requester
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import JournalFull
+from storage.experience.part_columns import each_part
 from storage.journal.memory_journal import MemoryJournal
 from storage.shards.shard import read_shard
 from storage.spaces.descriptors import Box, Dict, Discrete, parse_space
@@ -755,3 +756,41 @@ def test_late_rewards_reach_an_imported_step() -> None:
             return [float(np.frombuffer(part.rewards)[1]) for part in parts]
 
     assert sorted(asyncio.run(main())) == [1.5, 3.5, ROWS + 3.5]
+
+
+def test_blocks_of_episodes_are_recorded_and_replayed_whole() -> None:
+    """Each episode has an ordinal of its own; a crash before the plan gives the same ones again."""
+    count = 2 * GROUP_WHOLE + 500
+    table = steps({f"e{n}": 1 + n % 2 for n in range(count)})
+
+    async def main(*, planned: bool) -> tuple[MemoryJournal, list[tuple[str, int]]]:
+        journal = MemoryJournal()
+        async with importing(journal) as (collector, send):
+            await send(table, "k")
+            if planned:
+                collector.sealing.plan_all()
+                while collector.sealing.in_flight:
+                    await asyncio.sleep(0.001)
+                assert collector.assembler.done.ranges() == [(0, count - 1)]
+                assert collector.assembler.needed == {}
+                assert collector.sealing.totals.parts == count
+                assert collector.sealing.totals.episodes == count
+            return journal.crash(), numbered(collector)
+
+    def numbered(collector: Collector) -> list[tuple[str, int]]:
+        ready = [item for found in collector.sealing._ready.values() for item in found.parts]
+        parts = each_part(item.part for item in ready if item.part is not None)
+        return [(part.episode_id, part.ordinal) for part in parts]
+
+    async def again(journal: MemoryJournal) -> list[tuple[str, int]]:
+        async with importing(journal) as (collector, send):
+            found = numbered(collector)
+            assert await send(table, "k") == (0, table.num_rows + 2 * count, [])
+            assert numbered(collector) == found
+            return found
+
+    journal, before = asyncio.run(main(planned=False))
+    assert before == [(f"e{n}", n) for n in range(count)]
+    assert asyncio.run(again(journal)) == before
+    journal, _ = asyncio.run(main(planned=True))
+    assert asyncio.run(again(journal)) == []

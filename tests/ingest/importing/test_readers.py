@@ -62,6 +62,9 @@ def test_a_name_with_dots_is_a_key_or_a_path(tmp_path: Path) -> None:
     """The key has precedence; a number of any size keeps its digits, a whole one its form."""
     path = tmp_path / "log.jsonl"
     path.write_text('{"c": {"u": 18446744073709551616}, "c.d": 2.0, "~/": [1, 2.5]}\n')
+    large = tmp_path / "large.jsonl"
+    large.write_text('{"a": 9007199254740993.0}\n')  # a float, whose digits are lost already
+    assert cells(large, "a") == [("9007199254740992.0",)]
     assert cells(path, "c.u", "c.d", "~/", RAW + "c") == [
         ("18446744073709551616", "2", "[1,2.5]", '{"u":18446744073709551616}')
     ]

@@ -59,6 +59,7 @@ def test_columns_are_their_parts(part_steps: int, sizes: list[int], texts: bool)
     assert [part.ordinal for part in parts] == [5 + n for n in range(len(parts))]
     firsts = {part.episode_id: part.ordinal for part in parts if part.part == 0}
     assert all(part.episode_ordinal == firsts[part.episode_id] for part in parts)
+    assert sum(part.ended is not None for part in parts) == len(LENGTHS)
     ended = {part.episode_id: (part.ended, part.final_obs) for part in parts if part.ended}
     assert ended == {
         "a": ("terminated", None),
