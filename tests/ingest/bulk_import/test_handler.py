@@ -22,8 +22,9 @@ from ingest.bulk_import.acceptance import GROUP_WHOLE, Acceptance
 from ingest.bulk_import.handler import MANY_ROWS, Importer
 from ingest.bulk_import.step_columns import BLOCK_ROWS
 from ingest.collector.collector import Collector
+from ingest.collector.recovery import recover
 from ingest.episodes.idempotency import STATE
-from ingest.episodes.journal_events import Keyed
+from ingest.episodes.journal_events import Keyed, Stored, encode_event, encode_row
 from ingest.episodes.sealed_parts import Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
@@ -794,3 +795,29 @@ def test_blocks_of_episodes_are_recorded_and_replayed_whole() -> None:
     assert asyncio.run(again(journal)) == before
     journal, _ = asyncio.run(main(planned=True))
     assert asyncio.run(again(journal)) == []
+
+
+def test_a_block_found_partly_in_shards_is_split() -> None:
+    """A restored journal says which parts are stored; the others of the block are sealed again."""
+    table = steps({f"e{n}": 1 for n in range(4)})
+
+    async def main() -> MemoryJournal:
+        journal = MemoryJournal()
+        async with importing(journal) as (_, send):
+            await send(table, "k")
+            return journal.crash()
+
+    journal = asyncio.run(main())
+    row = encode_row(0, 4, [encode_event(Stored(key, 0)) for key in (1, 2)])
+    journal.commit([(journal.last_row + 1, row)])
+    found = recover(journal, {"default": PATIENT})
+    parts = [(item.key, item.stored) for item in found.waiting]
+    assert parts == [(0, False), (1, True), (2, True), (3, False)]
+    assert found.assembler.needed == {journal.last_row - 1: 4, journal.last_row: 2}
+    assert [one.episode_id for item in found.waiting for one in item.all_finished] == [
+        *(f"e{n}" for n in range(4))
+    ]
+    for item in found.waiting:
+        found.assembler.release(item)
+    assert found.assembler.done.ranges() == [(0, 3)]
+    assert found.assembler.needed == {}
