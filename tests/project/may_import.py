@@ -29,8 +29,8 @@ MAY_IMPORT = {
     # `verification` compares journals, shards and indexes; `__main__` is the server's command
     "ingest": (
         "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
-        " ingest.server storage.declarations storage.errors storage.experience storage.journal storage.objects"
-        " storage.system storage.verify msgspec"
+        " ingest.server storage.declarations storage.errors storage.experience storage.journal"
+        " storage.objects storage.system storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
     "ingest.access": (
