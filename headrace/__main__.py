@@ -138,6 +138,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
     from headrace.cli import collecting as edge
     from headrace.cli import importing as importing
     from headrace.cli import learning as learning
+    from headrace.cli import maintaining as maintaining
     from headrace.cli import publishing as publishing
     from headrace.cli import reporting as reporting
 
@@ -153,7 +154,8 @@ def _commands() -> tuple[Callable[..., None], ...]:
         publishing.resume,
     )
     looking = (edge.ls, reporting.report, edge.verify, edge.pseudonym)
-    return (*whole_way, edge.collect, importing.import_source, *judging, *numbering, *looking)
+    bringing = (edge.collect, importing.import_source)
+    return (*whole_way, *bringing, *judging, *numbering, *looking, maintaining.compact)
 
 
 def _groups() -> tuple[typer.Typer, ...]:

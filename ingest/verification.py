@@ -37,6 +37,7 @@ from storage.experience.part_columns import parts_in
 from storage.journal.database import DATABASE, past_damage
 from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
 from storage.objects.opening import Root, local_folder
+from storage.shards.replacements import replaced_shards
 from storage.system.files import FileLock
 from storage.verify.audit import (
     JournalAccount,
@@ -67,20 +68,20 @@ def verified(
 ) -> VerifyReport:
     """The findings of `verify` under `root`, with the account of its journal.
 
-    A collector may start meanwhile. Findings may then come from its work after the account was
-    made, so everything is checked again. `quarantine` prevents a start. `second` also reads all
-    intact shards. Raises ValueError for `quarantine` while a collector runs, and the errors of
-    `journal_account`.
+    A collector may start meanwhile, or shards be replaced. Findings may then come from work after
+    the account was made, so everything is checked again. `quarantine` prevents a start. `second`
+    also reads all intact shards. Raises ValueError for `quarantine` while a collector runs, and the
+    errors of `journal_account`.
     """
     if quarantine:
         return _set_aside(root, second, on_progress)
     for _ in range(LOOKS):
-        before = stamps(journal_of(root))
+        before, replaced = stamps(journal_of(root)), replaced_shards(root)
         trained = Trained.of(root)
         account = journal_account(root, token=token, ca=ca)
         report = verify(root, account, trained, second=second, on_progress=on_progress)
         still = account is None or account.live or stamps(journal_of(root)) == before
-        if report.ok or still:
+        if report.ok or (still and replaced_shards(root) == replaced):
             break
     return report
 

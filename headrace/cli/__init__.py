@@ -11,6 +11,7 @@ __all__ = [
     "collecting",
     "importing",
     "learning",
+    "maintaining",
     "options",
     "publishing",
     "reporting",

@@ -80,7 +80,7 @@ def rollback(
     live = store.live() if url is None else None
     canary = to is None and live is not None and live.canary_version is not None
     if url is None:
-        now = store.rollback(to, by=_person(), why=why)
+        now = store.rollback(to, by=person(), why=why)
         target = now.version if canary else store.manifest(now.version).copy_of
         details = {"to": target, "pinned_by": now.pinned.by, "why": now.pinned.why}
         audited("rolled_back", policy=policy_id, version=now.version, by="command line", **details)
@@ -97,7 +97,7 @@ def rollback(
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 
-def _person() -> str:
+def person() -> str:
     """The user who runs the command, if the system knows."""
     try:
         name = getpass.getuser()
@@ -120,7 +120,7 @@ def pause(
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
 
-    pin, new = WeightStore(root, policy_id).pause(by=_person(), why=why)
+    pin, new = WeightStore(root, policy_id).pause(by=person(), why=why)
     if new:
         audited("paused", policy=policy_id, by="command line", pinned_by=pin.by, why=pin.why)
     if as_json:

@@ -19,6 +19,7 @@ __all__ = [
     "armed",
     "arms",
     "began",
+    "compacted",
     "decided",
     "decisions",
     "estimated",
@@ -544,6 +545,31 @@ def streams(document: Document) -> None:
             f"Steps not in shards yet: {document['open_steps']:,} in these episodes, "
             f"{document['steps_being_written']:,} being written"
         )
+
+
+def compacted(document: Document, root: str) -> None:
+    """Print `compact`: the plan, or what its application has done."""
+    done = document.get("applied")
+    if done is None:
+        columns = ("stream", "shards", "rows", "MB")
+        rows = [
+            (printable(one["stream"]), one["shards"], one["rows"], f"{one['bytes'] / 1e6:.1f}")
+            for one in document["merges"]
+        ]
+        if rows:
+            table("To be joined", columns, rows)
+        if document["deletes"]:
+            print(f"To be deleted: {counted(document['deletes'], 'replaced shard')}")
+        if document["plan"] is None:
+            print("Nothing to do")
+        else:
+            print(f"headrace compact --root {printable(root)} --apply {document['plan']}")
+        return
+    old = sum(one["old"] for one in done["made"])
+    made = counted(len(done["made"]), "shard")
+    print(f"Joined {counted(old, 'shard')} to {made}; deleted {counted(done['deleted'], 'shard')}")
+    for place, text in done["left"].items():
+        print(f"left as it is: {printable(place)}: {printable(text)}")
 
 
 def verified(document: Document) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "loading",
     "multi_agent_reader",
     "objects_source",
+    "position",
     "retries",
     "shard_reader",
     "sources",

@@ -14,10 +14,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -31,7 +31,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from storage.errors import ObjectUnusable
+from storage.errors import ObjectNotFound, ObjectUnusable
 from storage.experience.interfaces import MixedSchemas, ReaderError
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
@@ -41,6 +41,7 @@ from storage.reading.ledger import Ledger
 from storage.reading.listing import SHARDS, ListedPath, RootListing, ShardFile, scan_target
 from storage.shards.names import MAX_SHARD, ShardDamaged
 from storage.shards.part_block import UnwrittenParts
+from storage.shards.replacements import REPLACED
 
 __all__ = [
     "POLL_INTERVAL",
@@ -59,6 +60,7 @@ __all__ = [
 log = logging.getLogger("headrace.reader")
 
 Content: TypeAlias = bytes | memoryview | UnwrittenParts
+T = TypeVar("T")
 POLL_INTERVAL = 2.0  # s
 
 
@@ -146,16 +148,22 @@ class StoredSource(WaitingSource):
         raise NotImplementedError
 
     def read(self, shard: ShardFile) -> bytes:
-        objects, name = self._place(shard)
-        try:
-            return objects.read(name, limit=MAX_SHARD)
-        except ObjectUnusable as error:
-            raise ShardDamaged(str(error)) from error
+        return self._found(shard, lambda objects, name: objects.read(name, limit=MAX_SHARD))
 
     def open(self, shard: ShardFile) -> RangedFile:
         """A shard, to read parts of it. Raises the errors of `read`."""
+        return self._found(shard, RangedFile)
+
+    def _found(self, shard: ShardFile, get: Callable[[Objects, str], T]) -> T:
+        """What `get` returns for a shard, also if it was replaced since it was listed."""
+        objects, name = self._place(shard)
         try:
-            return RangedFile(*self._place(shard))
+            return get(objects, name)
+        except ObjectNotFound as gone:
+            try:
+                return get(objects, name + REPLACED)
+            except ObjectNotFound:
+                raise gone from None
         except ObjectUnusable as error:
             raise ShardDamaged(str(error)) from error
 

@@ -12,6 +12,7 @@ __all__ = [
     "names",
     "output_writer",
     "part_block",
+    "replacements",
     "schema",
     "shard",
     "tables",

@@ -6,7 +6,7 @@ file's digest can write under `shards/`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,10 +29,8 @@ def check_size(
     `schema` is how Arrow reads the file. A row counts with the decoded size of its values of fixed
     size, a row group also with the size of its decompressed pages.
     """
-    row_bytes, total = sum(_width(schema.field(name).type) for name in names), 0
-    for number in range(footer.num_row_groups if names else 0):
-        group = footer.row_group(number)
-        size = group.total_byte_size + group.num_rows * row_bytes
+    total = 0
+    for number, size in enumerate(group_bytes(footer, schema, names)):
         if size > MOST_GROUP_BYTES:
             raise ShardDamaged(
                 f"row group {number}: expected at most {MOST_GROUP_BYTES} bytes, it decodes to "
@@ -42,6 +40,14 @@ def check_size(
     most = max(MOST_SHARD_BYTES, MOST_EXPANSION * file_bytes)
     if total > most:
         raise ShardDamaged(f"expected at most {most} bytes, it decodes to {total}")
+
+
+def group_bytes(footer: pq.FileMetaData, schema: pa.Schema, names: Sequence[str]) -> Iterator[int]:
+    """The bytes that columns of each row group decode to; nothing without columns."""
+    row_bytes = sum(_width(schema.field(name).type) for name in names)
+    for number in range(footer.num_row_groups if names else 0):
+        group = footer.row_group(number)
+        yield int(group.total_byte_size + group.num_rows * row_bytes)
 
 
 def _width(kind: pa.DataType) -> int:

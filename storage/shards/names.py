@@ -136,17 +136,19 @@ def check_stream(stream: str) -> str:
     return stream
 
 
-def remove_leftovers(directory: Path, owner: str) -> list[Path]:
+def remove_leftovers(directory: Path, owner: str, *, own: bool = True) -> list[Path]:
     """Remove incomplete files of killed writers from the streams `{owner}-*`; return their paths.
 
-    Files of a live process stay: it may be a compaction. Only a local folder has any: other stores
-    have the files of writers (`Objects.staging`) elsewhere.
+    Files of a live process stay: it may be a compaction. Those of this process go if `own` is set:
+    it has written none yet, and an earlier process had its id. Only a local folder has any: other
+    stores have the files of writers (`Objects.staging`) elsewhere.
     """
     removed = []
     for folder in sorted(directory.glob(f"{check_stream(owner)}-*")):
         for path in sorted(folder.glob(".*.tmp")):
             match = _TEMPORARY.fullmatch(path.name)
-            if match and not _another_lives(int(match[1])):
+            mine = match is not None and int(match[1]) == os.getpid()
+            if match and (own if mine else not _another_lives(int(match[1]))):
                 with contextlib.suppress(OSError):  # a folder with that name, which does no harm
                     path.unlink(missing_ok=True)
                     removed.append(path)
@@ -154,8 +156,6 @@ def remove_leftovers(directory: Path, owner: str) -> list[Path]:
 
 
 def _another_lives(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

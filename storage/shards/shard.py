@@ -59,6 +59,7 @@ __all__ = [
     "damage_named",
     "decode_column",
     "find_shard",
+    "parquet_writer",
     "present",
     "read_shard",
     "shard_metadata",
@@ -164,20 +165,8 @@ class ShardWriter:
     def _encode(self, columns: BlockColumns, schema: pa.Schema) -> pa.Buffer:
         sink = pa.BufferOutputStream()
         rows = max(1, int(self._row_group_bytes / columns.bytes_per_row))
-        level = 1 if self._compression == "zstd" else None
         table = columns.table(0, min(rows, columns.rows))
-        codecs = _codecs(table, pa.Codec(self._compression, level))
-        with pq.ParquetWriter(
-            sink,
-            columns.schema,
-            store_schema=False,  # it would contain our dictionaries
-            compression=codecs,
-            compression_level=level and {n: level for n in codecs if codecs[n] != "NONE"},
-            use_dictionary=DICTIONARY,
-            write_statistics=STATISTICS,
-            data_page_version="1.0",
-            write_page_checksum=True,
-        ) as writer:
+        with parquet_writer(sink, columns.schema, table, self._compression) as writer:
             writer.write_table(table, row_group_size=rows)
             for begin in range(rows, columns.rows, rows):
                 end = min(begin + rows, columns.rows)
@@ -198,6 +187,28 @@ class ShardWriter:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def parquet_writer(
+    sink: Any, schema: pa.Schema, first: pa.Table, compression: Literal["zstd", "lz4"] = "zstd"
+) -> pq.ParquetWriter:
+    """A writer of a shard to a path or stream. `schema` is that of `coded_schema`.
+
+    `first`: the first rows, in one chunk; they decide which columns are compressed.
+    """
+    level = 1 if compression == "zstd" else None
+    codecs = _codecs(first, pa.Codec(compression, level))
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        store_schema=False,  # it would contain our dictionaries
+        compression=codecs,
+        compression_level=level and {n: level for n in codecs if codecs[n] != "NONE"},
+        use_dictionary=DICTIONARY,
+        write_statistics=STATISTICS,
+        data_page_version="1.0",
+        write_page_checksum=True,
+    )
 
 
 def _codecs(table: pa.Table, codec: pa.Codec) -> dict[str, str]:

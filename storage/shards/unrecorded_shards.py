@@ -14,6 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import structs
 
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
@@ -81,10 +83,10 @@ def later_shards(
     for stream in _streams(objects, known, since):
         first = known.get(stream, 0)
         for name in shard_names(objects, stream):
-            if name.first < first or not is_shard(objects, stream, name):
+            if name.last < first or not is_shard(objects, stream, name):
                 continue
             ends[stream] = max(ends.get(stream, 0), name.last + 1)
-            shard = _read(objects, stream, name)
+            shard = _read(objects, stream, name, first)
             if shard is None:
                 log.warning("shard %s of %s is damaged, and gets no record", name, stream)
             else:
@@ -125,17 +127,22 @@ def _received_since(objects: Objects, stream: str, since: int) -> bool:
     return False
 
 
-def _read(objects: Objects, stream: str, name: ShardName) -> FoundShard | None:
+def _read(objects: Objects, stream: str, name: ShardName, first: int) -> FoundShard | None:
+    """A shard and its parts from ordinal `first` on; a compacted one may have earlier parts."""
     info = find_shard(objects, stream, name.first, name.last)
     if info is None:
         return None
     try:
-        return FoundShard(
-            info, tuple(_parts(_table(objects, f"{stream}/{info.path.name}", _COLUMNS)))
-        )
+        table = _table(objects, f"{stream}/{info.path.name}", _COLUMNS)
     except (ShardError, OSError) as error:
         _pass_over(error)
         return None
+    if info.first < first:
+        table = table.filter(pc.greater_equal(table["ordinal"], first))
+        parts = tuple(_parts(table))
+        info = structs.replace(info, first=first, rows=len(table), parts=len(parts))
+        return FoundShard(info, parts)
+    return FoundShard(info, tuple(_parts(table)))
 
 
 def _table(objects: Objects, name: str, columns: Sequence[str]) -> pa.Table:

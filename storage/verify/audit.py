@@ -33,6 +33,7 @@ from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
 from storage.objects.ranged import RangedFile
 from storage.shards.names import SUFFIX, ShardDamaged, ShardName, is_shard
+from storage.shards.replacements import FOLDER, REPLACED, Replacements
 from storage.verify.quarantine import QUARANTINE, changed_since, set_aside
 from storage.verify.second_reader import SecondReader
 from storage.verify.shard_check import check_shard, entries, reason
@@ -268,6 +269,7 @@ def verify(
     """
     audit = _Audit(objects_at(root), account, trained, second)
     found = list(entries(audit.root))
+    audit.listed = {name for name, _ in found}
     for done, (name, is_folder) in enumerate(found, 1):
         audit.look_at(name, is_folder=is_folder)
         on_progress("verifying", done, len(found))
@@ -312,6 +314,13 @@ class _Audit:
         self.in_quarantine = 0
         self.newer = 0
         self.lineages = trained.lineages
+        self.listed: set[str] = set()  # everything under shards/
+        self.replaced = 0
+        try:
+            self.replacements = Replacements.of(self.root)
+        except (ValueError, OSError) as error:
+            self.replacements = Replacements()
+            self._find("damaged", FOLDER, str(error))
 
     # shards, one by one
 
@@ -326,7 +335,9 @@ class _Audit:
             self._check(place, stream, name)
             return
         self.streams.setdefault(stream, _AuditedStream())
-        if file.startswith("."):
+        if self._is_replaced(stream, file.removesuffix(REPLACED)):
+            self.replaced += 1
+        elif file.startswith("."):
             self.notes.append(f"{place}: left half-written, of no meaning")
         elif file.endswith(SUFFIX):
             self._find("stray", place, "no shard's name, but other tools would read its rows")
@@ -334,14 +345,17 @@ class _Audit:
             self.notes.append(f"{place}: not a file of ours")
 
     def _check(self, place: str, stream: str, name: ShardName) -> None:
-        """Check a shard, and count it, unless it is newer than the account."""
+        """Check a shard, and count it, unless it is newer than the account, or was replaced."""
+        if self._is_replaced(stream, str(name)):
+            self.replaced += 1
+            return
         account = self.account
         newer = account is not None and account.live and account.is_behind(stream, name.first)
         known = _AuditedStream() if newer else self.streams.setdefault(stream, _AuditedStream())
         if is_shard(self.shards, stream, name):
             known.claimed.add_range(name.first, max(name.first, name.last))
         try:
-            digest, metadata = check_shard(RangedFile(self.root, place), name)
+            digest, metadata = check_shard(RangedFile(self.root, place), name)[:2]
         except (ShardDamaged, OSError) as error:
             if not newer:
                 self.damaged.append((stream, str(name)))
@@ -357,6 +371,13 @@ class _Audit:
         known.parts += metadata.parts
         known.rows += metadata.rows
         self._read_again(place, metadata.rows)
+
+    def _is_replaced(self, stream: str, file: str) -> bool:
+        """Whether another shard that is there has the rows of this one, as a record says."""
+        return self.replacements.by(stream, file, self._is_listed) is not None
+
+    def _is_listed(self, stream: str, file: str) -> bool:
+        return f"shards/{stream}/{file}" in self.listed
 
     def _look_astray(self, place: str, *, is_folder: bool) -> None:
         """Check an entry outside of the streams' folders.
@@ -384,9 +405,12 @@ class _Audit:
 
     def compare_records(self) -> None:
         """Check that every record has its file, and every file its record or its plan."""
+        for made in self.replacements.made.values():
+            if self._is_listed(made.stream, made.new):
+                self._compare_rows(made.stream, made.new, made.rows)
         if self.account is None:
             return
-        recorded: set[tuple[str, str]] = set()
+        recorded = set(self.replacements.made)
         for record in self.account.records:
             recorded.add((record.stream, record.name))
             self._compare(record)
@@ -403,6 +427,8 @@ class _Audit:
         name = f"{record.stream}/{record.name}"
         place, recorded = f"shards/{name}", counted(record.rows, "row")
         found = self.streams.get(record.stream, _AuditedStream()).names.get(record.name)
+        if found is None and self._is_replaced(record.stream, record.name):
+            return  # the sum shows whether the other shard has its rows
         if found is None:
             status = self.root.status(f"{QUARANTINE}/{name}")
             if status is not None and status.is_object:
@@ -410,12 +436,17 @@ class _Audit:
             elif (record.stream, record.name) not in self.damaged:
                 self._find("missing", place, f"recorded with {recorded}, but not there")
             return
-        digest, rows = found
-        if digest != record.digest:
-            self._find("damaged", place, f"recorded as {record.digest}, found {digest}")
+        if found[0] != record.digest:
+            self._find("damaged", place, f"recorded as {record.digest}, found {found[0]}")
             self.damaged.append((record.stream, record.name))
-        if rows != record.rows:
-            self._find("damaged", place, f"recorded with {recorded}, found {rows}")
+        if (record.stream, record.name) not in self.replacements.made:
+            self._compare_rows(record.stream, record.name, record.rows)
+
+    def _compare_rows(self, stream: str, file: str, recorded: int) -> None:
+        found = self.streams.get(stream, _AuditedStream()).names.get(file)
+        if found is not None and found[1] != recorded:
+            text = f"recorded with {counted(recorded, 'row')}, found {found[1]}"
+            self._find("damaged", f"shards/{stream}/{file}", text)
 
     def _look_aside(self, name: str, record: ShardRecord) -> None:
         """Check a shard in quarantine: its rows count in the sum if it has not changed since."""
@@ -562,6 +593,9 @@ class _Audit:
         if self.newer:
             newer = counted(self.newer, "shard is", "shards are")
             self.notes.append(f"{newer} newer than the account, and whole")
+        if self.replaced:
+            kept = counted(self.replaced, "replaced shard waits", "replaced shards wait")
+            self.notes.append(f"{kept} for the end of the grace period; `headrace compact` deletes")
         streams = [
             StreamReport(
                 stream=name, shards=s.shards, parts=s.parts, rows=s.rows, known=self._known(name)

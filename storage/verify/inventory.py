@@ -24,7 +24,7 @@ from storage.shards.schema import ShardMetadata
 from storage.shards.shard import check_digest, damage_named
 from storage.verify.audit import JournalAccount
 
-__all__ = ["Inventory", "StreamListing", "list_streams"]
+__all__ = ["Inventory", "StreamListing", "list_streams", "summary"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _listing(
     unreadable = 0
     for name in names:
         try:
-            metadata, nbytes, span = _summary(shards, f"{stream}/{name}")
+            metadata, nbytes, span = summary(shards, f"{stream}/{name}")
             found.append((metadata, nbytes))
             times += span
         except FileNotFoundError:
@@ -133,8 +133,11 @@ _TAIL = 65_536
 """The number of bytes, from the end of a file, that contain most footers."""
 
 
-def _summary(shards: Objects, name: str) -> tuple[ShardMetadata, int, list[int]]:
-    """(metadata, bytes, the smallest and largest `ts` of each row group)."""
+def summary(shards: Objects, name: str) -> tuple[ShardMetadata, int, list[int]]:
+    """(metadata, bytes, the smallest and largest `ts` of each row group), from the footer only.
+
+    `name`: a shard's under `shards`. Raises ShardDamaged if it has no such footer, and OSError.
+    """
     status, path = shards.status(name), f"{shards}/{name}"
     if status is None:
         raise ObjectNotFound(f"expected {path}, which does not exist")
@@ -147,7 +150,7 @@ def _summary(shards: Objects, name: str) -> tuple[ShardMetadata, int, list[int]]
 
 
 def _by_arrow(shards: Objects, name: str) -> tuple[ShardMetadata, int, list[int]]:
-    """`_summary` for any footer. Arrow gets it only if the digest in the name is right."""
+    """`summary` for any footer. Arrow gets it only if the digest in the name is right."""
     path = f"{shards}/{name}"
     content = shards.read(name, limit=MAX_SHARD)
     check_digest(path, content)

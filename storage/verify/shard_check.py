@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,7 +24,7 @@ from storage.shards.content import (
     check_footer,
     check_runs,
 )
-from storage.shards.decoded_size import check_size
+from storage.shards.decoded_size import check_size, group_bytes
 from storage.shards.names import ShardDamaged, ShardError, ShardName
 from storage.shards.schema import CODED, ShardMetadata
 from storage.shards.shard import Shard, check_digest, damage_named
@@ -85,20 +85,31 @@ def reason(place: str, error: Exception) -> str:
     return str(error).removeprefix(f"{place}: ")
 
 
-def check_shard(shard: Shard, name: ShardName) -> tuple[str, ShardMetadata]:
-    """Check one shard; return (SHA-256, footer). Raises ShardDamaged, OSError."""
+class CheckedShard(NamedTuple):
+    """A shard in which nothing is wrong: its SHA-256, footer and rows, and its decoded bytes."""
+
+    digest: str
+    metadata: ShardMetadata
+    table: pa.Table
+    nbytes: int
+
+
+def check_shard(shard: Shard, name: ShardName) -> CheckedShard:
+    """Check and read one shard; its texts are dictionaries. Raises ShardDamaged, OSError."""
     with damage_named(shard):
         content = RangedFile.at(shard).whole()
         digest = check_digest(shard, content)
         try:
-            return digest, _check_content(content, str(shard), name)
+            return CheckedShard(digest, *_check_content(content, str(shard), name))
         except ShardDamaged:
             raise
         except ShardError as error:  # bytes with the right digest that have no decoding
             raise ShardDamaged(f"{shard}: it cannot be decoded: {error}") from error
 
 
-def _check_content(content: bytes, place: str, name: ShardName) -> ShardMetadata:
+def _check_content(
+    content: bytes, place: str, name: ShardName
+) -> tuple[ShardMetadata, pa.Table, int]:
     """Check all columns as a reader checks those that it uses."""
     with pq.ParquetFile(
         pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(CODED)
@@ -107,6 +118,7 @@ def _check_content(content: bytes, place: str, name: ShardName) -> ShardMetadata
         metadata = ShardMetadata.from_footer(schema.metadata, place)
         check_footer(schema, metadata, place.split("/")[-2], name.first, name.last)
         check_size(len(content), file.metadata, schema, schema.names)
+        nbytes = sum(group_bytes(file.metadata, schema, schema.names))
         # ending Arrow's threads has crashed the process before
         table = file.read(use_threads=False)
     columns: dict[str, npt.NDArray[Any]] = {}
@@ -125,4 +137,4 @@ def _check_content(content: bytes, place: str, name: ShardName) -> ShardMetadata
     check_endings(runs, columns, decode_values(table.column("ended"), None))
     check_finals(table, runs, metadata)
     check_choices(table.column("source"), columns, metadata)
-    return metadata
+    return metadata, table, nbytes

@@ -18,7 +18,8 @@ MAY_IMPORT = {
         " ingest.collector ingest.delivery ingest.episodes ingest.importing ingest.protocol"
         " ingest.server ingest.verification ingest.web policy.algorithms policy.data"
         " policy.inference policy.judging policy.training storage.declarations storage.errors"
-        " storage.experience storage.journal storage.objects storage.system storage.verify"
+        " storage.experience storage.journal storage.maintenance storage.objects storage.system"
+        " storage.verify"
         " storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "ingest": (
         "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
         " ingest.server storage.declarations storage.errors storage.experience storage.journal"
-        " storage.objects storage.system storage.verify msgspec"
+        " storage.objects storage.shards storage.system storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
     "ingest.access": (
@@ -138,6 +139,10 @@ MAY_IMPORT = {
         "storage.conformance storage.errors storage.wording msgspec numpy pandas pyarrow torch"
     ),
     "storage.journal": "storage.errors storage.experience storage.system storage.wording msgspec",
+    "storage.maintenance": (
+        "storage.errors storage.experience storage.objects storage.reading storage.shards"
+        " storage.system storage.verify msgspec pyarrow"
+    ),
     "storage.reading": (
         "storage.conformance storage.declarations storage.errors storage.experience"
         " storage.objects storage.shards storage.spaces storage.system storage.wording numpy"

@@ -15,7 +15,7 @@ from storage.reading.loading import stated_rows
 from storage.shards.footers import footer_bytes, own_footer
 from storage.shards.names import ShardDamaged, ShardName
 from storage.shards.shard import read_shard, rows_of_policy, shard_metadata
-from storage.verify.inventory import _summary
+from storage.verify import inventory
 from storage.verify.shard_check import check_shard
 from tests.storage.reading.test_shard_reader import part, write
 
@@ -50,7 +50,7 @@ def in_name(content: bytes, column: str, value: int = 0x80) -> Damage:
 
 
 def summary(path: Path) -> object:
-    return _summary(FolderObjects(path.parent), path.name)
+    return inventory.summary(FolderObjects(path.parent), path.name)
 
 
 READERS: dict[str, Callable[[Path], object]] = {

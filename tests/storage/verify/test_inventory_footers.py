@@ -32,7 +32,7 @@ def _quick(path: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
     """Fails where Arrow is asked."""
     with monkeypatch.context() as patch:
         patch.setattr(inventory, "pq", None)
-        return inventory._summary(FolderObjects(path.parent), path.name)
+        return inventory.summary(FolderObjects(path.parent), path.name)
 
 
 def by_arrow(path: Path) -> Summary:

@@ -1,0 +1,96 @@
+"""The commands that change stored shards: `compact`.
+
+Each prints a plan and its digest, and changes nothing else. `--apply DIGEST` applies it.
+"""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from headrace.cli.options import ROOT, AdminToken, Ca, Json, Root
+from headrace.cli.publishing import person
+from headrace.cli.roots import require_root
+
+if TYPE_CHECKING:
+    from storage.maintenance.plans import Applied, MaintenancePlan
+
+NEW = "new"
+
+
+def compact(
+    root: Root = ROOT,
+    megabytes: Annotated[
+        float, typer.Option(min=0.001, help="Largest size of a compacted shard, in MB.")
+    ] = 128.0,
+    hours: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Join only shards whose steps began in the same N hours."),
+    ] = None,
+    grace_hours: Annotated[
+        float, typer.Option(min=0.0, help="Hours until a replaced shard may be deleted.")
+    ] = 24.0,
+    apply: Annotated[
+        str | None,
+        typer.Option(metavar="<digest>", help="Apply a plan; `new` makes one and applies it."),
+    ] = None,
+    why: Annotated[str, typer.Option(help="Reason, kept in the records.")] = "",
+    token: AdminToken = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Join small shards, so that reading them is fast; delete shards that were replaced before.
+
+    Without --apply the plan is printed, and written to maintenance/. It can be applied beside
+    collectors, trainers and other readers, and again after an interruption.
+    """
+    require_root(root)
+    from headrace.output import console, results
+    from ingest.verification import journal_account
+    from storage.maintenance import plans
+    from storage.maintenance.compaction import plan_compaction
+
+    if apply in (None, NEW):
+        plan = plan_compaction(
+            root,
+            journal_account(root, token=token, ca=ca),
+            aim_bytes=int(megabytes * 1_000_000),
+            period_seconds=None if hours is None else hours * 3600,
+            grace_seconds=grace_hours * 3600,
+        )
+        if plan.steps:
+            plans.save(root, plan)
+    else:
+        plan = plans.load(root, apply)
+    document = _planned(plan)
+    if apply is not None:
+        with console.progress() as progress:
+            done = plans.apply(root, plan, by=person(), why=why, on_progress=progress)
+        document |= {"applied": _applied(done)}
+    return console.line(document) if as_json else results.compacted(document, str(root))
+
+
+def _planned(plan: MaintenancePlan) -> dict[str, Any]:
+    from storage.maintenance.plans import Delete, Merge
+
+    merges = [step for step in plan.steps if isinstance(step, Merge)]
+    return {
+        "plan": plan.digest if plan.steps else None,
+        "merges": [
+            {"stream": s.stream, "shards": len(s.shards), "rows": s.rows, "bytes": s.nbytes}
+            for s in merges
+        ],
+        "deletes": sum(len(step.shards) for step in plan.steps if isinstance(step, Delete)),
+    }
+
+
+def _applied(done: Applied) -> dict[str, Any]:
+    return {
+        "made": [msgspec.to_builtins(one) | {"old": len(one.old)} for one in done.made],
+        "deleted": done.deleted,
+        "left": done.left,
+    }

@@ -1,0 +1,149 @@
+"""`compact`: which small shards to join, and which replaced ones to delete.
+
+Only neighbours are joined: shards of one stream whose ordinals are adjacent. A shard is rewritten
+only into one with at least twice its rows, so repeated compaction writes each row a few times
+(the logarithm of their number), however often it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from storage.experience.interfaces import ReaderError
+from storage.maintenance.plans import Delete, MaintenancePlan, Merge, held_ordinals, is_held
+from storage.objects.interface import Objects
+from storage.objects.opening import Root, objects_at
+from storage.reading.ledger import Ledger
+from storage.shards.names import ShardDamaged, ShardName, shard_names, streams
+from storage.shards.replacements import REPLACED, Replacements
+from storage.verify.audit import JournalAccount
+from storage.verify.inventory import summary
+
+__all__ = ["AIM_BYTES", "GRACE_SECONDS", "plan_compaction"]
+
+log = logging.getLogger("headrace.maintenance")
+
+AIM_BYTES = 128_000_000
+GRACE_SECONDS = 86_400.0
+
+
+class _Small(NamedTuple):
+    """A shard that may be joined. `period`: the number of the period of its first step."""
+
+    name: ShardName
+    rows: int
+    nbytes: int
+    period: int
+
+
+def plan_compaction(
+    root: Root,
+    account: JournalAccount | None,
+    *,
+    aim_bytes: int = AIM_BYTES,
+    period_seconds: float | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+    now: float | None = None,
+) -> MaintenancePlan:
+    """Plan to join shards up to a file size, to delete replaced ones after their grace period.
+
+    `account`: that of the journal, None if the root has none. Of its streams only recorded shards
+    are joined, because a collector's start looks for those of its plans. With `period_seconds`,
+    shards whose first steps (by the client's clock) are in different periods stay apart. `now`:
+    seconds since the epoch. Raises OSError, and ValueError for damaged records.
+    """
+    objects = objects_at(root)
+    shards, replacements = objects.under("shards"), Replacements.of(objects)
+    steps: list[Merge | Delete] = []
+    recorded = {(one.stream, one.name) for one in account.records} if account else set()
+    period = None if period_seconds is None else int(period_seconds * 1_000_000)
+    limit = int(((time.time() if now is None else now) - grace_seconds) * 1_000_000)
+    held = _held(objects)
+    for stream in streams(shards):
+        free = account is None or stream not in account.next_ordinals
+        run: list[_Small] = []
+        total = 0
+        for name in [*shard_names(shards, stream), None]:
+            may = name and (
+                free or (stream, str(name)) in recorded or (stream, str(name)) in replacements.made
+            )
+            small = _small(shards, stream, name, aim_bytes, period) if name and may else None
+            if run and not (small and _follows(small, run[-1], aim_bytes - total)):
+                steps += _worthwhile(stream, run)
+                run, total = [], 0
+            if small:
+                run.append(small)
+                total += small.nbytes
+        over = tuple(_over(shards, stream, replacements, limit, held))
+        steps += [Delete(stream, over)] if over else []
+    return MaintenancePlan("compact", tuple(steps))
+
+
+def _small(
+    shards: Objects, stream: str, name: ShardName, aim_bytes: int, period: int | None
+) -> _Small | None:
+    """A shard of less than half the wanted size; None for another, or a damaged one."""
+    place = f"{stream}/{name}"
+    status = shards.status(place)
+    if status is None or not status.is_object or 2 * status.size > aim_bytes:
+        return None
+    try:
+        metadata, nbytes, times = summary(shards, place)
+    except (ShardDamaged, OSError) as error:
+        log.warning("%s is left as it is: %s", place, error)
+        return None
+    return _Small(name, metadata.rows, nbytes, min(times, default=0) // period if period else 0)
+
+
+def _follows(one: _Small, last: _Small, room: int) -> bool:
+    is_next = last.name.last + 1 == one.name.first and last.period == one.period
+    return is_next and one.nbytes <= room
+
+
+def _worthwhile(stream: str, run: Sequence[_Small]) -> Iterator[Merge]:
+    """The parts of a run that have at least twice the rows of their largest shard.
+
+    The size of a small file is mostly that of its footer, and says nothing about its rows.
+    """
+    if len(run) < 2:
+        return
+    rows = sum(small.rows for small in run)
+    largest = max(range(len(run)), key=lambda at: run[at].rows)
+    if 2 * run[largest].rows <= rows:
+        names = tuple(str(small.name) for small in run)
+        yield Merge(stream, names, rows, sum(small.nbytes for small in run))
+    else:
+        yield from _worthwhile(stream, run[:largest])
+        yield from _worthwhile(stream, run[largest + 1 :])
+
+
+def _over(
+    shards: Objects, stream: str, replacements: Replacements, limit: int, held: Ledger | None
+) -> Iterator[str]:
+    """The replaced shards of a stream whose grace period is over and that no reader needs."""
+
+    def is_there(stream: str, file: str) -> bool:
+        return shards.status(f"{stream}/{file}") is not None
+
+    for place in shards.names(f"{stream}/"):
+        file = place.rpartition("/")[2].removesuffix(REPLACED)
+        name = ShardName.parse(file)
+        if held is None or name is None or not place.endswith(REPLACED):
+            continue
+        is_over = replacements.since(stream, file) <= limit
+        if is_over and replacements.by(stream, file, is_there) and not is_held(held, stream, name):
+            yield file
+
+
+def _held(root: Objects) -> Ledger | None:
+    """The ordinals that saved readers hold; None if one of them cannot be read."""
+    try:
+        return held_ordinals(root)
+    except (ReaderError, ValueError, msgspec.MsgspecError) as error:
+        log.warning("no replaced shard is deleted: readers/: %s", error)
+        return None

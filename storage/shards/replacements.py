@@ -1,0 +1,108 @@
+"""Which shards were replaced by which: the records of maintenance under `maintenance/`.
+
+    maintenance/{plan}/plan.json                the plan that was applied
+    maintenance/{plan}/{stream}/{shard}.json    a shard that it made, and those that it replaced
+
+A record is written before its shard has its name. So a record whose shard is missing means nothing,
+and where both a shard and its replacement are there, the record tells which one counts. A replaced
+shard gets the suffix `.replaced`, with which no listing finds it. Until its grace period is over, a
+reader that has listed it before can read it. The journal and manifests name the shards that were
+replaced for good, so records are never deleted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+
+from storage.objects.interface import Objects
+from storage.objects.opening import Root, objects_at
+from storage.shards.names import streams
+
+__all__ = ["FOLDER", "REPLACED", "MadeShard", "Replacements", "replaced_shards"]
+
+FOLDER = "maintenance"
+REPLACED = ".replaced"
+"""The suffix of a replaced shard."""
+
+
+class MadeShard(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of a shard that maintenance made. `at`: microseconds since the epoch.
+
+    The new shard has the ordinals of the old ones, as inclusive ranges, and their rows.
+    """
+
+    format: int
+    command: str
+    plan: str
+    at: int
+    by: str
+    why: str
+    stream: str
+    new: str
+    old: tuple[str, ...]
+    ordinals: tuple[tuple[int, int], ...]
+    rows: int
+
+    @property
+    def place(self) -> str:
+        """The record's name under a root."""
+        return f"{FOLDER}/{self.plan}/{self.stream}/{self.new}.json"
+
+
+_decode = msgspec.json.Decoder(MadeShard).decode
+
+
+class Replacements:
+    """The records under a root, as they were read."""
+
+    def __init__(self) -> None:
+        self._by_old: dict[tuple[str, str], list[MadeShard]] = defaultdict(list)
+        self.made: dict[tuple[str, str], MadeShard] = {}
+        """The records by (stream, new shard)."""
+
+    @classmethod
+    def of(cls, root: Objects) -> Replacements:
+        """Read all records. Raises ValueError for one that cannot be decoded, and OSError."""
+        found = cls()
+        for plan in root.names(f"{FOLDER}/"):
+            for stream in root.names(plan) if plan.endswith("/") else ():
+                for name in root.names(stream) if stream.endswith("/") else ():
+                    try:
+                        found.add(_decode(root.read(name)))
+                    except msgspec.MsgspecError as error:
+                        text = f"{root}/{name}: expected a record of maintenance: {error}"
+                        raise ValueError(text) from error
+        return found
+
+    def add(self, record: MadeShard) -> None:
+        """Add a record."""
+        self.made[record.stream, record.new] = record
+        for old in record.old:
+            self._by_old[record.stream, old].append(record)
+
+    def since(self, stream: str, name: str) -> int:
+        """When a shard was replaced, in microseconds since the epoch; -1 if it never was."""
+        return max((record.at for record in self._by_old.get((stream, name), ())), default=-1)
+
+    def by(self, stream: str, name: str, is_there: Callable[[str, str], bool]) -> MadeShard | None:
+        """The record of the shard that has a replaced shard's rows now; None if there is none.
+
+        That one may have been replaced in turn. `is_there(stream, name)`: whether a shard exists.
+        """
+        waiting = [name]
+        while waiting:
+            for record in self._by_old.get((stream, waiting.pop()), ()):
+                if is_there(stream, record.new):
+                    return record
+                waiting.append(record.new)
+        return None
+
+
+def replaced_shards(root: Root) -> list[str]:
+    """The names of all replaced shards that are still there."""
+    shards = objects_at(root).under("shards")
+    found = (name for stream in streams(shards) for name in shards.names(f"{stream}/"))
+    return [name for name in found if name.endswith(REPLACED)]
