@@ -9,7 +9,9 @@ over minibatches of B rows, for several epochs over each batch,
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7 and 9; A is normalised in each
 minibatch. The learning rate and c decrease linearly with the rows trained on, so that they would be
-0 at `schedule_steps`, down to `schedule_end` times their first values.
+0 at `schedule_steps`, down to `schedule_end` times their first values. With
+`scale_rewards`, rewards are divided by the running standard deviation of their discounted sums
+within fragments, so that V learns numbers of about 1 whatever the environment's rewards.
 
 The behaviour policy may be some versions old. Its log probability is never recomputed: w would then
 start at 1 whatever the age, and clipping would have no effect. pi is the network's distribution,
@@ -46,6 +48,7 @@ from policy.algorithms.base import (
 from policy.algorithms.losses import clipped_surrogate, k1, k3
 from policy.algorithms.settings import AnnotatedSettings
 from policy.inference.action_rule import SAMPLE
+from policy.inference.filters import RunningStat
 from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
@@ -119,6 +122,9 @@ class PPOConfig(AnnotatedSettings):
     max_grad_norm: Annotated[
         float, Meta(gt=0, description="limit of the gradient's Euclidean norm")
     ] = 0.5
+    scale_rewards: Annotated[
+        bool, Meta(description="divide rewards by the running deviation of returns")
+    ] = False
 
     def build(self, policy: Policy) -> PPO:
         """The PPO learner of a policy."""
@@ -169,6 +175,7 @@ class PPO:
         self.policy = policy
         self.config = config
         self.trained = 0
+        self._returns = RunningStat(1)  # of discounted sums of rewards within fragments
         # eps as in the reference implementation of PPO: torch's default 1e-8 enlarges tiny
         # gradients
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
@@ -178,10 +185,13 @@ class PPO:
     # state for a checkpoint, in addition to weights and optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        return {"trained": self.trained}
+        return {"trained": self.trained, "returns": self._returns.to_json()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore; a state without `returns`, of an earlier release, has seen none."""
         self.trained = int(state["trained"])
+        known = state.get("returns")
+        self._returns = RunningStat(1) if known is None else RunningStat.from_json(known, 1)
 
     # learning
 
@@ -212,7 +222,10 @@ class PPO:
 
         Metrics: see `metrics`. Raises FloatingPointError if the loss is not finite.
         """
-        rows, before = self.rows(batch.take(episode_order(batch)))
+        batch = batch.take(episode_order(batch))
+        if self.config.scale_rewards and ADVANTAGES not in batch:
+            self._see_returns(batch)
+        rows, before = self.rows(batch)
         clip = self.schedule()
         total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
         config, device = self.config, self.policy.device
@@ -298,7 +311,7 @@ class PPO:
             values = policy.values(observed).double().cpu().numpy()
         following = policy.observe(policy.flat_observations(batch, NEXT_OBS))
         return gae(
-            batch[REWARDS],
+            batch[REWARDS] / self._scale(),
             values,
             policy.values(following).double().cpu().numpy(),
             terminated=batch[TERMINATEDS],
@@ -306,6 +319,17 @@ class PPO:
             gamma=self.config.gamma,
             lam=self.config.lam,
         )
+
+    def _see_returns(self, batch: SampleBatch) -> None:
+        zeros = np.zeros(batch.count)
+        ends = fragment_ends(batch[T], *(batch[name] for name in EPISODE))
+        over, gamma = batch[TERMINATEDS], self.config.gamma
+        sums = gae(batch[REWARDS], zeros, zeros, terminated=over, ends=ends, gamma=gamma, lam=1.0)
+        self._returns.push(sums.advantages[:, None])
+
+    def _scale(self) -> float:
+        """The unit of rewards: 1 without returns that differ."""
+        return float(self._returns.std[0]) or 1.0 if self._returns.n > 1 else 1.0
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.array(array, np.float64)).to(self.policy.device)

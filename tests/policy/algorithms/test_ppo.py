@@ -219,3 +219,27 @@ def test_a_policy_that_acts_otherwise_than_it_learns_is_refused():
 def test_it_learns_cartpole(returns, steps):
     """The return starts at about 20; with a wrong sign it stays there. 195 counts as solved."""
     assert any(point.mean_return >= returns for point in learn(1, steps))
+
+
+def test_scaled_rewards_suit_any_unit(played):
+    """Rewards in cents change nothing, but for rounding; without the setting they do."""
+    cents = changed(played, rewards=played["rewards"] * 100)
+    for scaled in (True, False):
+        config = PPOConfig(epochs=2, minibatch=64, scale_rewards=scaled)
+        one, other = new_learner(config), new_learner(config)
+        one.update(played)
+        other.update(cents)
+        pairs = zip(pi(one).values(), pi(other).values(), strict=True)
+        assert all(np.allclose(a, b, atol=1e-5) for a, b in pairs) is scaled
+
+
+def test_the_scale_of_rewards_stands_in_the_checkpoint_and_is_optional_there(played):
+    """A checkpoint of an earlier release has none, and is gone on from."""
+    config = PPOConfig(epochs=1, scale_rewards=True)
+    learner, other = new_learner(config), new_learner(config)
+    learner.update(played)
+    state = json.loads(json.dumps(learner.algorithm.state_dict()))
+    other.algorithm.load_state_dict(state)
+    assert other.algorithm._scale() == learner.algorithm._scale() != 1.0
+    other.algorithm.load_state_dict({"trained": state["trained"]})
+    assert (other.algorithm.trained, other.algorithm._scale()) == (256, 1.0)
