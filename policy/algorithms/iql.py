@@ -138,9 +138,9 @@ class IQL(OfflineAlgorithm[IQLConfig]):
             held = torch.minimum(*(q(both)[:, 0] for q in target))
             after = critics.values(rows.following).masked_fill(rows.over, 0.0)
             wanted = rows.rewards + config.gamma * after
-        value_loss = expectile_loss(held - values, config.tau)
+        advantages = held - values
+        value_loss = expectile_loss(advantages, config.tau)
         q_loss = sum((q - wanted).square().mean() for q in critics.action_values(both))
-        advantages = held - values.detach()
         scale = advantages.square().mean().sqrt().clamp(min=1e-8)
         weights = advantage_weights(advantages / scale, config.beta, config.weight_clip)
         dist = self.policy.distribution(rows.observed)

@@ -9,9 +9,11 @@ over minibatches of B rows, for several epochs over each batch,
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7 and 9; A is normalised in each
 minibatch. The learning rate and c decrease linearly with the rows trained on, so that they would be
-0 at `schedule_steps`, down to `schedule_end` times their first values. With
-`scale_rewards`, rewards are divided by the running standard deviation of their discounted sums
-within fragments, so that V learns numbers of about 1 whatever the environment's rewards.
+0 at `schedule_steps`, down to `schedule_end` times their first values.
+
+With `scale_rewards`, rewards are divided by a running standard deviation, that of their discounted
+sums within fragments, so that V learns numbers of the same size in every environment. Rows that
+bring their advantages keep them.
 
 The behaviour policy may be some versions old. Its log probability is never recomputed: w would then
 start at 1 whatever the age, and clipping would have no effect. pi is the network's distribution,
@@ -73,6 +75,10 @@ ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
 
 FloatArray = npt.NDArray[np.float64]
 
+RETURN_DEVIATION = 3.0
+"""What scaled returns deviate by. With 1, the loss of V is so small that `max_grad_norm`, which
+limits both gradients together, lets pi move too far: CartPole then takes twice the steps."""
+
 _BEFORE = ("ess", "stale_kl", "explained_variance")
 _AFTER = ("loss", "value_loss", "entropy", "kl_k1", "kl_k3", "clip_fraction", "clip", "lr")
 
@@ -124,7 +130,7 @@ class PPOConfig(AnnotatedSettings):
     ] = 0.5
     scale_rewards: Annotated[
         bool, Meta(description="divide rewards by the running deviation of returns")
-    ] = False
+    ] = True
 
     def build(self, policy: Policy) -> PPO:
         """The PPO learner of a policy."""
@@ -329,7 +335,8 @@ class PPO:
 
     def _scale(self) -> float:
         """The unit of rewards: 1 without returns that differ."""
-        return float(self._returns.std[0]) or 1.0 if self._returns.n > 1 else 1.0
+        deviation = float(self._returns.std[0]) if self._returns.n > 1 else 0.0
+        return deviation / RETURN_DEVIATION if deviation else 1.0
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.array(array, np.float64)).to(self.policy.device)

@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.ppo_cartpole import CartPoles
 from policy.algorithms.bandit import BanditConfig
+from policy.algorithms.base import minibatches
 from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
@@ -64,6 +66,14 @@ def test_the_metrics_of_the_bandit_have_one_shape_whatever_the_batch(bandit_log,
     for batch in (SampleBatch(), unknown.batch(), alone.batch()):
         assert list(learner.update(batch)) == names
     assert learner.counts.excluded.get("alone", 0) == (1 if objective == "dr" else 0)
+
+
+def test_minibatches_are_as_many_as_asked_for():
+    """Each pass has every row once, and ends with what is left; the last pass may be cut."""
+    rng = np.random.default_rng(0)
+    found = [one.tolist() for one in minibatches(10, 4, 5, rng, torch.device("cpu"))]
+    assert [len(one) for one in found] == [4, 4, 2, 4, 4]
+    assert sorted(row for one in found[:3] for row in one) == list(range(10))
 
 
 def test_a_learner_says_once_that_nothing_can_be_learned(played, caplog):
