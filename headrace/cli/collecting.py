@@ -215,7 +215,7 @@ def up(
         int | None, typer.Option(help="Most versions that a step may be behind to be trained on.")
     ] = None,
     algorithm: Algorithm = None,
-    settings: Set = None,
+    set: Set = None,
     config: Config = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -228,7 +228,7 @@ def up(
     from ingest.server.logs import configure
     from storage.system.process import stop_on_signal
 
-    words = setting_words(algorithm, settings or (), config)
+    words = setting_words(algorithm, set or (), config)
     require_settings(words)
     declared = declaration_of(observation=observation, action=action, env=env, file=None)
     with contextlib.closing(bind_of(root, Listening(port=port))):  # a taken port declares nothing

@@ -95,7 +95,7 @@ def import_source(
     ] = None,
     query: Annotated[Text, typer.Option(help="SQL, for the URL of a database.")] = None,
     sql: Sql = None,
-    column_type: Types = None,
+    type: Types = None,
     address: Address = ADDRESS,
     token: Token = None,
     ca: Ca = None,
@@ -229,7 +229,7 @@ def _options(given: Mapping[str, Any]) -> ImportOptions:
     named["action"] = _by_policy(given["action"], several)
     named["dedupe"] = given["dedupe"] or []
     named["sample_prob"] = _number_or_column(given["sample_prob"])
-    named["types"] = _pairs("--type", "COLUMN=TYPE", given["column_type"] or [])
+    named["types"] = _pairs("--type", "COLUMN=TYPE", given["type"] or [])
     named["sql"] = _statement(given["sql"])
     named["default"] = _pairs("--default", "COLUMN=VALUE", given["default"] or [])
     return ImportOptions(**named)

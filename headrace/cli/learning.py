@@ -160,7 +160,7 @@ def train(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     algorithm: Algorithm = None,
-    settings: Set = None,
+    set: Set = None,
     config: Config = None,
     show_settings: ShowSettings = False,
     epochs: Annotated[int | None, typer.Option(help="Passes over the log, not updates.")] = None,
@@ -195,7 +195,7 @@ def train(
     status 3: another trainer has the policy; 1: another publisher was first (--on-conflict end).
     """
     if show_settings:
-        return _show_settings(chosen(algorithm, settings or (), config, live=follow))
+        return _show_settings(chosen(algorithm, set or (), config, live=follow))
     require_root(root, policy_id)
     if follow and not lease_wait:
         _require_no_other(root, policy_id)
@@ -205,7 +205,7 @@ def train(
     from policy.training.train import train as run
     from policy.training.train import train_once
 
-    picked = chosen(algorithm, settings or (), config, live=follow)
+    picked = chosen(algorithm, set or (), config, live=follow)
     job: dict[str, Any]
     if schema_id is not None and (follow or manifest is not None):
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")

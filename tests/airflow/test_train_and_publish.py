@@ -38,14 +38,18 @@ def quick(loaded, monkeypatch):
     return lambda: monkeypatch.setenv("HEADRACE_COMMAND", str(loaded / "headrace"))
 
 
-def versions(root):
+def headrace(root, *words):
     result = subprocess.run(
-        [os.environ["HEADRACE_COMMAND"], "versions", "--root", root, "--json"],
+        [os.environ["HEADRACE_COMMAND"], *words, "--root", root, "--json"],
         check=True,
         capture_output=True,
         text=True,
     )
-    return [one["version"] for one in json.loads(result.stdout)["versions"]]
+    return json.loads(result.stdout)
+
+
+def versions(root):
+    return [one["version"] for one in headrace(root, "versions")["versions"]]
 
 
 def test_the_dags_load_without_errors(dag_bag):
@@ -74,7 +78,8 @@ def test_a_dag_file_imports_nothing_heavy():
 
 
 def test_a_run_publishes_and_a_second_one_does_nothing(run, quick, write_log, tmp_path):
-    """The same shards: every answer is the first one's, unchanged. New shards: a new version."""
+    """The same shards: every answer is the first one's, unchanged. New shards: a version that
+    is better than a live one that has hardly learned."""
     write_log(tmp_path, 0, 1_000)  # enough for the verdict "better"
     state, first = run(tmp_path)
     assert state == "success"
@@ -96,10 +101,12 @@ def test_a_run_publishes_and_a_second_one_does_nothing(run, quick, write_log, tm
     assert sorted((tmp_path / "manifests").glob("*.json")) == files
     assert versions(tmp_path) == [1]
 
+    headrace(tmp_path, "train", "--set", "updates=1")
+    headrace(tmp_path, "publish", "latest", "--no-gate", "--wait", "none")
     write_log(tmp_path, 1_000, 2_000)
     _, third = run(tmp_path)
     assert third["freeze"][1]["rows"] == 3_000
-    assert third["publish"][1]["version"] == 2
+    assert third["publish"][1]["version"] == 3
 
 
 def test_a_closed_gate_is_a_green_run_with_a_record(run, quick, write_log, tmp_path):

@@ -44,7 +44,10 @@ def part(i: int, rng: np.random.Generator) -> Part:
 
 if __name__ == "__main__":
     root, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    save_declaration(root, PolicyDeclaration(observation=SPACES[0], action=SPACES[1]))
+    declared = PolicyDeclaration(
+        observation=SPACES[0], action=SPACES[1], reward_range=(0.0, 1.0)
+    )  # without a range, a policy that never fails has no failures to be judged by
+    save_declaration(root, declared)
     rng = np.random.default_rng(first)
     parts = [part(i, rng) for i in range(first, first + count)]
     stream = f"0123456789ab-{schema_id(*SPACES)}"

@@ -25,7 +25,7 @@ from storage.errors import (
 )
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("cli", "collector", "train", "sql")
+EXTRAS = ("cli", "collector", "train", "sql", "import")
 
 
 def test_every_module_of_an_extra_is_known() -> None:

@@ -77,7 +77,10 @@ def test_a_damaged_shard_stops_no_learning_and_is_named(learning: LiveLoop) -> N
 
 def test_the_trainer_gets_its_settings(learning: LiveLoop) -> None:
     """`--set` of `up` is what the trainer uses, and stands in the manifest of each version."""
-    metrics = WeightStore(learning.root, "default").manifest(1).metrics
+    store = WeightStore(learning.root, "default")
+    live = store.live()
+    assert live is not None
+    metrics = store.manifest(live.version).metrics
     assert metrics["config"] == asdict(PPOConfig(epochs=3))
 
 

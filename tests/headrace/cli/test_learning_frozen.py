@@ -108,7 +108,7 @@ def test_people_read_the_same_in_words(root):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("train", "--manifest", "headrace.json"), "No such file"),
+        (("train", "--manifest", "headrace.json"), "expected headrace.json, which does not exist"),
         (("evaluate", "abcdef", "--manifest", "m", "--plot", "p.png"), "neither --log nor --plot"),
     ],
 )
