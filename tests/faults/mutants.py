@@ -27,6 +27,7 @@ FILES = (
     "planted_spool",
     "planted_tracks",
     "planted_weights",
+    "planted_compaction",
     "loop.planted_edge",
     "loop.planted_weights",
     "loop.planted_learning",

@@ -36,6 +36,7 @@ NAMES = (
     "simulation",
     "restore",
     "publishing",
+    "compaction",
     "spool_kills",
     "spool_disk",
 )

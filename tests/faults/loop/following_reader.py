@@ -1,6 +1,6 @@
 """A reader that follows shards, and stores the rows read and its position in one file.
 
-python -m tests.faults.loop.following_reader ROOT FILE
+python -m tests.faults.loop.following_reader ROOT FILE [MUTANT]
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from pathlib import Path
 
 from storage.reading.shard_reader import ShardReader
 from storage.system.files import replace_file
+from tests.faults import mutants
 
 
-def main(root: str, file: str) -> None:
+def main(root: str, file: str, mutant: str = "") -> None:
     """Read until this process is killed."""
+    if mutant:
+        mutants.find(mutant).plant(mutants.Patch())
     path = Path(file)
     known = json.loads(path.read_bytes()) if path.exists() else {"rows": [], "position": None}
     with ShardReader(
