@@ -7,7 +7,7 @@ Each prints a plan and its digest, and changes nothing else. `--apply DIGEST` ap
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -15,11 +15,6 @@ import typer
 from headrace.cli.options import ROOT, AdminToken, Ca, Json, Root
 from headrace.cli.publishing import person
 from headrace.cli.roots import require_root
-
-if TYPE_CHECKING:
-    from storage.maintenance.plans import Applied, MaintenancePlan
-
-NEW = "new"
 
 
 def compact(
@@ -54,7 +49,7 @@ def compact(
     from storage.maintenance import plans
     from storage.maintenance.compaction import plan_compaction
 
-    if apply in (None, NEW):
+    if apply in (None, "new"):
         plan = plan_compaction(
             root,
             journal_account(root, token=token, ca=ca),
@@ -66,31 +61,18 @@ def compact(
             plans.save(root, plan)
     else:
         plan = plans.load(root, apply)
-    document = _planned(plan)
-    if apply is not None:
-        with console.progress() as progress:
-            done = plans.apply(root, plan, by=person(), why=why, on_progress=progress)
-        document |= {"applied": _applied(done)}
-    return console.line(document) if as_json else results.compacted(document, str(root))
-
-
-def _planned(plan: MaintenancePlan) -> dict[str, Any]:
-    from storage.maintenance.plans import Delete, Merge
-
-    merges = [step for step in plan.steps if isinstance(step, Merge)]
-    return {
+    merges = [step for step in plan.steps if isinstance(step, plans.Merge)]
+    document: dict[str, Any] = {
         "plan": plan.digest if plan.steps else None,
         "merges": [
             {"stream": s.stream, "shards": len(s.shards), "rows": s.rows, "bytes": s.nbytes}
             for s in merges
         ],
-        "deletes": sum(len(step.shards) for step in plan.steps if isinstance(step, Delete)),
+        "deletes": sum(len(s.shards) for s in plan.steps if isinstance(s, plans.Delete)),
     }
-
-
-def _applied(done: Applied) -> dict[str, Any]:
-    return {
-        "made": [msgspec.to_builtins(one) | {"old": len(one.old)} for one in done.made],
-        "deleted": done.deleted,
-        "left": done.left,
-    }
+    if apply is not None:
+        with console.progress() as progress:
+            done = plans.apply(root, plan, by=person(), why=why, on_progress=progress)
+        made = [msgspec.to_builtins(one) | {"old": len(one.old)} for one in done.made]
+        document["applied"] = {"made": made, "deleted": done.deleted, "left": done.left}
+    return console.line(document) if as_json else results.compacted(document, str(root))

@@ -12,13 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from storage.experience.interfaces import ReaderError
-from storage.maintenance.plans import Delete, MaintenancePlan, Merge, held_ordinals, is_held
+from storage.maintenance.plans import Delete, MaintenancePlan, Merge
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
-from storage.reading.ledger import Ledger
 from storage.shards.names import ShardDamaged, ShardName, shard_names, streams
 from storage.shards.replacements import REPLACED, Replacements
 from storage.verify.audit import JournalAccount
@@ -63,7 +59,6 @@ def plan_compaction(
     recorded = {(one.stream, one.name) for one in account.records} if account else set()
     period = None if period_seconds is None else int(period_seconds * 1_000_000)
     limit = int(((time.time() if now is None else now) - grace_seconds) * 1_000_000)
-    held = _held(objects)
     for stream in streams(shards):
         free = account is None or stream not in account.next_ordinals
         run: list[_Small] = []
@@ -79,7 +74,7 @@ def plan_compaction(
             if small:
                 run.append(small)
                 total += small.nbytes
-        over = tuple(_over(shards, stream, replacements, limit, held))
+        over = tuple(_over(shards, stream, replacements, limit))
         steps += [Delete(stream, over)] if over else []
     return MaintenancePlan("compact", tuple(steps))
 
@@ -122,28 +117,9 @@ def _worthwhile(stream: str, run: Sequence[_Small]) -> Iterator[Merge]:
         yield from _worthwhile(stream, run[largest + 1 :])
 
 
-def _over(
-    shards: Objects, stream: str, replacements: Replacements, limit: int, held: Ledger | None
-) -> Iterator[str]:
-    """The replaced shards of a stream whose grace period is over and that no reader needs."""
-
-    def is_there(stream: str, file: str) -> bool:
-        return shards.status(f"{stream}/{file}") is not None
-
+def _over(shards: Objects, stream: str, replacements: Replacements, limit: int) -> Iterator[str]:
+    """The replaced shards of a stream whose grace period is over."""
     for place in shards.names(f"{stream}/"):
-        file = place.rpartition("/")[2].removesuffix(REPLACED)
-        name = ShardName.parse(file)
-        if held is None or name is None or not place.endswith(REPLACED):
-            continue
-        is_over = replacements.since(stream, file) <= limit
-        if is_over and replacements.by(stream, file, is_there) and not is_held(held, stream, name):
-            yield file
-
-
-def _held(root: Objects) -> Ledger | None:
-    """The ordinals that saved readers hold; None if one of them cannot be read."""
-    try:
-        return held_ordinals(root)
-    except (ReaderError, ValueError, msgspec.MsgspecError) as error:
-        log.warning("no replaced shard is deleted: readers/: %s", error)
-        return None
+        name = place.rpartition("/")[2].removesuffix(REPLACED)
+        if place.endswith(REPLACED) and 0 <= replacements.since(stream, name) <= limit:
+            yield name

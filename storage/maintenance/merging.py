@@ -68,7 +68,8 @@ def merge(
             stored = ShardMetadata.from_footer(merged.schema_arrow.metadata, str(path))
             check_footer(merged.schema_arrow, stored, stream, metadata.first, metadata.last)
             rows = (merged.read_row_group(n) for n in range(merged.num_row_groups))
-            _compare(path, rows, _read(shards, stream, old, schema), schema)
+            known = (read_shard(RangedFile(shards, f"{stream}/{name}")) for name in old)
+            _compare(path, rows, known, schema.remove_metadata())
         name = ShardName(metadata.first, metadata.last, digest[:16])
         return MergedShard(path, name, metadata, old)
     except BaseException:
@@ -158,24 +159,16 @@ def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([table.column(name) for name in schema.names], schema=schema)
 
 
-def _read(
-    shards: Objects, stream: str, names: Sequence[ShardName], schema: pa.Schema
-) -> Iterator[pa.Table]:
-    for name in names:
-        yield read_shard(RangedFile(shards, f"{stream}/{name}"))
-
-
 def _compare(
     path: Path, written: Iterator[pa.Table], old: Iterator[pa.Table], schema: pa.Schema
 ) -> None:
     """Check that the written rows are those of the old shards. Raises ShardWriteError."""
-    plain = schema.remove_metadata()
-    rest = plain.empty_table()
+    rest = schema.empty_table()
     for table in old:
-        wanted, at = _with_schema(table, plain), 0
+        wanted, at = _with_schema(table, schema), 0
         while at < len(wanted):
             if not len(rest):
-                rest = _with_schema(next(written, rest), plain)
+                rest = _with_schema(next(written, rest), schema)
             count = min(len(rest), len(wanted) - at)
             if not count or not rest.slice(0, count).equals(wanted.slice(at, count)):
                 raise ShardWriteError(f"{path}: expected the rows of the shards that it replaces")

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from storage.errors import ObjectNotFound
+from storage.experience.interfaces import ReaderError
+from storage.experience.range_set import RangeSet
 from storage.maintenance.merging import merge
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
-from storage.reading.ledger import Ledger
 from storage.reading.position import Position
 from storage.shards.names import MAX_SHARD, ShardName, remove_leftovers
 from storage.shards.replacements import FOLDER, REPLACED, MadeShard, Replacements
@@ -40,7 +41,6 @@ __all__ = [
     "MaintenancePlan",
     "Merge",
     "apply",
-    "held_ordinals",
     "load",
     "save",
 ]
@@ -215,13 +215,17 @@ class _Application:
             self._shards.delete(place)
 
     def _delete(self, step: Delete) -> None:
-        held = held_ordinals(self._root)
+        why = "a reader that was saved in readers/ holds rows of it"
+        try:
+            held = _held_ordinals(self._root, step.stream)
+        except (ReaderError, msgspec.MsgspecError) as error:
+            held, why = RangeSet([(0, 2**63 - 1)]), f"readers/: {error}"
         for name in step.shards:
-            place, ordinals = f"{step.stream}/{name}{REPLACED}", _parsed(name)
+            place, shard = f"{step.stream}/{name}{REPLACED}", _parsed(name)
             if not self._successor(step.stream, name):
                 self.applied.left[place] = "no shard has its rows"
-            elif is_held(held, step.stream, ordinals):
-                self.applied.left[place] = "a saved reader holds rows of it"
+            elif held.intersection(RangeSet([(shard.first, shard.last)])):
+                self.applied.left[place] = why
             elif self._shards.status(place) is not None:
                 self._shards.delete(place)
                 self.applied.deleted += 1
@@ -233,21 +237,17 @@ class _Application:
         return self._shards.status(f"{stream}/{name}") is not None
 
 
-def held_ordinals(root: Objects) -> Ledger:
+def _held_ordinals(root: Objects, stream: str) -> RangeSet:
     """The ordinals of rows that saved readers (`readers/`) have taken and not delivered.
 
-    Raises ReaderState for a position that cannot be read.
+    Raises ReaderError or MsgspecError for a position that cannot be read.
     """
-    held = Ledger()
+    held = RangeSet()
     for name in root.names("readers/"):
         if name.endswith(".json"):
-            held = held.union(Position.from_json(msgspec.json.decode(root.read(name))).pending())
+            pending = Position.from_json(msgspec.json.decode(root.read(name))).pending()
+            held.update(pending.streams().get(stream, RangeSet()).ranges())
     return held
-
-
-def is_held(held: Ledger, stream: str, name: ShardName) -> bool:
-    """Whether any of a shard's ordinals is held."""
-    return len(held.missing(stream, name.first, name.last)) < name.last - name.first + 1
 
 
 def _parsed(name: str) -> ShardName:

@@ -278,13 +278,26 @@ def test_a_saved_reader_keeps_the_shards_that_it_holds_rows_of(tmp_path: Path) -
     assert [*applied.left] == replaced_shards(tmp_path)
     assert len(replaced_shards(tmp_path)) == held
     assert not compact(tmp_path, now=1e9 + 9 * DAY).deleted
-    position.write_text("{")
-    assert not plan_compaction(
-        tmp_path, None, now=1e9 + 9 * DAY
-    ).steps  # nobody knows what it holds
+    position.write_text("{")  # nobody knows what it holds
+    assert "readers/" in next(iter(compact(tmp_path, now=1e9 + 9 * DAY).left.values()))
+    assert len(replaced_shards(tmp_path)) == held
     position.unlink()
     compact(tmp_path, now=1e9 + 9 * DAY)
     assert replaced_shards(tmp_path) == []
+
+
+def test_a_replaced_shard_is_kept_unless_another_has_its_rows(tmp_path: Path) -> None:
+    """If the new shard is lost, the old ones stay, and become shards again without their suffix."""
+    parts = small_shards(tmp_path)
+    compact(tmp_path)
+    (only,) = shard_files(tmp_path)
+    only.unlink()
+    applied = compact(tmp_path, now=1e9 + 2 * DAY)
+    assert (applied.deleted, set(applied.left.values())) == (0, {"no shard has its rows"})
+    for name in replaced_shards(tmp_path):
+        path = tmp_path / "shards" / name
+        path.rename(path.with_suffix(""))
+    check_each_row_once(tmp_path, parts)
 
 
 def test_a_damaged_shard_is_left_as_it_is(tmp_path: Path) -> None:
