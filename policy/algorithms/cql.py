@@ -28,13 +28,12 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional
 
-from policy.algorithms.base import RowsLeftOut, require_columns
 from policy.algorithms.losses import cql_regulariser, double_q_targets
 from policy.algorithms.offline import OfflineAlgorithm, OfflineConfig, Transitions
 from policy.inference.action_rule import ActionRule
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
-from storage.experience.sample_batch import TRUNCATEDS, SampleBatch
+from storage.experience.sample_batch import SampleBatch
 from storage.spaces.descriptors import Discrete
 
 __all__ = ["CQL", "CQLConfig"]
@@ -44,7 +43,7 @@ __all__ = ["CQL", "CQLConfig"]
 class CQLConfig(OfflineConfig):
     """The settings of CQL. Raises ValueError for values outside their range."""
 
-    columns: ClassVar[tuple[str, ...]] = (*Transitions.columns, TRUNCATEDS)
+    columns: ClassVar[tuple[str, ...]] = Transitions.columns
     action_rule: ClassVar[ActionRule] = ActionRule("epsilon_greedy")
     gamma: Annotated[float, Meta(ge=0, le=1, description="discount per step")] = 0.99
     alpha: Annotated[
@@ -72,14 +71,6 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         if not isinstance(policy.spec.action, Discrete):
             raise ValueError(f"cql: expected a Discrete action space, got {policy.spec.action}")
         super().__init__(policy, config)
-
-    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """Reason -> bool (N,) rows that cannot be learned from.
-
-        Raises ValueError for a batch without the columns that learning needs.
-        """
-        require_columns(batch, Transitions.columns, "cql")
-        return Transitions.left_out(batch)
 
     def update(
         self, batch: SampleBatch, rng: np.random.Generator, on_progress: Progress = no_progress

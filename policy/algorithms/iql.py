@@ -26,26 +26,28 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policy.algorithms.base import EPISODE, RowsLeftOut, episode_order, require_columns
+from policy.algorithms.base import EPISODE
 from policy.algorithms.losses import advantage_weights, expectile_loss
-from policy.algorithms.offline import OfflineAlgorithm, OfflineConfig, Transitions, return_scale
+from policy.algorithms.offline import (
+    OfflineAlgorithm,
+    OfflineConfig,
+    Transitions,
+    scaled_transitions,
+)
 from policy.inference.action_layout import ActionLayout
 from policy.networks.modules import mlp
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import SampleBatch, T
-from storage.experience.sequences import fragment_ends
 
 __all__ = ["IQL", "IQLConfig"]
-
-_TO_LEARN = (*Transitions.columns, *EPISODE, T)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IQLConfig(OfflineConfig):
     """The settings of IQL. Raises ValueError for values outside their range."""
 
-    columns: ClassVar[tuple[str, ...]] = _TO_LEARN
+    columns: ClassVar[tuple[str, ...]] = (*Transitions.columns, *EPISODE, T)
     gamma: Annotated[float, Meta(ge=0, le=1, description="discount per step")] = 0.99
     tau: Annotated[
         float, Meta(ge=0, le=1, description="expectile; .5: the mean of logged actions")
@@ -95,14 +97,6 @@ class IQL(OfflineAlgorithm[IQLConfig]):
         "entropy",
     )
 
-    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """Reason -> bool (N,) rows that cannot be learned from.
-
-        Raises ValueError for a batch without the columns that learning needs.
-        """
-        require_columns(batch, _TO_LEARN, "iql")
-        return Transitions.left_out(batch)
-
     def update(
         self, batch: SampleBatch, rng: np.random.Generator, on_progress: Progress = no_progress
     ) -> dict[str, float]:
@@ -111,10 +105,7 @@ class IQL(OfflineAlgorithm[IQLConfig]):
         Raises FloatingPointError if the loss is not finite.
         """
         config, policy = self.config, self.policy
-        batch = batch.take(episode_order(batch))
-        ends = fragment_ends(batch[T], *(batch[name] for name in EPISODE))
-        rows = Transitions.of(policy, batch)
-        rows = rows.with_rewards(rows.rewards / return_scale(rows, ends, config.gamma))
+        rows, _ = scaled_transitions(policy, batch, config.gamma)
         encoded = _encoded(policy.spec.layout, rows.actions)
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
         critics = _Critics(policy, encoded.shape[1], generator).to(policy.device)

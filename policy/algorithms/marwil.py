@@ -27,26 +27,29 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from policy.algorithms.advantages import gae
-from policy.algorithms.base import EPISODE, RowsLeftOut, episode_order, require_columns
+from policy.algorithms.base import EPISODE
 from policy.algorithms.losses import advantage_weights
-from policy.algorithms.offline import OfflineAlgorithm, OfflineConfig, Transitions, return_scale
+from policy.algorithms.offline import (
+    OfflineAlgorithm,
+    OfflineConfig,
+    Transitions,
+    scaled_transitions,
+)
 from policy.networks.modules import mlp
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import SampleBatch, T
-from storage.experience.sequences import fragment_ends
 
 __all__ = ["MARWIL", "MARWILConfig"]
 
 FloatArray = npt.NDArray[np.float64]
-_TO_LEARN = (*Transitions.columns, *EPISODE, T)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MARWILConfig(OfflineConfig):
     """The settings of MARWIL. Raises ValueError for values outside their range."""
 
-    columns: ClassVar[tuple[str, ...]] = _TO_LEARN
+    columns: ClassVar[tuple[str, ...]] = (*Transitions.columns, *EPISODE, T)
     gamma: Annotated[float, Meta(ge=0, le=1, description="discount per step")] = 0.99
     lam: Annotated[
         float, Meta(ge=0, le=1, description="lambda of the advantages; 1: whole returns")
@@ -72,14 +75,6 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
 
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "value_loss", "mean_weight", "entropy")
 
-    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """Reason -> bool (N,) rows that cannot be learned from.
-
-        Raises ValueError for a batch without the columns that learning needs.
-        """
-        require_columns(batch, _TO_LEARN, "marwil")
-        return Transitions.left_out(batch)
-
     def update(
         self, batch: SampleBatch, rng: np.random.Generator, on_progress: Progress = no_progress
     ) -> dict[str, float]:
@@ -88,10 +83,7 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         Raises FloatingPointError if the loss is not finite.
         """
         config, policy = self.config, self.policy
-        batch = batch.take(episode_order(batch))
-        ends = fragment_ends(batch[T], *(batch[name] for name in EPISODE))
-        rows = Transitions.of(policy, batch)
-        rows = rows.with_rewards(rows.rewards / return_scale(rows, ends, config.gamma))
+        rows, ends = scaled_transitions(policy, batch, config.gamma)
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
         size, module = policy.spec.flattener.size, policy.spec.module
         values = mlp(size, module, 1, 1.0, generator).to(policy.device)

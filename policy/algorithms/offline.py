@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from policy.algorithms.advantages import gae
-from policy.algorithms.base import minibatches
+from policy.algorithms.base import (
+    EPISODE,
+    RowsLeftOut,
+    episode_order,
+    minibatches,
+    require_columns,
+)
 from policy.algorithms.settings import AnnotatedSettings
 from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.modules import PolicyModule
@@ -35,7 +41,9 @@ from storage.experience.sample_batch import (
     REWARDS,
     TERMINATEDS,
     SampleBatch,
+    T,
 )
+from storage.experience.sequences import fragment_ends
 
 __all__ = [
     "OfflineAlgorithm",
@@ -43,6 +51,7 @@ __all__ = [
     "Transitions",
     "inner_split",
     "return_scale",
+    "scaled_transitions",
 ]
 
 PARTS = 10
@@ -52,6 +61,8 @@ PARTS = 10
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig(AnnotatedSettings):
     """The settings that offline algorithms share. Raises ValueError for values out of range."""
+
+    columns: ClassVar[tuple[str, ...]]
 
     updates: Annotated[
         int, Meta(ge=1, description="steps of the optimizer on each batch, which is the whole log")
@@ -96,6 +107,14 @@ class OfflineAlgorithm(Generic[OwnConfig]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         return None
+
+    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
+        """Reason -> bool (N,) rows that cannot be learned from.
+
+        Raises ValueError for a batch without the columns that learning needs.
+        """
+        require_columns(batch, self.config.columns, type(self).__name__.lower())
+        return Transitions.left_out(batch)
 
     def descend(
         self,
@@ -221,10 +240,23 @@ def inner_split(
     return order[:inner], order[inner:]
 
 
+def scaled_transitions(
+    policy: Policy, batch: SampleBatch, gamma: float
+) -> tuple[Transitions, npt.NDArray[np.bool_]]:
+    """(the rows in the order of their episodes, bool (N,) whether a row ends a fragment).
+
+    Rewards are in units of `return_scale`, which suits networks and learning rates of any log.
+    """
+    batch = batch.take(episode_order(batch))
+    ends = fragment_ends(batch[T], *(batch[name] for name in EPISODE))
+    rows = Transitions.of(policy, batch)
+    return rows.with_rewards(rows.rewards / return_scale(rows, ends, gamma)), ends
+
+
 def return_scale(rows: Transitions, ends: npt.NDArray[np.bool_], gamma: float) -> float:
     """The standard deviation of the rows' discounted returns, as far as they were logged.
 
-    Rewards in this unit suit networks and learning rates of any log. 1 if returns do not vary.
+    1 if returns do not vary.
     """
     zeros = np.zeros(len(ends))
     rewards, over = rows.rewards.cpu().numpy(), rows.over.cpu().numpy()
