@@ -46,7 +46,7 @@ from storage.experience.sample_batch import (
 )
 from storage.reading.holdout import TAGS, tag_names, tag_values
 from storage.reading.ledger import Ledger
-from storage.reading.shard_reader import EndOfInput, Reserve
+from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
 from storage.wording import counted
 
@@ -167,11 +167,7 @@ class JudgedLog:
             incomplete=True,
             columns=tuple(dict.fromkeys((*_COLUMNS, *self.reserve.columns))),
         ) as reader:
-            while True:
-                try:
-                    batch = reader.next()
-                except EndOfInput:
-                    break
+            for batch in reader:
                 if reader.spaces is not None:
                     require_fit(reader.spaces, (self._spec.observation, self._spec.action))
                 rows += batch.count

@@ -25,7 +25,7 @@ from storage.experience.sample_batch import ACTION_LOGP, EPS_ID, REWARDS, Sample
 from storage.objects.opening import Root
 from storage.reading.holdout import TAGS, tag_values
 from storage.reading.retries import RETRY_FOR
-from storage.reading.shard_reader import EndOfInput, Reserve
+from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Box, Discrete, Space, SpaceError
 from storage.spaces.leaves import leaves
 
@@ -54,11 +54,7 @@ def review(
         incomplete=True,
         columns=_COLUMNS,
     ) as reader:
-        while True:
-            try:
-                batch = reader.next()
-            except EndOfInput:
-                break
+        for batch in reader:
             if reader.spaces is not None:
                 reading.add(batch, *reader.spaces)
             rows += batch.count
