@@ -20,46 +20,23 @@ from policy.inference.weight_store import WeightStore
 from policy.training.train_live import follow
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
-from storage.experience.episode import Part
 from storage.experience.sample_batch import SampleBatch
 from storage.reading.holdout import Reserve
-from storage.shards.shard import ShardWriter
-from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
-
-OBSERVATION, ACTION = Box((4,)), Discrete(2)
-SCHEMA = schema_id(OBSERVATION, ACTION)
-STREAM = f"0123456789ab-{SCHEMA}"
-SPEC = PolicySpec(OBSERVATION, ACTION, ModuleSpec(hidden=(8,)))
-CONFIG = PPOConfig(epochs=1)
-
-
-def part(ordinal, steps=10, version=1, source=0, **changes):
-    """An episode in one part, which ends terminated unless changed."""
-    rng = np.random.default_rng(ordinal)
-    ones = np.ones(steps)
-    values = {
-        "episode_id": f"e{ordinal}", "part": 0, "t0": 0, "steps": steps, "schema_id": SCHEMA,
-        "obs": rng.normal(size=(steps, 4)).astype(np.float32).tobytes(),
-        "actions": rng.integers(0, 2, steps).tobytes(),
-        "rewards": ones.tobytes(), "pass_prob": ones.tobytes(),
-        "action_logp": np.full(steps, np.log(0.5)).tobytes(),
-        "policy_version": np.full(steps, version).tobytes(),
-        "source": bytes([source]) * steps,
-        "ts": np.arange(steps).tobytes(), "received_ts": np.arange(steps).tobytes(),
-        "ended": "terminated", "ordinal": ordinal, "episode_ordinal": ordinal,
-    }  # fmt: skip
-    return Part(**(values | changes))
+from tests.policy.training.live_log import (
+    ACTION,
+    CONFIG,
+    OBSERVATION,
+    SPEC,
+    STREAM,
+    declare,
+    part,
+    write,
+)
 
 
 @pytest.fixture
 def root(tmp_path):
-    declared = PolicyDeclaration(observation=OBSERVATION, action=ACTION, spec=SPEC.to_json())
-    save_declaration(tmp_path, declared)
-    return tmp_path
-
-
-def write(root, *parts):
-    ShardWriter(root / "shards").write(STREAM, canonical_json(OBSERVATION, ACTION), list(parts))
+    return declare(tmp_path)
 
 
 def run(root, updates, **settings):
