@@ -153,7 +153,7 @@ class FolderObjects(Objects):
                 os.rename(path, f"{path}.damaged")
                 replace_file(path, content, durable=durable)
             except (FileNotFoundError, NotADirectoryError):
-                path.parent.mkdir()  # a root that was moved away is not made again
+                path.parent.mkdir(exist_ok=True)  # a root that was moved away is not made again
                 replace_file(path, content, durable=durable)
             return
         os.rename(content, path)

@@ -105,6 +105,25 @@ def test_a_root_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     assert not gone.exists()
 
 
+def test_two_processes_may_write_the_first_objects_of_a_folder_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one makes the folder after this one has found that there is none."""
+    write = folder.replace_file
+
+    def overtaken(path: Path, data: bytes, *, durable: bool) -> None:
+        try:
+            write(path, data, durable=durable)
+        except FileNotFoundError:
+            path.parent.mkdir()
+            raise
+
+    monkeypatch.setattr(folder, "replace_file", overtaken)
+    objects = FolderObjects(tmp_path)
+    objects.replace("dropped/a.json", b"1", durable=False)
+    assert objects.read("dropped/a.json") == b"1"
+
+
 def test_another_lock_of_the_thread_lets_nobody_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
