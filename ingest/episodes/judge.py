@@ -240,7 +240,7 @@ class Judge:
         known = self._known
         if policy_id not in known.policies.rules or len({*names}) < len(names):
             return None
-        if f"\n{UNSAMPLED}" in "\n".join(["", *names]):
+        if any(name.startswith(UNSAMPLED) for name in names):
             return None
         for there in (known.episodes, known.finished, known.closing, known.wholes):
             if not there.keys().isdisjoint(names):
@@ -256,8 +256,11 @@ class Judge:
         numbers = RangeSet.of_array(starts)
         if found.starts.intersection(numbers):
             return None
-        for first, _ in numbers.ranges():
-            require_range(instance, found, first, names[0])
+        try:
+            for first, _ in numbers.ranges():
+                require_range(instance, found, first, names[0])
+        except Refusal:
+            return None
         return starts.astype(np.int64)
 
     def stored_tags(

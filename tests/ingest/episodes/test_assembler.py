@@ -885,7 +885,7 @@ def test_start_numbers_with_too_many_gaps_are_refused() -> None:
 
 def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None:
     """An import may leave out many more start numbers than another client; at its bound the next
-    start is refused with `gap`."""
+    start is refused with `gap`, and whole episodes are judged one by one."""
     shell = Shell()
     shell._commit([opened := shell.assembler.open_instance("import", "log")])
     known = shell.assembler.instances.get(opened.instance)
@@ -894,6 +894,9 @@ def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None
     last = 2 * MOST_NAMED_RANGES
     starts = [wire.Start(episode_id=f"e{n}", start=last + 2 * n) for n in range(2)]
     assert shell.send(*starts, instance=opened.instance) == ["accepted", "gap"]
+    whole, names = Judge(shell.assembler).judge_whole, ["x", "y"]
+    assert whole(opened.instance, names, np.array([last + 1, last + 8]), "default") is None
+    assert whole(opened.instance, names, np.array([last + 1, last + 2]), "default") is not None
 
 
 def test_so_many_episodes_may_be_open() -> None:
