@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.importing.cells import Array, CellFaults, Cells, texts_of
+from ingest.importing.cells import Array, CellFaults, Cells, is_bytes, texts_of
 from ingest.importing.engine import KeptRows, Workspace, cut_by
 from ingest.importing.options import ImportOptions
 from ingest.importing.readers import Problem, SourceBlock
@@ -137,16 +137,18 @@ def joined(tables: Sequence[Any]) -> Any:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
+        names = tables[0].column_names
+        mixed = {name for name in names if len({str(one[name].type) for one in tables}) > 1}
         texts = [
-            pa.table({name: texts_of(one[name].combine_chunks()) for name in one.column_names})
+            pa.table({name: _text(one[name]) if name in mixed else one[name] for name in names})
             for one in tables
         ]
-        marks = [(name, tables[0].schema.field(name).type) for name in (NUMBER, UNIT)]
-        whole = pa.concat_tables(texts, promote_options="permissive")
-        for name, kind in marks:
-            at = whole.column_names.index(name)
-            whole = whole.set_column(at, name, whole[name].cast(kind))
-        return whole
+        return pa.concat_tables(texts, promote_options="permissive")
+
+
+def _text(column: Any) -> Any:
+    """A column as text; bytes stay, and make the joined column bytes, so that none is lost."""
+    return column if is_bytes(column.type) else texts_of(column.combine_chunks())
 
 
 def by_episode(

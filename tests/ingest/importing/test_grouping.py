@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.importing.engine import Workspace
-from ingest.importing.grouping import EPISODE, NUMBER, UNIT, all_rows, by_episode
+from ingest.importing.grouping import EPISODE, NUMBER, UNIT, all_rows, by_episode, joined
 from ingest.importing.readers import Blocks, SourceBlock
 from ingest.importing.sources import open_source
 
@@ -92,3 +92,11 @@ def test_chunks_end_between_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(chunks) > 1
     assert len([key for some in found for key in some]) == len({*keys})
     assert sum(len(chunk.table) for chunk in chunks) == len(keys)
+
+
+def test_joined_tables_keep_every_cell() -> None:
+    """Where types differ, a column becomes text, or bytes if a text is not UTF-8."""
+    first = pa.table({"x": ["a"], "r": [1.5], "n": [1]})
+    second = pa.table({"x": [b"\xff"], "r": ["2.0"], "n": [2]})
+    found = joined([first, second]).to_pydict()
+    assert found == {"x": [b"a", b"\xff"], "r": ["1.5", "2.0"], "n": [1, 2]}
