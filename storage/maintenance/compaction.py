@@ -51,7 +51,7 @@ def plan_compaction(
     `account`: that of the journal, None if the root has none. Of its streams only recorded shards
     are joined, because a collector's start looks for those of its plans. With `period_seconds`,
     shards whose first steps (by the client's clock) are in different periods stay apart. `now`:
-    seconds since the epoch. Raises OSError, and ValueError for damaged records.
+    seconds since the epoch. Raises NewerFormat, OSError, and ValueError for damaged records.
     """
     objects = objects_at(root)
     shards, replacements = objects.under("shards"), Replacements.of(objects)

@@ -100,7 +100,8 @@ def load(root: Root, digest: str) -> MaintenancePlan:
     objects = objects_at(root)
     try:
         data = objects.read(_place(digest))
-        require_format(msgspec.json.decode(data), FORMAT_VERSION, f"{objects}/{_place(digest)}")
+        document = msgspec.json.decode(data, type=dict)
+        require_format(document, FORMAT_VERSION, f"{objects}/{_place(digest)}")
         plan = _decode(data)
     except (ObjectNotFound, msgspec.MsgspecError) as error:
         raise ValueError(
@@ -184,7 +185,6 @@ class _Application:
         if found is None:
             return 1
         record = MadeShard(
-            format=FORMAT_VERSION,
             command=self._plan.command,
             plan=self._plan.digest,
             at=int(self._clock() * 1_000_000),

@@ -20,9 +20,11 @@ import msgspec
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
 from storage.shards.names import streams
+from storage.system.formats import require_format
 
 __all__ = ["FOLDER", "REPLACED", "MadeShard", "Replacements", "replaced_shards"]
 
+FORMAT_VERSION = 1
 FOLDER = "maintenance"
 REPLACED = ".replaced"
 """The suffix of a replaced shard."""
@@ -34,7 +36,7 @@ class MadeShard(msgspec.Struct, frozen=True, kw_only=True):
     The new shard has the ordinals of the old ones, as inclusive ranges, and their rows.
     """
 
-    format: int
+    format: int = FORMAT_VERSION
     command: str
     plan: str
     at: int
@@ -65,13 +67,16 @@ class Replacements:
 
     @classmethod
     def of(cls, root: Objects) -> Replacements:
-        """Read all records. Raises ValueError for one that cannot be decoded, and OSError."""
+        """Read all records. Raises NewerFormat, OSError, and ValueError for one that is damaged."""
         found = cls()
         for plan in root.names(f"{FOLDER}/"):
             for stream in root.names(plan) if plan.endswith("/") else ():
                 for name in root.names(stream) if stream.endswith("/") else ():
+                    data = root.read(name)
                     try:
-                        found.add(_decode(root.read(name)))
+                        document = msgspec.json.decode(data, type=dict)
+                        require_format(document, FORMAT_VERSION, f"{root}/{name}")
+                        found.add(_decode(data))
                     except msgspec.MsgspecError as error:
                         text = f"{root}/{name}: expected a record of maintenance: {error}"
                         raise ValueError(text) from error

@@ -318,7 +318,7 @@ class _Audit:
         self.replaced = 0
         try:
             self.replacements = Replacements.of(self.root)
-        except (ValueError, OSError) as error:
+        except (StorageError, ValueError, OSError) as error:
             self.replacements = Replacements()
             self._find("damaged", FOLDER, str(error))
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from storage.errors import NewerFormat
 from storage.experience.episode import Part
 from storage.journal.records import ShardRecord
 from storage.maintenance import merging, plans
@@ -334,6 +335,23 @@ def test_a_stale_or_unknown_plan_changes_nothing(tmp_path: Path) -> None:
     for unknown in ("", "0" * 16, "../../../etc/pass"):
         with pytest.raises(match="expected"):
             load(tmp_path, unknown)
+
+
+def test_records_of_a_later_release_are_refused(tmp_path: Path) -> None:
+    """Nothing is planned or applied beside a record that cannot be understood; `verify` names it,
+    and one that is no record too."""
+    small_shards(tmp_path)
+    plan = plan_compaction(tmp_path, None)
+    compact(tmp_path)
+    (record,) = (tmp_path / "maintenance").glob("*/*/*.json")
+    later = record.read_bytes().replace(b'"format":1', b'"format":2')
+    for content, expected in ((later, NewerFormat), (b"[]", ValueError)):
+        record.write_bytes(content)
+        for act in (plan_compaction, lambda *_: apply(tmp_path, plan, by="", why="")):
+            with pytest.raises(expected, match=record.name):
+                act(tmp_path, None)
+        (found,) = (one for one in verified(tmp_path).findings if one.where == "maintenance")
+        assert record.name in found.text
 
 
 def test_another_plan_may_come_first(tmp_path: Path) -> None:
