@@ -136,6 +136,7 @@ def apply(
     with objects.exclusive(f"{FOLDER}/lock"):
         work = _Application(objects, plan, by, why, clock)
         work.check()
+        work.clean()
         for done, step in enumerate(plan.steps, 1):
             work.run(step)
             on_progress(f"applying {plan.command}", done, len(plan.steps))
@@ -162,6 +163,12 @@ class _Application:
                     place = f"{self._shards}/{step.stream}/{name}"
                     raise ValueError(f"plan {self._plan.digest} is stale: {place} is gone")
 
+    def clean(self) -> None:
+        """Remove the incomplete files of an application that was killed."""
+        if isinstance(self._root, FolderObjects):
+            for owner in sorted({step.stream.rpartition("-")[0] for step in self._plan.steps}):
+                remove_leftovers(self._root.root / "shards", owner, own=False)
+
     def run(self, step: Merge | Delete) -> None:
         if isinstance(step, Delete):
             self._delete(step)
@@ -172,9 +179,6 @@ class _Application:
                 self._set_aside(step.stream, str(name))
             else:
                 left.append(name)
-        if isinstance(self._root, FolderObjects):
-            owner = step.stream.rpartition("-")[0]
-            remove_leftovers(self._root.root / "shards", owner, own=False)
         while len(left) > 1:
             left = left[self._merge(step.stream, left) :]
         self._shards.settle(f"{step.stream}/{step.shards[0]}")

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -352,6 +353,19 @@ def test_records_of_a_later_release_are_refused(tmp_path: Path) -> None:
                 act(tmp_path, None)
         (found,) = (one for one in verified(tmp_path).findings if one.where == "maintenance")
         assert record.name in found.text
+
+
+def test_incomplete_files_of_a_killed_application_are_removed(tmp_path: Path) -> None:
+    """Those of a process that lives stay."""
+    small_shards(tmp_path)
+    folder = tmp_path / "shards" / stream_of()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, own = (folder / f".{0:012}-{1:012}-{pid}.tmp" for pid in (ended.pid, os.getpid()))
+    dead.touch()
+    own.touch()
+    assert compact(tmp_path).made
+    assert (dead.exists(), own.exists()) == (False, True)
 
 
 def test_another_plan_may_come_first(tmp_path: Path) -> None:
