@@ -407,7 +407,6 @@ class KeptUnit:
     def __init__(self, label: str, digest: str | None, rows: KeptRows) -> None:
         self.label, self.rows, self._digest = label, rows, digest
         self.problems: list[Problem] = []
-        self.is_result = False
 
     @classmethod
     def of(cls, unit: Unit, columns: Sequence[str], connection: Any) -> KeptUnit:
@@ -444,7 +443,7 @@ class KeptUnit:
         if not rows.rows:
             raise ImportFailed("sql: expected rows, got a result that has no rows")
         made = cls("result of the SQL", json.dumps([unit.digest() for unit in units]), rows)
-        made.problems, made.is_result = problems, True
+        made.problems = problems
         return made
 
     def names(self) -> list[str]:
