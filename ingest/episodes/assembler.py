@@ -321,10 +321,8 @@ class EpisodeAssembler:
     def _apply_block(self, event: ImportedBlock, row: int, received: int) -> None:
         """Seal a block of whole episodes; a replay skips those whose shards are recorded."""
         count = len(event.episode_ids)
-        last, starts = (
-            event.key + count - 1,
-            RangeSet.of_array(np.frombuffer(event.starts, np.int64)),
-        )
+        last = event.key + count - 1
+        starts = RangeSet.of_array(np.frombuffer(event.starts, np.int64))
         self.next_key = max(self.next_key, last + 1)
         if event.instance:
             self.instances.started_all(event.instance, starts)

@@ -34,10 +34,10 @@ _ADDED = frozenset(("sql", "types", "sample_prob", "sample_weight", "dedupe"))
 class ColumnOption:
     """A column as an option names it: `NAME`, or `NAME:categories` if its values are names.
 
-    `NAME:categories:other` also declares a name that stands for values of later logs, `NAME:box` or
-    `NAME:discrete` the kind of an action's space. `part` is the
-    column's part of a Dict, and names its categories: a final observation's column uses the name of
-    the observation's column.
+    `NAME:categories:other` also declares a name that stands for values of later logs. `NAME:box`
+    and `NAME:discrete` (`kind`) choose the space of an action. `part` is the column's part of a
+    Dict, and names its categories: a final observation's column uses the name of the observation's
+    column.
     """
 
     name: str

@@ -239,10 +239,9 @@ class RequestSender:
         except Refusal as refusal:
             if refusal.code == "conflict":
                 raise ImportFailed(
-                    "the collector knows this import with other rows: its source, the "
-                    "order of its rows, its options, or the policy's spaces have changed since. "
-                    "Under another name all of its rows would be stored, also those that are "
-                    "stored already "
+                    "the collector knows this import with other rows: its source, the order of its "
+                    "rows, its options, or the policy's spaces have changed since. Under another "
+                    "name all of its rows would be stored, also those that are stored already "
                     f"({refusal.message})"
                 ) from refusal
             raise

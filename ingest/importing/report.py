@@ -60,12 +60,11 @@ class ImportReport:
 
     rows == steps + rows_known + rows_left_out + rows_dropped + rows_repeated.
 
-    `rows_repeated` have the key of an earlier row, under `dedupe`. `notes` say what of the log may
-    not be as it was meant. `steps` steps of `episodes` episodes were acknowledged to this run; the
-    collector already had `skipped_known` episodes. `rows_dropped` lacked a cell, under
-    `missing="drop"`. `bad` holds
-    examples of faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as
-    they were read: spaces, lengths of episodes, rewards and returns, propensities, times in
+    `steps` steps of `episodes` episodes were acknowledged to this run; the collector already had
+    `skipped_known` episodes. `rows_dropped` lacked a cell, under `missing="drop"`; `rows_repeated`
+    had the key of an earlier row, under `dedupe`. `notes` say what may not be as intended. `bad`
+    holds examples of faulty rows, `bad_counts` counts all by reason. `understood` describes the
+    rows as they were read: spaces, lengths of episodes, rewards and returns, propensities, times in
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
     would send. `address` is the collector's, empty if none answered; `policies` are those that the
     rows may have. Their `reward_windows`, in seconds by policy, say how long episodes await late

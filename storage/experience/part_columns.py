@@ -84,10 +84,8 @@ class PartColumns(StepBuffers, frozen=True, kw_only=True, gc=False):
 
     def parts(self) -> Iterator[Part]:
         """The parts as objects."""
-        scalars, found = (
-            self.scalars,
-            dict(zip(self.scalars.info_rows, self.scalars.infos, strict=True)),
-        )
+        scalars = self.scalars
+        found = dict(zip(scalars.info_rows, scalars.infos, strict=True))
         bounds = {name: self._bounds(name) for name in ("obs", "actions")}
         begin = 0
         for at, steps in enumerate(scalars.steps):

@@ -55,9 +55,8 @@ def entries(root: Objects) -> Iterator[tuple[str, bool]]:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bool]]:
-    levels = [
-        _sorted(folder / "shards")
-    ]  # no recursion: folders may be nested deeper than Python's stack
+    # no recursion: folders may be nested deeper than Python's stack
+    levels = [_sorted(folder / "shards")]
     while levels:
         entry = next(levels[-1], None)
         if entry is None:

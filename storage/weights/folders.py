@@ -134,9 +134,8 @@ class Candidates(WeightsFolders[Candidate]):
                 raise WeightsDamaged(f"{where}: {FOLDS_FILE} does not match its digest")
             arrays = decode_weights(weights, digests[FOLD_WEIGHTS_FILE], where)
         except (KeyError, TypeError) as error:
-            raise WeightsDamaged(
-                f"{where}: expected digests of fold policies, got {digests}"
-            ) from (error)
+            text = f"{where}: expected digests of fold policies, got {digests}"
+            raise WeightsDamaged(text) from error
         return open_folds(document, arrays, where)
 
     def superseded(self, checkpoint: str, keep: int, promoted: set[str]) -> set[str]:
