@@ -28,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 ERROR = 1 / 2500
 """Of all cells together, in a log whose propensities are right."""
 LEAST_EVENTS = 200
-"""ActionCells with fewer expected events are pooled."""
+"""Cells with fewer expected events are pooled."""
 MISSING = 5.0
 """Standard errors below 1 from which a mean is noted. Fewer possible actions are no fault."""
 MOST_VALUES = 20  # of a tag; one with more values is no group of many episodes
@@ -164,10 +164,7 @@ class Propensities:
             first, where = np.unique(units, return_index=True)
             for name, numbers in groups.items():
                 known = self._unit_tags.get(name, np.empty(0, np.int64))
-                known = np.pad(
-                    known, (0, max(0, int(first[-1]) + 1 - known.size)), constant_values=-1
-                )
-                self._unit_tags[name] = known
+                self._unit_tags[name] = known = _padded(known, int(first[-1]) + 1)
                 new = known[first] < 0
                 known[first[new]] = numbers[where[new]]
 
@@ -187,10 +184,11 @@ class Propensities:
             used = int((self._pieces.rows > 0).sum())
             parts = [f" in part {part + 1} of {used} of the log" for part in range(PIECES)]
             found.append(self._worst(self._pieces, ERROR / 4, parts, share=whole))
-        tags = {name: one for name, one in self._tags.items() if not one.too_many}
-        for name, one in tags.items():
-            values = [f" with {name}={value}" for value in one.codes]
-            found.append(self._worst(one.table, ERROR / 4 / len(tags), values, share=whole))
+            tags = {name: one for name, one in self._tags.items() if not one.too_many}
+            for name, one in tags.items():
+                values = [f" with {name}={value}" for value in one.codes]
+                one.table.grow(len(values), self._cells)  # it may lack cells of later blocks
+                found.append(self._worst(one.table, ERROR / 4 / len(tags), values, share=whole))
         surplus, mean, what = max(found)
         passed = surplus <= 0
         sentence = self._means(whole)
@@ -260,7 +258,9 @@ class Propensities:
         column = np.arange(keys.size) - np.searchsorted(row, row)
         wide = np.full((known.size, width), -1), np.zeros((known.size, width))
         wide[0][row, column], wide[1][row, column] = keys % self._cells, means
-        groups = {name: one[known] for name, one in self._unit_tags.items()}
+        groups = {
+            name: _padded(one, int(known[-1]) + 1)[known] for name, one in self._unit_tags.items()
+        }
         self._note(*wide, groups)
 
     # testing
@@ -327,3 +327,8 @@ class Propensities:
                 "too high"
             )
         return sentence
+
+
+def _padded(numbers: IntArray, size: int) -> IntArray:
+    """At least `size` numbers; the further ones are -1."""
+    return np.pad(numbers, (0, max(0, size - numbers.size)), constant_values=-1)

@@ -87,6 +87,32 @@ def test_a_tag_is_found():
     )
 
 
+def test_a_tag_of_early_blocks_only_is_found():
+    """One app writes .25 and means .5, before later blocks bring other cells and units."""
+    rng, n = np.random.default_rng(2), 4000
+    early = np.where(rng.random(n) < 0.5, 0, rng.integers(1, 4, size=n))
+    later = rng.integers(6, size=5 * n)
+    for units in (None, np.arange(6 * n)):
+        found = Propensities()
+        for rows, taken, actions, tags in (
+            (slice(0, n), early, 4, {"app": ["old"] * n}),
+            (slice(n, 6 * n), later, 6, None),
+        ):
+            cells = ActionCells(taken[:, None], np.zeros(actions), lambda a: f"action {a}")
+            logp = np.full(taken.size, -math.log(actions))
+            found.add(logp, cells, None if units is None else units[rows], tags)
+        assert "action 0 with app=old" in found.check().sentence
+
+
+def test_thousands_of_actions_are_tested_in_the_whole_log_only():
+    """5,000 actions, with a tag: the first is taken in half of the steps, written with .0002."""
+    taken = np.r_[np.zeros(2000, np.int64), np.arange(3000)]
+    found = checked(taken, np.full(5000, -math.log(5000)), 5000, tags=["a"] * 5000)
+    assert not found.passed
+    assert "for action 0, where at most 1 was expected" in found.sentence
+    assert checked(taken[2000:], np.full(3000, -math.log(5000)), 5000, tags=["a"] * 3000).passed
+
+
 def test_one_draw_for_all_steps_of_a_unit_passes_by_unit():
     """2,000 users with one draw each: wrong as 40,000 draws, right as 2,000."""
     taken = np.repeat(np.random.default_rng(3).integers(4, size=2000), 20)
