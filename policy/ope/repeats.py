@@ -12,7 +12,7 @@ rewards are possible. How often follows from the propensities. n is the number o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,10 +72,10 @@ class Fingerprints:
 
     def taken(self, rows: BoolArray | IntArray) -> Fingerprints:
         """Some of the episodes."""
-        names = ("context", "drawn", "whole", "times", "probability")
-        return Fingerprints(
-            **{one: getattr(self, one)[rows] for one in names}, one_step=self.one_step
-        )
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+
+
+_ARRAYS = ("context", "drawn", "whole", "times", "probability")
 
 
 def fingerprints(data: ToFingerprint) -> Fingerprints:
@@ -125,11 +125,15 @@ class Repeats:
     def check(self) -> Diagnostic:
         """Whether more than 1 % of the episodes repeat earlier ones beyond what chance predicts."""
         if not self._count:
+            if self._share < 1:
+                return _diagnostic(
+                    0.0, "not tested: too many episodes begin with equal observations"
+                )
             return _diagnostic(0.0, "no episode is in the log twice")
-        names = ("context", "drawn", "whole", "times", "probability")
         every = Fingerprints(
             **{
-                one: np.concatenate([getattr(held, one) for held, _ in self._kept]) for one in names
+                name: np.concatenate([getattr(held, name) for held, _ in self._kept])
+                for name in _ARRAYS
             },
             one_step=all(held.one_step for held, _ in self._kept),
         )
@@ -139,12 +143,10 @@ class Repeats:
             every = every.taken(np.sort(np.unique(key, return_index=True)[1]))
         n = every.whole.size
         if self._timed:
-            at = Fingerprints(
-                **{
-                    **vars(every),
-                    "context": _mixed(every.context, every.times),
-                    "whole": _mixed(every.whole, every.times),
-                }
+            at = replace(
+                every,
+                context=_mixed(every.context, every.times),
+                whole=_mixed(every.whole, every.times),
             )
             repeated, excess = _beyond(at)
             if excess > MOST_SHARE * n:
@@ -202,7 +204,7 @@ def _diagnostic(value: float, sentence: str, *, passed: bool = True) -> Diagnost
 
 
 def _beyond(given: Fingerprints) -> tuple[int, float]:
-    """(episodes that repeat an earlier one, how many more these are than predicted, or 0).
+    """(episodes that repeat an earlier one, how many more than predicted; 0 if chance explains it).
 
     Given the earlier episodes with the same observation, the actions of one of them come again with
     a probability of at most the sum of theirs. By Freedman 1975, theorem 1.6, a sum of n such

@@ -127,3 +127,11 @@ def test_a_share_of_contexts_finds_the_same(monkeypatch):
     assert checked(given).passed
     found = checked(chosen(given, np.r_[np.arange(4000), np.arange(2000)]), blocks=9)
     assert found.value == pytest.approx(0.8 / 3, abs=0.05)
+
+
+def test_too_many_episodes_with_one_observation_are_not_tested(monkeypatch):
+    """No share of a single observation is small enough, and the sentence says so."""
+    monkeypatch.setattr("policy.ope.repeats.MOST_KEPT", 1000)
+    given = log(np.random.default_rng(4), 2000, contexts=1)
+    found = checked(chosen(given, np.tile(np.arange(2000), 2)))
+    assert found.sentence == "not tested: too many episodes begin with equal observations"
