@@ -190,8 +190,7 @@ def _show(
         again = "adds" if options.name is None else "needs another --name, and adds"
         print(
             "Propensities are unknown: give --action-prob, --action-logp or --uniform. Without "
-            "one, `train` (except --algorithm cql), `evaluate` and `publish` leave these episodes "
-            "out."
+            "one, `train` by dr, ips or snips, `evaluate` and `publish` leave these episodes out."
         )
         if not report.checked:
             print(
