@@ -142,7 +142,7 @@ class OfflineAlgorithm(Generic[OwnConfig]):
             optimizers.append(torch.optim.Adam(critics.parameters(), lr=config.lr))
         pieces = minibatches(count, config.minibatch, steps, rng, self.policy.device)
         best, metrics = -math.inf, {}
-        mean = kept = AveragedModel(module)
+        kept = AveragedModel(module)
         for first, last in pairwise(np.linspace(0, steps, min(PARTS, steps) + 1).astype(int)):
             mean = AveragedModel(module)
             for done in range(first, last):

@@ -121,7 +121,7 @@ def _means(numbers: FloatArray, units: FloatArray) -> FloatArray:
     """The mean of each unit that has numbers."""
     _, where, counts = np.unique(units, return_inverse=True, return_counts=True)
     sums = np.asarray(np.bincount(where, numbers, counts.size), np.float64)
-    means: FloatArray = sums / np.maximum(1, counts)
+    means: FloatArray = sums / counts
     return means
 
 
