@@ -333,6 +333,8 @@ def judge_canary(
         age = 2 * declaration.episode_timeout + window
     if not age > window or not math.isfinite(age):
         raise ValueError(f"age: expected more than the reward window of {window:.6g} s, got {age}")
+    if reward_cap is not None and not math.isfinite(reward_cap):
+        raise ValueError(f"reward_cap: expected a finite number, got {reward_cap}")
     wanted, cap = Margin.parse(margin), math.inf if reward_cap is None else reward_cap
     arms = read_arms(root, declaration, live, age=age - window, now=clock(), cap=cap)
     found = compare_arms(

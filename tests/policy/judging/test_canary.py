@@ -334,6 +334,14 @@ def test_rewards_too_large_to_compare_are_named(tmp_path: Path, agents: int, why
     json.dumps([started, found], allow_nan=False)
 
 
+@pytest.mark.parametrize("cap", [float("nan"), float("inf")])
+def test_a_cap_is_a_finite_number(traffic: Traffic, cap: float) -> None:
+    """Others would leave nothing to compare, or be no JSON."""
+    start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    with pytest.raises(ValueError, match="reward_cap: expected a finite number, got"):
+        judge_canary(traffic.root, "default", reward_cap=cap)
+
+
 def test_without_a_canary_there_is_nothing_to_judge(traffic: Traffic) -> None:
     with pytest.raises(WeightsNotFound, match="publish --canary"):
         judge_canary(traffic.root, "default")
