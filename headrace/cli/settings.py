@@ -53,7 +53,7 @@ def chosen(
     from policy.algorithms.by_name import FROM_LOGS, LIVE, algorithm
 
     settings = {} if file is None else _read(file)
-    named = name or settings.pop("algorithm", "ppo" if live else "dr")
+    named = name or str(settings.pop("algorithm", "ppo" if live else "dr"))
     settings.pop("algorithm", None)
     for pair in pairs:
         key, equals, value = pair.partition("=")

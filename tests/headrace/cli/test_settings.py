@@ -50,6 +50,13 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
     assert refused(headrace(*SHOW, "--config", file), f"--config: expected TOML in {file}")
 
 
+def test_a_file_with_another_type_of_algorithm_is_refused(tmp_path: Path) -> None:
+    """It needs a name."""
+    file = tmp_path / "list.toml"
+    file.write_text('algorithm = ["iql"]\n')
+    assert refused(headrace(*SHOW, "--config", file), "algorithm: expected one of")
+
+
 @pytest.mark.parametrize("command", ["train", "up"])
 def test_help_lists_the_settings_of_each_algorithm(command: str) -> None:
     """With defaults and meanings."""
