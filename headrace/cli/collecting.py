@@ -323,7 +323,10 @@ def verify(
 
 
 def _reviewed(root: Root, on_progress: Any) -> dict[str, list[dict[str, Any]]]:
-    """The checks of each policy's log; empty without the packages of [train]."""
+    """The checks of each policy's log; empty without the packages of [train].
+
+    A log that cannot be read is named, and changes nothing else: `verified` reports damage.
+    """
     from storage.declarations.policy_files import load_declarations
     from storage.errors import StorageError
 
@@ -333,8 +336,11 @@ def _reviewed(root: Root, on_progress: Any) -> dict[str, list[dict[str, Any]]]:
         return {}
     found = {}
     for policy_id in sorted(load_declarations(root)):
-        with contextlib.suppress(StorageError, ValueError, OSError):
+        try:
             checks = review(root, policy_id, retry_for=0.0, on_progress=on_progress)
+        except (StorageError, ValueError, OSError) as error:
+            print(f"log of {policy_id}: not checked: {error}", file=sys.stderr)
+        else:
             found[policy_id] = [one.to_dict() for one in checks]
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from storage.experience.interfaces import ReaderError
 from tests.headrace.command import answer, headrace, process, refused
 from tests.policy.judging.test_canary import EQUAL, Traffic
 from tests.policy.judging.test_evaluate_verdicts import log_episodes
@@ -40,3 +42,18 @@ def test_wrong_propensities_are_in_the_report_and_in_verify(tmp_path: Path) -> N
         ("propensities", False),
         ("repeats", True),
     ]
+
+
+def test_verify_names_a_log_that_it_cannot_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account of its steps is given all the same."""
+    Traffic(tmp_path).log(20, EQUAL)
+
+    def unreadable(*given: object, **more: object) -> None:
+        raise ReaderError("no more files can be opened")
+
+    monkeypatch.setattr("policy.judging.log_review.review", unreadable)
+    done = headrace("verify", "--root", tmp_path, "--json")
+    assert answer(done)["logs"] == {}
+    assert done.stderr == "log of default: not checked: no more files can be opened\n"
