@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import Command
+from headrace.extras import missing_extra
 
 if TYPE_CHECKING:
     from policy.algorithms.base import AlgorithmConfig
@@ -88,10 +89,17 @@ class SettingsCommand(Command):
     """A command whose help lists the settings of each algorithm."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from policy.algorithms.by_name import ALGORITHMS
-        from policy.algorithms.settings import settings_of
-
         super().format_epilog(ctx, formatter)
+        try:
+            from policy.algorithms.by_name import ALGORITHMS
+            from policy.algorithms.settings import settings_of
+        except ModuleNotFoundError as missing:
+            hint = missing_extra(missing, "the list of settings")
+            if hint is None:
+                raise
+            with formatter.section("Settings"):
+                formatter.write_text(str(hint))
+            return
         names: dict[type, list[str]] = {}
         for name, config in ALGORITHMS.items():
             names.setdefault(type(config), []).append(name)

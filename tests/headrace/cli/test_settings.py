@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,24 @@ def test_help_lists_the_settings_of_each_algorithm(command: str) -> None:
             assert f"{one.name}=" in text
             assert one.meaning in text
     assert "beta=3.0 how much better actions count more; 0: imitate all (a number >= 0)" in text
+
+
+@pytest.mark.parametrize("command", ["train", "up"])
+def test_help_without_torch_names_the_extra(command: str) -> None:
+    """In place of the list: the base install, or a collector's, shows all options."""
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None  # importing it fails\n"
+        f"sys.argv = ['headrace', '{command}', '--help']\n"
+        "from headrace.__main__ import main\n"
+        "main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    text = " ".join(run.stdout.split())
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "--config" in text
+    assert "Settings: the list of settings needs torch, which is not installed" in text
+    assert "pip install 'headrace[train]'" in text
 
 
 def test_up_refuses_settings_before_it_declares_anything(tmp_path: Path) -> None:
