@@ -49,7 +49,7 @@ Missing = Annotated[
     str, typer.Option(help="For an empty cell: error, drop (the row), or value (0).")
 ]
 Sql = Annotated[
-    Text, typer.Option(help="SELECT over the view `source`, the rows of the files; or its file.")
+    Text, typer.Option(help="SELECT over the rows of the source, the view `source`; or its file.")
 ]
 Types = Annotated[
     Texts, typer.Option("--type", help="COLUMN=TYPE of a column in `source`. May be repeated.")
@@ -87,7 +87,10 @@ def import_source(
             "POLICY=COLUMN with several policies."
         ),
     ],
-    action: Annotated[list[str], typer.Option(help="Columns of the action, in the same forms.")],
+    action: Annotated[
+        list[str],
+        typer.Option(help="Columns of the action, in the same forms, or NAME:box, NAME:discrete."),
+    ],
     reward: Reward,
     final_observation: Annotated[
         Texts,
@@ -99,7 +102,9 @@ def import_source(
     address: Address = ADDRESS,
     token: Token = None,
     ca: Ca = None,
-    action_prob: Annotated[Text, typer.Option(help="Column of the action's probability.")] = None,
+    action_prob: Annotated[
+        Text, typer.Option(help="Column of the action's probability, or density.")
+    ] = None,
     action_logp: Annotated[Text, typer.Option(help="Or: column of its natural logarithm.")] = None,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Or: all actions were equally likely.")

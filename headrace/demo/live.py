@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from storage.wording import counted
+
 __all__ = ["LiveFailed", "run_live", "show_live"]
 
 ENV = "CartPole-v1"
@@ -241,7 +243,8 @@ def show_live(found: Json) -> None:
     print(
         f"CartPole: a mean return of {found['mean_return']:.0f} over the last {WINDOW} episodes "
         f"({goal}: {GOAL:.0f}) after {found['steps']} steps, {found['seconds']} s and "
-        f"{found['version']} versions; the collector was killed {found['killed']} time(s)."
+        f"{found['version']} versions; the collector was killed "
+        f"{counted(found['killed'], 'time')}."
     )
     checked = found["verify"]
     print(

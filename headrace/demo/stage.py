@@ -16,6 +16,8 @@ from typing import Any
 
 import urllib3
 
+from storage.wording import counted
+
 __all__ = ["CollectorCommand", "Demo", "DemoFailed"]
 
 IN_SHARDS_SECONDS = 30.0
@@ -112,5 +114,5 @@ class Demo:
                 raise DemoFailed(f"{collector.name}: steps are not in shards in time: {counts}")
             time.sleep(0.05)
         steps: int = counts["steps_in_shards"]
-        self.say(f"  {collector.name}: {steps:,} steps in {counts['shards']} shards")
+        self.say(f"  {collector.name}: {steps:,} steps in {counted(counts['shards'], 'shard')}")
         return steps

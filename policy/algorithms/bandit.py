@@ -94,7 +94,7 @@ class BanditConfig(OfflineConfig):
     ] = 5
     inner_share: Annotated[
         float,
-        Meta(ge=0, le=0.9, description="share of the rows that only choose the part to keep"),
+        Meta(ge=0, le=0.9, description="share of the rows that only choose which weights to keep"),
     ] = 0.1
 
     def build(self, policy: Policy) -> Bandit:

@@ -49,7 +49,7 @@ class DMConfig(OfflineConfig):
     weight_decay: Annotated[float, Meta(ge=0, description="Adam's L2 penalty on weights")] = 0.0
     inner_share: Annotated[
         float,
-        Meta(ge=0, le=0.9, description="share of the rows that only choose the part to keep"),
+        Meta(ge=0, le=0.9, description="share of the rows that only choose which weights to keep"),
     ] = 0.1
 
     def build(self, policy: Policy) -> DM:

@@ -297,7 +297,7 @@ def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
             > threshold
         )
     )
-    sentence = f"the mean importance weight of a step is {value:.3g}, which may be 1"
+    sentence = f"the mean importance weight of a step is {value:.3g}, which agrees with 1"
     if below:
         sentence = (
             f"the mean importance weight of a step is {value:.3g}, where 1 was expected: the "

@@ -316,7 +316,9 @@ class Propensities:
         if not tested.any():
             return "too few steps to test propensities by action"
         low, high = float(means[tested].min()), float(means[tested].max())
-        sentence = f"the mean of [A = a] / propensity is {low:.3g} to {high:.3g}, which may be 1"
+        sentence = (
+            f"the mean of [A = a] / propensity is {low:.3g} to {high:.3g}, which agrees with 1"
+        )
         spread = np.sqrt(np.maximum(squares - means**2, 0) / rows)
         missing = np.where(tested, (1 - means) / np.maximum(spread, 1e-12), 0.0)
         if missing.max() > MISSING:

@@ -21,7 +21,7 @@ def test_a_sound_log_passes(tmp_path: Path) -> None:
     found = named(tmp_path)
     assert set(found) == {"propensities", "repeats"}
     assert all(one.passed for one in found.values())
-    assert "which may be 1" in found["propensities"].sentence
+    assert "which agrees with 1" in found["propensities"].sentence
 
 
 def test_wrong_propensities_are_named(tmp_path: Path) -> None:
