@@ -15,7 +15,7 @@ import numpy as np
 from policy.data.log_selection import LogSelection
 from policy.inference.preprocessors import Flattener, columns_of
 from policy.judging.action_cells import cells_of
-from policy.judging.judged_log import lengths_of, rows_of_block
+from policy.judging.judged_log import PASS_PROB, lengths_of, rows_of_block
 from policy.ope.diagnostics import Diagnostic
 from policy.ope.judgement import Judged
 from policy.ope.propensities import Propensities
@@ -32,7 +32,7 @@ from storage.spaces.leaves import leaves
 __all__ = ["ImportReview", "review"]
 
 TIME = "ts"
-_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, "agent_id", TIME, TAGS)
+_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, "agent_id", PASS_PROB, TIME, TAGS)
 
 
 def review(
@@ -80,7 +80,10 @@ class ImportReview:
             return
         cells = cells_of(action, {paths[0]: actions[known]})
         if cells is not None:
-            self._found.setdefault(policy_id, Propensities()).add(logp[known], cells)
+            by = None
+            if PASS_PROB in steps.column_names:
+                by = 1 / np.asarray(steps[PASS_PROB].to_numpy(), np.float64)[known]
+            self._found.setdefault(policy_id, Propensities()).add(logp[known], cells, by=by)
 
     def checks(self) -> dict[str, list[dict[str, Any]]]:
         """The results by policy, as plain types, once all is sent."""
@@ -108,7 +111,8 @@ class _Review:
                 name: np.repeat(np.array(values, object), lengths).tolist()
                 for name, values in tag_values(heads).items()
             }
-            self._propensities.add(logp, cells, tags=tags)
+            by = 1 / np.asarray(steps[PASS_PROB], np.float64)
+            self._propensities.add(logp, cells, tags=tags, by=by)
         try:
             flat = Flattener(observation).columns(columns_of(observation, "obs", steps))
         except SpaceError:  # of texts
@@ -124,7 +128,7 @@ class _Review:
             discrete=not any(isinstance(leaf.space, Box) for leaf in leaves(action)),
             times=np.asarray(heads[TIME], np.float64),
         )
-        self._repeats.add(fingerprints(data), None)
+        self._repeats.add(fingerprints(data), None, pass_prob=np.asarray(heads[PASS_PROB]))
 
     def checks(self) -> list[Diagnostic]:
         """The results, once all is read."""

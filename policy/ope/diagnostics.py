@@ -274,7 +274,9 @@ def _descend(tree: _Tree, flat: FloatArray, rows: IntArray, place: IntArray, bit
     _descend(tree.above, flat, rows[above], place, 2 * bit)
 
 
-def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
+def mean_weight(
+    ratios: Numbers, largest: float, sampled: tuple[float, float] = (1.0, 1.0)
+) -> Diagnostic:
     """Whether the ratios candidate / logging policy (S,) have mean 1, as expected at every step.
 
     They have if the logged propensities are those of the logged actions, and the logging policy can
@@ -282,17 +284,21 @@ def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
     `largest` is a bound on them: 1 / the lowest propensity. Both directions are tested by betting.
     A correct log fails each with a probability of at most 0.0002, also over many steps, because the
     mean is 1 at every step given the earlier ones.
+
+    With sampled logging, a step logged with probability p has 1 + (ratio - 1) / p in place of its
+    ratio, with the same mean; `sampled` are the mean and the largest 1 / p.
     """
     threshold = math.log(1 / WEIGHT_ERROR)
-    column = column_of(ratios)
-    value = mean_of(column)
-    above = wealth_against(column, 1.0, least=0.0, error=WEIGHT_ERROR) > threshold
+    column, (mean_by, most_by) = column_of(ratios), sampled
+    value = 1 + (mean_of(column) - 1) / mean_by
+    above = wealth_against(column, 1.0, least=1 - most_by, error=WEIGHT_ERROR) > threshold
+    most = 1 + (largest - 1) * most_by
     below = (
         math.isfinite(largest)
         and largest > 1
         and (
             wealth_against(
-                combined(np.negative, column), -1.0, least=-largest * (1 + 1e-6), error=WEIGHT_ERROR
+                combined(np.negative, column), -1.0, least=-most * (1 + 1e-6), error=WEIGHT_ERROR
             )
             > threshold
         )

@@ -102,6 +102,11 @@ class Judged:
     lost: BoolArray | None = None  # (n,) abandoned or broken, with the default reward; None: none
 
     @property
+    def by(self) -> FloatArray:
+        """(n,) 1 / pass_prob: how many episodes each stands for (Horvitz & Thompson 1952)."""
+        return np.ones(self.lengths.size) if self.pass_prob is None else 1 / self.pass_prob
+
+    @property
     def one_step(self) -> bool:
         return bool((self.lengths == 1).all())
 
@@ -252,7 +257,7 @@ class Evidence:
         self.earned.add(data.rewards)
         self._one_step &= data.one_step
         self._discrete &= data.discrete
-        by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
+        by = data.by
         weights, scores = _weights(data, candidate), self._view(data, candidate, policies)
         self._weigh(0, "", data, candidate, weights, by)
         self._returns.append(data.returns)
@@ -261,7 +266,8 @@ class Evidence:
         self._action = data.action
         self._test_propensities(data, candidate)
         self._contexts.add(data.flat)
-        self._repeats.add(fingerprints(data), data.units, timed=data.times is not None)
+        timed = data.times is not None
+        self._repeats.add(fingerprints(data), data.units, timed=timed, pass_prob=data.pass_prob)
         numbers = []
         for number, (bar, policy) in enumerate(zip(self._bars, policies, strict=True), 1):
             others = bar.weights(data, policy)
@@ -379,7 +385,8 @@ class Evidence:
                 name: np.repeat(np.array(values, object), data.lengths).tolist()
                 for name, values in (data.tags or {}).items()
             }
-            self._propensities.add(data.behaviour_logp, cells, units, tags)
+            by = None if data.pass_prob is None else np.repeat(data.by, data.lengths)
+            self._propensities.add(data.behaviour_logp, cells, units, tags, by)
 
     def _see(self, data: Judged, taken: IntArray, probs: Sequence[FloatArray]) -> None:
         if self._support is None:
@@ -423,7 +430,8 @@ class Evidence:
             order = [one for one in self._weighed if one <= number]
             found += self._support.checks(len(order) - 1)
         largest = self._steps.largest_weight if self._discrete else math.inf
-        found += weighed.checks(rules, self._returns, largest, approximate)
+        sampled = self._steps.by / self._steps.episodes, self._steps.most_by
+        found += weighed.checks(rules, self._returns, largest, approximate, sampled)
         return [_named(one, weighed.prefix) for one in found] if weighed.prefix else found
 
 
@@ -656,7 +664,7 @@ class _StepSummary:
             self.shortest_lost = min(self.shortest_lost, int(lost.min(initial=2**62)))
         self.shortest = min(self.shortest, int(whole.min(initial=self.shortest)))
         self.longest = max(self.longest, int(data.lengths.max()))
-        by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
+        by = data.by
         self.by, self.most_by = self.by + float(by.sum()), max(self.most_by, float(by.max()))
         self.lowest_logp = min(self.lowest_logp, float(data.behaviour_logp.min()))
 
@@ -723,14 +731,20 @@ class _Weighed:
 
     def add(self, data: Judged, ratios: FloatArray, weights: FloatArray, by: FloatArray) -> None:
         units = None if data.units is None else np.repeat(data.units, data.lengths)
-        self._ratios.add(ratios, units)
+        of_steps = np.repeat(by, data.lengths)
+        self._ratios.add(of_steps * ratios - (of_steps - 1), units)
         last = by * weights[data.ends]
         self._whole.append(last)
         if data.units is not None:
             self._of_units.add(last, data.units)
 
     def checks(
-        self, rules: Rules, returns: NumberColumn, largest: float, approximate: bool
+        self,
+        rules: Rules,
+        returns: NumberColumn,
+        largest: float,
+        approximate: bool,
+        sampled: tuple[float, float],
     ) -> list[Diagnostic]:
         of_units = self._of_units.sums() if self._of_units.by_unit else self._whole
         threshold = LEAST_EVENTS if approximate else None
@@ -743,7 +757,7 @@ class _Weighed:
         if self._of_units.by_unit:
             events = replace(events, missing=None)  # it counts episodes, not units
         return [
-            mean_weight(self._ratios.means(), largest),
+            mean_weight(self._ratios.means(), largest, sampled),
             largest_share("largest_weight", of_units, MOST_OF_WEIGHT, "importance weight"),
             effective_sample_size(of_units, rules.min_ess, rules.unit),
             events,

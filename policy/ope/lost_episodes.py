@@ -38,6 +38,8 @@ class WithLosses(Protocol):
     @property
     def lost(self) -> BoolArray | None: ...
     @property
+    def by(self) -> FloatArray: ...
+    @property
     def ends(self) -> IntArray: ...
     @property
     def taken(self) -> IntArray | None: ...
@@ -52,15 +54,17 @@ class LostEpisodes:
         self._apart = UnitNumbers(column)
         self._lost, self._all = np.zeros(1, np.int64), np.zeros(1, np.int64)  # by the last action
         self._episodes = self._among = 0
+        self._by = self._most_by = 0.0
 
     def add(self, data: WithLosses, weights: FloatArray, others: FloatArray | None) -> None:
         """Add n episodes with the candidate's weights (S,) and the bar's (S,); None: 1."""
-        lost, ends = data.lost, data.ends
+        lost, ends, by = data.lost, data.ends, data.by
         self._episodes += ends.size
+        self._by, self._most_by = self._by + by.sum(), max(self._most_by, float(by.max()))
         if lost is None:
             lost = np.zeros(ends.size, np.bool_)
         self._among += int(lost.sum())
-        apart = weights[ends] - (1.0 if others is None else others[ends])
+        apart = by * (weights[ends] - (1.0 if others is None else others[ends]))
         # among the lost ones the mean is 0, too; units need their other episodes for their means
         if data.units is None:
             self._apart.add(apart[lost], None)
@@ -85,15 +89,16 @@ class LostEpisodes:
 
         With the weight w of a whole episode, the mean of w [lost] is the policy's share of lost
         episodes (Horvitz & Thompson 1952). If losses do not depend on actions, w - w' has mean 0
-        over the lost episodes. `limits` of w - w'; without a limit on its own side a direction is
-        not tested. `action` names an action.
+        over the lost episodes; one logged with probability p counts 1 / p times. `limits` of
+        w - w'; without a limit on its own side a direction is not tested. `action` names an action.
         """
         if not self._among:
             return _diagnostic(name, 0.0, "no episode was abandoned or broken")
         numbers = self._apart.means()
         share = self._among / self._episodes
         difference = mean_of(numbers) * (1 if self._apart.by_unit else share)
-        least, most = limits
+        difference *= self._episodes / self._by
+        least, most = (end * self._most_by for end in limits)
         wealth = -math.inf
         if math.isfinite(least):
             wealth = wealth_against(numbers, 0.0, least=least, error=ERROR)

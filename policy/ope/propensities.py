@@ -54,6 +54,8 @@ class _WealthTable:
 
     def __init__(self, groups: int) -> None:
         self.rows = np.zeros(groups, np.int64)
+        self.weight = np.zeros(groups)  # of the rows
+        self._lost = np.zeros((groups, STAKES.size))  # by all rows if no event came
         self.events = np.zeros((groups, 0), np.int64)
         self._won = np.zeros((groups, 0, STAKES.size))
         self.sums = np.zeros((2, groups, 0))  # of x and of its square
@@ -63,14 +65,29 @@ class _WealthTable:
         more = max(0, groups - self.rows.size), max(0, cells - self.events.shape[1])
         if any(more):
             self.rows = np.pad(self.rows, (0, more[0]))
+            self.weight = np.pad(self.weight, (0, more[0]))
+            self._lost = np.pad(self._lost, ((0, more[0]), (0, 0)))
             self.events = np.pad(self.events, ((0, more[0]), (0, more[1])))
             self._won = np.pad(self._won, ((0, more[0]), (0, more[1]), (0, 0)))
             self.sums = np.pad(self.sums, ((0, 0), (0, more[0]), (0, more[1])))
 
-    def add(self, of_rows: IntArray, of_events: IntArray, cell: IntArray, x: FloatArray) -> None:
-        """Add rows, given their groups, and the numbers x > 0 with their groups and cells."""
+    def add(
+        self,
+        of_rows: IntArray,
+        of_events: IntArray,
+        cell: IntArray,
+        x: FloatArray,
+        weights: tuple[FloatArray, FloatArray] | None = None,
+    ) -> None:
+        """Add rows, given their groups, and the numbers x > 0 with their groups and cells.
+
+        `weights`: of the rows and of the numbers, up to 1, by which bets are multiplied.
+        """
         groups, cells = self.events.shape
-        self.rows += np.bincount(of_rows, minlength=groups)
+        rows = np.bincount(of_rows, minlength=groups)
+        self.rows += rows
+        own, k = (None, 1.0) if weights is None else weights
+        self.weight += rows if own is None else np.bincount(of_rows, own, groups)
         key = of_events * cells + cell
 
         def by_cell(numbers: FloatArray) -> FloatArray:
@@ -78,15 +95,19 @@ class _WealthTable:
             return sums.reshape(groups, cells)
 
         self.events += np.bincount(key, minlength=self.events.size).reshape(self.events.shape)
-        self.sums[0] += by_cell(x)
-        self.sums[1] += by_cell(x**2)
+        self.sums[0] += by_cell(k * x)
+        self.sums[1] += by_cell((k * x) ** 2)
         for number, stake in enumerate(STAKES):
-            self._won[..., number] += by_cell(np.log1p(stake * (x - 1)) - np.log1p(-stake))
+            self._won[..., number] += by_cell(np.log1p(stake * k * (x - 1)) - np.log1p(-stake * k))
+            lost = np.log1p(-stake)
+            self._lost[:, number] += (
+                rows * lost if own is None else np.bincount(of_rows, np.log1p(-stake * own), groups)
+            )
 
     def merged(self) -> None:
         """Merge neighbouring groups, and leave the second half empty."""
-        for array, axis in ((self.rows, 0), (self.events, 0), (self._won, 0), (self.sums, 1)):
-            moved = np.moveaxis(array, axis, 0)
+        arrays = (self.rows, self.weight, self._lost, self.events, self._won)
+        for moved in (*arrays, np.moveaxis(self.sums, 1, 0)):
             pairs = moved[0::2] + moved[1::2]
             moved[: len(pairs)], moved[len(pairs) :] = pairs, 0
 
@@ -94,14 +115,20 @@ class _WealthTable:
         """All groups as one."""
         found = _WealthTable(1)
         found.rows = self.rows.sum(keepdims=True)
+        found.weight = self.weight.sum(keepdims=True)
+        found._lost = self._lost.sum(axis=0, keepdims=True)
         found.events = self.events.sum(axis=0, keepdims=True)
         found._won = self._won.sum(axis=0, keepdims=True)
         found.sums = self.sums.sum(axis=1, keepdims=True)
         return found
 
+    def take_rows(self, other: _WealthTable) -> None:
+        """Replace the rows by those of another table."""
+        self.rows, self.weight, self._lost = other.rows, other.weight, other._lost
+
     def wealth(self) -> FloatArray:
         """(groups, C) the log of the mean wealth over all stakes."""
-        total = self._won + self.rows[:, None, None] * np.log1p(-STAKES)
+        total = self._won + self._lost[:, None]
         highest = total.max(axis=-1, keepdims=True)
         found: FloatArray = highest[..., 0] + np.log(np.exp(total - highest).mean(axis=-1))
         return found
@@ -132,8 +159,10 @@ class Propensities:
         self._size, self._rows = FIRST_PIECE, 0
         self._pieces = _WealthTable(PIECES)
         self._tags: dict[str, _Groups] = {}
-        self._few: list[tuple[IntArray, IntArray, FloatArray]] = []  # row, cell, x: to be pooled
-        self._units: list[tuple[IntArray, IntArray, FloatArray]] = []  # unit, cells, x
+        # row, cell, x and weight, to be pooled; unit, cells, x and by
+        self._few: list[tuple[IntArray, IntArray, FloatArray, FloatArray]] = []
+        self._units: list[tuple[IntArray, IntArray, FloatArray, FloatArray]] = []
+        self._most_by = 1.0
         self._unit_tags: dict[str, IntArray] = {}
         self._name: Callable[[int], str] = str
         self._cells = 0
@@ -144,11 +173,13 @@ class Propensities:
         cells: ActionCells,
         units: IntArray | None = None,
         tags: Mapping[str, Sequence[str | None]] | None = None,
+        by: FloatArray | None = None,
     ) -> None:
         """Add S steps with their log propensities (S,).
 
         `units` (S,) int: steps of one unit are tested as one, by their mean. `tags`: name -> values
-        (S,).
+        (S,). `by` (S,): 1 / pass_prob of sampled logging, None: 1. Bets are multiplied by it, as a
+        share of the largest so far; then steps that were not logged would change no wealth.
         """
         if not logp.size:
             return
@@ -157,10 +188,13 @@ class Propensities:
         size = cells.log_size[np.where(inside, cells.numbers, 0)]
         x = np.where(inside, np.exp(np.minimum(-logp[:, None] - size, LARGEST)), 0.0)
         groups = {name: self._numbers(name, values) for name, values in (tags or {}).items()}
+        if by is not None:
+            self._most_by = max(self._most_by, float(by.max()))
+        by = np.ones(logp.size) if by is None else by
         if units is None:
-            self._note(cells.numbers, x, groups)
+            self._note(cells.numbers, x, by, groups)
         else:
-            self._units.append((units, cells.numbers, x))
+            self._units.append((units, cells.numbers, x, by))
             first, where = np.unique(units, return_index=True)
             for name, numbers in groups.items():
                 known = self._unit_tags.get(name, np.empty(0, np.int64))
@@ -216,8 +250,11 @@ class Propensities:
             return np.full(len(values), -1)
         return groups.numbers(values)
 
-    def _note(self, numbers: IntArray, x: FloatArray, groups: Mapping[str, IntArray]) -> None:
-        """Add S rows with their cells and numbers (S, K)."""
+    def _note(
+        self, numbers: IntArray, x: FloatArray, by: FloatArray, groups: Mapping[str, IntArray]
+    ) -> None:
+        """Add S rows with their cells and numbers (S, K), and their `by` (S,)."""
+        weight = by / self._most_by
         rows = np.arange(self._rows, self._rows + len(numbers))
         self._rows += len(numbers)
         while self._rows > PIECES * self._size:
@@ -228,26 +265,30 @@ class Propensities:
         pieces = rows // self._size
         self._pieces.grow(PIECES, self._cells)
         few = self._pieces.events.sum(axis=0)[cell] < LEAST_EVENTS
-        self._few.append((rows[row[few]], cell[few], x[few]))
-        self._pieces.add(pieces, pieces[row], cell, x)
+        self._few.append((rows[row[few]], cell[few], x[few], weight[row[few]]))
+        alike = bool((weight == 1).all())
+        self._pieces.add(pieces, pieces[row], cell, x, None if alike else (weight, weight[row]))
         if self._cells > MOST_CELLS:
             return
         for name, of_row in groups.items():
             tag = self._tags[name]
             if not tag.too_many:
                 tag.table.grow(len(tag.codes), self._cells)
-                known = of_row[row] >= 0
-                tag.table.add(of_row[of_row >= 0], of_row[row][known], cell[known], x[known])
+                inside, known = of_row >= 0, of_row[row] >= 0
+                own = None if alike else (weight[inside], weight[row][known])
+                tag.table.add(of_row[inside], of_row[row][known], cell[known], x[known], own)
 
     def _note_units(self) -> None:
         """Add one row for each unit: the means of its numbers."""
         if not self._units:
             return
-        units = np.concatenate([one for one, _, _ in self._units])
-        cells = np.concatenate([one for _, one, _ in self._units])
-        x = np.concatenate([one for _, _, one in self._units]) / np.bincount(units)[units][:, None]
+        units, cells, x, by = (
+            np.concatenate([one[part] for one in self._units]) for part in range(4)
+        )
         self._units = []
-        known, rows = np.unique(units, return_inverse=True)
+        known, rows, counts = np.unique(units, return_inverse=True, return_counts=True)
+        x = x / counts[rows][:, None]
+        by = np.bincount(rows, by) / counts
         inside = cells >= 0
         key = (rows[:, None] * self._cells + cells)[inside]
         keys, where = np.unique(key, return_inverse=True)
@@ -261,7 +302,7 @@ class Propensities:
         groups = {
             name: _padded(one, int(known[-1]) + 1)[known] for name, one in self._unit_tags.items()
         }
-        self._note(*wide, groups)
+        self._note(*wide, by, groups)
 
     # testing
 
@@ -283,7 +324,7 @@ class Propensities:
         found = [(-math.inf, 1.0, "")]
         if wealth.size:
             group, cell = np.unravel_index(int(wealth.argmax()), wealth.shape)
-            mean = float(table.sums[0, group, cell] / max(1, table.rows[group]))
+            mean = float(table.sums[0, group, cell] / (table.weight[group] or 1))
             what = f"{self._name(int(cell))}{places[int(group)]}"
             found.append((float(wealth[group, cell]) - threshold, mean, what))
         if also is not None:
@@ -296,22 +337,24 @@ class Propensities:
         size, few = int(pool.sum()), self._few
         if not size or not few:
             return -math.inf, 1.0, ""
-        rows, cells, x = (np.concatenate([one[part] for one in few]) for part in range(3))
+        rows, cells, x, weight = (np.concatenate([one[part] for one in few]) for part in range(4))
         chosen = pool[cells]
-        found, where = np.unique(rows[chosen], return_inverse=True)
-        x = np.bincount(where, x[chosen]) / size
+        found, first, where = np.unique(rows[chosen], return_index=True, return_inverse=True)
+        x, weight = np.bincount(where, x[chosen]) / size, weight[chosen][first]
         table = _WealthTable(1)
         table.grow(1, 1)
         none = np.zeros(found.size, np.int64)
-        table.add(none, none, none, x)
-        table.rows = whole.rows
-        mean = float(x.sum() / max(1, int(whole.rows[0])))
+        table.add(none, none, none, x, (weight, weight))
+        table.take_rows(whole)
+        mean = float(table.sums[0, 0, 0] / (whole.weight[0] or 1))
         return float(table.wealth()[0, 0]), mean, f"{size} actions with few events together"
 
     def _means(self, whole: _WealthTable) -> str:
         """The range of the means, and an action that could not always be taken, as text."""
         rows = max(1, int(whole.rows[0]))
-        means, squares = whole.sums[:, 0] / rows
+        weight = (whole.weight[0] or 1) / rows
+        weighted, squares = whole.sums[:, 0] / rows
+        means = weighted / weight
         tested = whole.events[0] >= LEAST_EVENTS
         if not tested.any():
             return "too few steps to test propensities by action"
@@ -319,7 +362,7 @@ class Propensities:
         sentence = (
             f"the mean of [A = a] / propensity is {low:.3g} to {high:.3g}, which agrees with 1"
         )
-        spread = np.sqrt(np.maximum(squares - means**2, 0) / rows)
+        spread = np.sqrt(np.maximum(squares - weighted**2, 0) / rows) / weight
         missing = np.where(tested, (1 - means) / np.maximum(spread, 1e-12), 0.0)
         if missing.max() > MISSING:
             cell = int(missing.argmax())

@@ -109,10 +109,24 @@ class Repeats:
         self._kept: list[tuple[Fingerprints, IntArray]] = []
         self._count, self._share = 0, 1.0
         self._by_unit, self._timed = False, True
+        self._sampled: set[float] = set()
 
-    def add(self, found: Fingerprints, units: IntArray | None, *, timed: bool = True) -> None:
-        """Add n episodes with their units (n,). `timed`: whether their times are known."""
+    def add(
+        self,
+        found: Fingerprints,
+        units: IntArray | None,
+        *,
+        timed: bool = True,
+        pass_prob: FloatArray | None = None,
+    ) -> None:
+        """Add n episodes with their units (n,). `timed`: whether their times are known.
+
+        If `pass_prob` (n,) varies, actions are not logged as often as they are taken, and their
+        counts are not tested.
+        """
         self._by_unit |= units is not None
+        if pass_prob is not None and pass_prob.size:
+            self._sampled |= {float(pass_prob.min()), float(pass_prob.max())}
         self._timed &= timed
         given = np.zeros(found.whole.size, np.int64) if units is None else units
         self._keep(found, given)
@@ -156,7 +170,7 @@ class Repeats:
         repeated, excess = _beyond(every)
         if excess > MOST_SHARE * n:
             return _refused(repeated, excess, n, "observations, actions and rewards", RETRY)
-        if every.one_step and not self._by_unit:
+        if every.one_step and not self._by_unit and len(self._sampled) < 2:
             times = _dispersion(every)
             if times > 1 + MOST_SHARE:
                 sentence = (

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from policy.judging.log_review import review
-from storage.spaces.descriptors import Box, MultiDiscrete
+from policy.judging.log_review import ImportReview, review
+from storage.spaces.descriptors import Box, Discrete, MultiDiscrete
 from tests.policy.judging.test_evaluate_verdicts import log_episodes, uniform_log
 
 
@@ -49,3 +50,24 @@ def test_actions_of_several_positions_are_told_apart(tmp_path: Path, copies: int
     found = named(tmp_path)
     assert found["propensities"].passed
     assert found["repeats"].passed is (copies == 1)
+
+
+def test_a_log_that_is_sampled_by_outcome_passes(tmp_path: Path) -> None:
+    """All rewards are logged, and a tenth of the other episodes; without a weight it fails."""
+    rng, n = np.random.default_rng(1), 20_000
+    actions = rng.integers(4, size=n)
+    rewards = (rng.random(n) < np.array([0.1, 0.02, 0.02, 0.02])[actions]).astype(np.float64)
+    kept = (rewards == 1) | (rng.random(n) < 0.1)
+    obs = np.repeat(rng.integers(10, size=(n, 1, 1)).astype(np.float64), 2, axis=2)
+    given = (obs, actions[:, None], rewards[:, None], np.full((n, 1), 0.25))
+    given = tuple(column[kept] for column in given)
+    chances = np.where(rewards == 1, 1.0, 0.1)[kept]
+    for name, said in (("said", chances), ("unsaid", 1.0)):
+        log_episodes(tmp_path / name, *given, pass_prob=said)
+        found = named(tmp_path / name)
+        assert [one.passed for one in found.values()] == [name == "said"] * 2
+    columns = {"actions": actions[kept], "action_logp": np.full(chances.size, np.log(0.25))}
+    for given_table in (columns, columns | {"pass_prob": chances}):
+        importing = ImportReview()
+        importing.add("default", Discrete(4), pa.table(given_table))
+        assert importing.checks()["default"][0]["passed"] is ("pass_prob" in given_table)

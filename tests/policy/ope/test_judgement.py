@@ -400,3 +400,39 @@ def test_rules_that_do_not_fit_are_refused(rules: dict[str, object], text: str) 
     """The error names the rule."""
     with pytest.raises(ValueError, match=text):
         Rules(**rules)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("users", [False, True])
+@pytest.mark.parametrize("share", [0.25, 0.4])
+def test_checks_weigh_a_log_that_is_sampled_by_outcome(share: float, users: bool) -> None:
+    """All rewards are logged and a tenth of the other episodes, so good actions come more often.
+
+    That is no fault; a first action that is taken in 40 % and written with .25 is one.
+    """
+    rng, n = np.random.default_rng(3), 40_000
+    taken = rng.choice(4, p=[share, *[(1 - share) / 3] * 3], size=n)
+    rewards = (rng.random(n) < np.array([0.1, 0.02, 0.02, 0.02])[taken]).astype(np.float64)
+    lost = (rewards == 0) & (rng.random(n) < 0.02)
+    kept = (rewards == 1) | (rng.random(n) < 0.1)
+    taken, count, probs = taken[kept], int(kept.sum()), np.array([0.7, 0.1, 0.1, 0.1])
+    data = Judged(
+        rewards=rewards[kept],
+        lengths=np.ones(count, np.int64),
+        behaviour_logp=np.full(count, np.log(0.25)),
+        flat=rng.normal(size=(count, 1)),
+        taken=taken,
+        units=np.arange(count) if users else None,
+        pass_prob=np.where(rewards[kept] == 1, 1.0, 0.1),
+        lost=lost[kept],
+    )
+    candidate = TargetPolicy(np.log(probs[taken]), np.broadcast_to(probs, (count, 4)))
+    found = judge(data, candidate, [Bar("log")], Rules())
+    failed = {one.name for one in found.diagnostics if not one.passed}
+    values = {one.name: one.value for one in found.diagnostics}
+    if share == 0.25:
+        assert (found.verdict, failed) == ("better", set())
+        assert values["mean_weight"] == pytest.approx(1, abs=0.05)
+    else:
+        assert {"mean_weight", "propensities"} <= failed
+        assert values["propensities"] == pytest.approx(1.6, abs=0.1)
+        assert values["mean_weight"] == pytest.approx(4 * (0.4 * 0.7 + 0.6 * 0.1), abs=0.1)

@@ -1,6 +1,7 @@
 """Lost episodes that depend on the action are found, and equal ones are not."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,6 +37,14 @@ def test_the_share_of_a_policy_is_weighted():
     assert found.value == pytest.approx(0.1)
     assert found.passed
     assert found.sentence.startswith("3 episodes (37.50%) abandoned or broken; by weight")
+
+
+def test_a_lost_episode_stands_for_those_that_were_not_logged():
+    """As above; the last lost one was logged with .5: (.8 + .8 - 2 * .8) / 9 = 0."""
+    taken, lost = np.array([0, 0, 0, 0, 1, 1, 1, 1]), [1, 1, 0, 0, 1, 0, 0, 0]
+    chances = np.array([1, 1, 1, 1, 0.5, 1, 1, 1])
+    data = replace(episodes(taken, lost), pass_prob=chances)
+    assert checked(data, np.where(taken == 0, 1.8, 0.2)).value == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("side", [0, 1])

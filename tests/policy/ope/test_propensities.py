@@ -39,6 +39,18 @@ def test_the_wealth_is_that_of_its_formula():
     assert table.wealth()[0, 0] == pytest.approx(math.log(((1 + 3 * stakes) * (1 - stakes)).mean()))
 
 
+def test_the_wealth_of_sampled_steps_has_smaller_bets():
+    """The event has half of the other row's weight: mean of (1 + 3 s / 2) (1 - s), mean 2 / 1.5."""
+    table, none = _WealthTable(1), np.zeros(2, np.int64)
+    table.grow(1, 1)
+    weights = np.array([0.5, 1.0]), np.array([0.5])
+    table.add(none, none[:1], none[:1], np.array([4.0]), weights)
+    stakes = 0.5 ** np.arange(1.0, 15.0)
+    expected = math.log(((1 + 1.5 * stakes) * (1 - stakes)).mean())
+    assert table.wealth()[0, 0] == pytest.approx(expected)
+    assert (table.sums[0, 0, 0], table.weight[0]) == (2.0, 1.5)
+
+
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_a_propensity_that_is_too_low_is_named(blocks):
     """The first action is taken in 70 % with .25 written: its mean is 2.8."""
