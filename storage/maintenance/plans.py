@@ -87,6 +87,7 @@ class Applied:
 
 
 _decode = msgspec.json.Decoder(MaintenancePlan).decode
+_decode_object = msgspec.json.Decoder(dict).decode
 
 
 def save(root: Root, plan: MaintenancePlan) -> str:
@@ -100,7 +101,7 @@ def load(root: Root, digest: str) -> MaintenancePlan:
     objects = objects_at(root)
     try:
         data = objects.read(_place(digest))
-        document = msgspec.json.decode(data, type=dict)
+        document = _decode_object(data)
         require_format(document, FORMAT_VERSION, f"{objects}/{_place(digest)}")
         plan = _decode(data)
     except (ObjectNotFound, msgspec.MsgspecError) as error:

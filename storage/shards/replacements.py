@@ -55,6 +55,7 @@ class MadeShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(MadeShard).decode
+_decode_object = msgspec.json.Decoder(dict).decode
 
 
 class Replacements:
@@ -74,7 +75,7 @@ class Replacements:
                 for name in root.names(stream) if stream.endswith("/") else ():
                     data = root.read(name)
                     try:
-                        document = msgspec.json.decode(data, type=dict)
+                        document = _decode_object(data)
                         require_format(document, FORMAT_VERSION, f"{root}/{name}")
                         found.add(_decode(data))
                     except msgspec.MsgspecError as error:
