@@ -14,17 +14,16 @@ MAY_IMPORT = {
         " storage.errors storage.system typer"
     ),
     "headrace.cli": (
-        "headrace.demo headrace.output headrace.up ingest.access ingest.client"
+        "headrace.demo headrace.extras headrace.output headrace.up ingest.access ingest.client"
         " ingest.collector ingest.delivery ingest.episodes ingest.importing ingest.protocol"
         " ingest.server ingest.verification ingest.web policy.algorithms policy.data"
         " policy.inference policy.judging policy.training storage.declarations storage.errors"
         " storage.experience storage.journal storage.maintenance storage.objects storage.system"
-        " storage.verify"
-        " storage.weights storage.wording msgspec typer"
+        " storage.verify storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
-        " storage.spaces gymnasium matplotlib numpy pyarrow urllib3"
+        " storage.spaces storage.wording gymnasium matplotlib numpy pyarrow urllib3"
     ),
     "headrace.output": "storage.wording rich",
     # `verification` compares journals, shards and indexes; `__main__` is the server's command
