@@ -29,6 +29,7 @@ from ingest.protocol.errors import ClientError, CollectorUnavailable
 from storage.declarations.declaration import DeclarationError
 from storage.declarations.policy_files import read_declaration
 from storage.experience.episode import policy_of_id
+from storage.spaces.action_mask import ActionMask
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Space, SpaceError, schema_id, space_from_json
 from storage.spaces.leaves import leaves
@@ -112,12 +113,15 @@ class ClientPolicy:
         self.schema_id: str | None = None
         self.has_densities = True  # as far as is known
         self.is_declared = observation is not None and action is not None
+        self._mask: ActionMask | None = None
         if observation is not None and action is not None:
             self.schema_id = schema_id(observation, action)
             self.has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
             self.observation, self.action = Codec(observation), Codec(action)
             self._encode_observation: Any = self.observation.encode
             self._encode_action: Any = self.action.encode
+            with contextlib.suppress(SpaceError):  # the collector's release may know no masks
+                self._mask = ActionMask.of(observation, action)
         else:
             self.sums = False
             self._encode_observation = partial(self._draft, False)
@@ -139,7 +143,10 @@ class ClientPolicy:
         """Canonical bytes of both. Raises SpaceError (a ValueError) for an invalid value."""
         try:
             obs = self._encode_observation(observation, "obs")
-            return obs, self._encode_action(action, "action")
+            taken = self._encode_action(action, "action")
+            if self._mask is not None:
+                self._mask.require_in((self.observation, self.action), obs, taken)
+            return obs, taken
         except Exception as error:
             raise self._misfit(episode_id, error, observation) from error
 

@@ -47,8 +47,11 @@ class _PolicyActions(msgspec.Struct, frozen=True):
     def checked(self) -> Iterator[tuple[int, CheckedValues]]:
         """Return the values of all events if all are valid, otherwise none."""
         rules, count = self.rules, len(self.indices)
-        if rules.observation.find_invalid(b"".join(self.obs), count) is None and (
-            rules.action.find_invalid(b"".join(self.actions), count) is None
+        observations, actions = b"".join(self.obs), b"".join(self.actions)
+        if (
+            rules.observation.find_invalid(observations, count) is None
+            and rules.action.find_invalid(actions, count) is None
+            and rules.all_allowed(observations, actions, count)
         ):
             for index, obs, action in zip(self.indices, self.obs, self.actions, strict=True):
                 yield index, (rules, obs, action)
@@ -100,6 +103,8 @@ def judge_action(
             rules.observation.from_wire(event.obs, "obs"),
             rules.action.from_wire(event.action, "action", check_range=not decided),
         )
+        if not decided:
+            rules.require_allowed(*values[1:])
     reward = math.nan if event.reward is None else event.reward
     if event.reward is not None and not math.isfinite(reward):
         raise invalid(event, f"reward: expected a finite number, got {reward}")

@@ -9,8 +9,9 @@ from functools import cached_property
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.redaction_rules import rules_for_earlier
 from storage.experience.episode import policy_of_id
+from storage.spaces.action_mask import ActionMask
 from storage.spaces.codec import Codec
-from storage.spaces.descriptors import Box
+from storage.spaces.descriptors import Box, SpaceError
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,27 @@ class PolicyRules:
     def has_densities(self) -> bool:
         """Whether actions have a probability density, which can exceed 1."""
         return any(isinstance(leaf.space, Box) for leaf in self.action.leaves)
+
+    @cached_property
+    def action_mask(self) -> ActionMask | None:
+        """The mask of the observation; none if a leaf of its name does not fit the actions."""
+        try:
+            return ActionMask.of(self.observation.space, self.action.space)
+        except SpaceError:  # declared with release 0.1.0, which knew no masks
+            return None
+
+    def require_allowed(self, obs: bytes, action: bytes | None = None) -> None:
+        """Raise SpaceError if the observation's mask forbids the action, or allows no action."""
+        if self.action_mask is not None:
+            self.action_mask.require_in((self.observation, self.action), obs, action)
+
+    def all_allowed(self, obs: bytes, actions: bytes, count: int) -> bool:
+        """Whether the masks of `count` observations allow the actions; both of fixed size."""
+        mask = self.action_mask
+        if mask is None:
+            return True
+        taken = self.action.columns(actions, count)[mask.choices.path]
+        return not mask.forbidden(self.observation.columns(obs, count), taken).any()
 
     @classmethod
     def of(cls, declaration: PolicyDeclaration) -> PolicyRules:

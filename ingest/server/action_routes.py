@@ -243,7 +243,9 @@ class Acting:
         if redaction is not None and redaction.of_observations:
             return redaction.checked(call, call.obs)
         try:
-            return rules.observation.from_wire(call.obs, "obs")
+            observed = rules.observation.from_wire(call.obs, "obs")
+            rules.require_allowed(observed)
+            return observed
         except SpaceError as error:
             place, _, text = str(error).partition(": ")
             text = f"Episode {label_of(call)}: {text}"

@@ -35,7 +35,7 @@ from policy.algorithms.offline import (
     scaled_transitions,
 )
 from policy.inference.action_layout import ActionLayout
-from policy.networks.modules import mlp
+from policy.networks.modules import ValueNetwork, mlp
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import SampleBatch, T
@@ -70,13 +70,14 @@ class _Critics(nn.Module):
 
     def __init__(self, policy: Policy, encoded: int, generator: torch.Generator) -> None:
         super().__init__()
-        size, module = policy.spec.flattener.size, policy.spec.module
-        self.v = mlp(size, module, 1, 1.0, generator)
-        self.q = nn.ModuleList(mlp(size + encoded, module, 1, 1.0, generator) for _ in range(2))
+        self._features, module = policy.spec.flattener.features, policy.spec.module
+        size = self._features + encoded
+        self.values = ValueNetwork(policy.spec, generator)
+        self.q = nn.ModuleList(mlp(size, module, 1, 1.0, generator) for _ in range(2))
 
-    def values(self, observed: Tensor) -> Tensor:
-        values: Tensor = self.v(observed)[:, 0]
-        return values
+    def inputs(self, observed: Tensor, encoded: Tensor) -> Tensor:
+        """What the networks Q read: features of the observation, and the action."""
+        return torch.cat([observed[:, : self._features], encoded], dim=1)
 
     def action_values(self, both: Tensor) -> list[Tensor]:
         return [q(both)[:, 0] for q in self.q]
@@ -123,7 +124,7 @@ class IQL(OfflineAlgorithm[IQLConfig]):
         self, rows: Transitions, encoded: Tensor, critics: _Critics, target: nn.ModuleList
     ) -> dict[str, Tensor]:
         """L_V + L_Q + L_pi; no parameter has a gradient of more than one of them."""
-        config, both = self.config, torch.cat([rows.observed, encoded], dim=1)
+        config, both = self.config, critics.inputs(rows.observed, encoded)
         values = critics.values(rows.observed)
         with torch.no_grad():
             held = torch.minimum(*(q(both)[:, 0] for q in target))

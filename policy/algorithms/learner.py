@@ -166,7 +166,7 @@ class Learner:
         optimizer = copy.deepcopy(algorithm.optimizer.state_dict())
         schedules = dict(algorithm.state_dict())
         try:
-            policy.filter.push(policy.flat_observations(used))
+            policy.filter.push(policy.spec.flattener.features_of(policy.flat_observations(used)))
             metrics = algorithm.update(used, self._rng, on_progress)
             require_acting(policy)
         except FloatingPointError as error:

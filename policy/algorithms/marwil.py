@@ -35,7 +35,7 @@ from policy.algorithms.offline import (
     Transitions,
     scaled_transitions,
 )
-from policy.networks.modules import mlp
+from policy.networks.modules import ValueNetwork
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import SampleBatch, T
@@ -85,8 +85,7 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         config, policy = self.config, self.policy
         rows, ends = scaled_transitions(policy, batch, config.gamma)
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        size, module = policy.spec.flattener.size, policy.spec.module
-        values = mlp(size, module, 1, 1.0, generator).to(policy.device)
+        values = ValueNetwork(policy.spec, generator).to(policy.device)
         advantages = targets = rows.rewards
 
         def loss_of(index: Tensor, done: int) -> dict[str, Tensor]:
@@ -103,7 +102,7 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         """L, with `advantages` in units of c."""
         dist = self.policy.distribution(rows.observed)
         weights = advantage_weights(advantages, self.config.beta, self.config.weight_clip)
-        value_loss = (values(rows.observed)[:, 0] - targets).square().mean()
+        value_loss = (values(rows.observed) - targets).square().mean()
         return {
             "loss": value_loss - (weights * dist.logp(rows.actions)).mean(),
             "value_loss": value_loss,
@@ -116,7 +115,7 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         self, rows: Transitions, ends: npt.NDArray[np.bool_], values: nn.Module
     ) -> tuple[Tensor, Tensor]:
         """(N,) float32 each: A / c and R for all rows."""
-        of = values(torch.cat([rows.observed, rows.following]))[:, 0].double().cpu().numpy()
+        of = values(torch.cat([rows.observed, rows.following])).double().cpu().numpy()
         count = len(rows.rewards)
         found = gae(
             rows.rewards.cpu().numpy(),

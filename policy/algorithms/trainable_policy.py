@@ -186,7 +186,7 @@ class TrainablePolicy(Policy):
         spec, concurrent = _spec_of(self.settings, observation_space, action_space)
         super().__init__(spec, seed=self.settings.seed)
         if concurrent:
-            self.filter = ConcurrentMeanStdFilter(spec.flattener.size)
+            self.filter = ConcurrentMeanStdFilter(spec.flattener.features)
         self.observation_space, self.action_space = observation_space, action_space
         self.global_vars: dict[str, Any] = {}
         self.on_trained: Callable[[SampleBatch], None] | None = None
@@ -427,7 +427,7 @@ class TrainablePolicy(Policy):
         """Continue from a published version of this spec, including its filter."""
         self.set_weights(weights, version=version)
         if isinstance(self.filter, MeanStdFilter):
-            self.filter.sync(MeanStdFilter.from_json(filter_state, self.spec.flattener.size))
+            self.filter.sync(MeanStdFilter.from_json(filter_state, self.spec.flattener.features))
 
 
 def _spec_of(

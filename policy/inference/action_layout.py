@@ -2,7 +2,9 @@
 
 A module's head has M outputs per observation: logits and means of the action space's leaves, in
 canonical order. They are followed by S log standard deviations (those of Box leaves), which do not
-depend on the observation. Together they are `dist_inputs`, K = M + S float32, as in shards.
+depend on the observation. Together they are `dist_inputs`, K = M + S float32, as in shards. The
+logit of an option that the observation's action mask forbids is `MASKED`, whatever the network
+says.
 
 | action space | distribution | head |
 | --- | --- | --- |
@@ -30,11 +32,20 @@ from storage.spaces.descriptors import (
     Tuple,
 )
 
-__all__ = ["LOG_STD_RANGE", "ActionLayout", "Component", "action_layout", "distribution_name"]
+__all__ = [
+    "LOG_STD_RANGE",
+    "MASKED",
+    "ActionLayout",
+    "Component",
+    "action_layout",
+    "distribution_name",
+]
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Log standard deviations are clipped to this range: outside, densities over- or underflow
 float32."""
+MASKED = -1e30
+"""The logit of an option that an action mask forbids: finite, but its probability is exactly 0."""
 
 
 @dataclass(frozen=True)

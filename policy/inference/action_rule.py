@@ -11,6 +11,10 @@ separately to every choice of an action: each element of a MultiDiscrete, each b
 each leaf of a Dict or Tuple. So the probability of an action is a product. As JSON a rule has its
 kind and its parameter: `{"kind": "epsilon_greedy", "epsilon": 0.05}`.
 
+In addition any rule can have a floor, `explore`: with this probability a choice is any of the
+allowed options. So each of n allowed options keeps a probability of at least explore / n, and
+other policies can be judged on what was tried.
+
 For the resulting probabilities see `policy.inference.distributions.ruled`.
 """
 
@@ -29,7 +33,8 @@ _PARAMETERS: Mapping[str, tuple[str, float] | None] = {
     "epsilon_greedy": ("epsilon", 0.05),
     "greedy": None,
 }
-_EXPECTED = {"temperature": "> 0", "epsilon": "from 0 to 1"}
+_OWN = ("temperature", "epsilon")
+_EXPECTED = {"temperature": "> 0", "epsilon": "from 0 to 1", "explore": "from 0 to 1"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,14 @@ class ActionRule:
         temperature: only of "sample", above 0; None stands for 1. It divides logits and multiplies
             a Box's standard deviation.
         epsilon: only of "epsilon_greedy", 0 to 1; None stands for 0.05.
+        explore: the probability with which a choice is any allowed option, in addition to the rule;
+            0 to 1. Needs choices: a Box has no such floor.
     """
 
     kind: Kind = "sample"
     temperature: float | None = None
     epsilon: float | None = None
+    explore: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -54,7 +62,8 @@ class ActionRule:
                 f"action_rule: expected a kind of {list(get_args(Kind))}, got {self.kind!r:.80}"
             )
         name, default = _PARAMETERS[self.kind] or ("", 0.0)
-        for other in _EXPECTED:
+        object.__setattr__(self, "explore", _number("explore", self.explore))
+        for other in _OWN:
             value = getattr(self, other)
             if other == name:
                 object.__setattr__(self, name, _number(name, default if value is None else value))
@@ -67,12 +76,13 @@ class ActionRule:
 
         If not, other policies cannot be judged on episodes of this rule.
         """
-        return self.kind == "sample" or bool(self.epsilon)
+        return self.kind == "sample" or bool(self.epsilon) or bool(self.explore)
 
     def to_json(self) -> dict[str, Any]:
         """The rule as it stands in a spec, without parameters of other kinds."""
         own = _PARAMETERS[self.kind]
-        return {"kind": self.kind} | ({} if own is None else {own[0]: getattr(self, own[0])})
+        found = {"kind": self.kind} | ({} if own is None else {own[0]: getattr(self, own[0])})
+        return found | ({"explore": self.explore} if self.explore else {})
 
     @classmethod
     def from_json(cls, document: Any) -> ActionRule:
@@ -91,7 +101,13 @@ class ActionRule:
 
     @classmethod
     def parse(cls, text: str) -> ActionRule:
-        """Parse `sample`, `sample:0.5`, `epsilon_greedy:0.1` or `greedy`. Raises ValueError."""
+        """Parse `sample`, `sample:0.5`, `epsilon_greedy:0.1` or `greedy`. Raises ValueError.
+
+        A floor follows the rule: `greedy+explore:0.05`.
+        """
+        text, plus, floor = text.partition("+explore:")
+        if plus:
+            return cls.from_json({**cls.parse(text).to_json(), "explore": _read(floor)})
         kind, colon, number = text.partition(":")
         own = _PARAMETERS.get(kind)
         if kind not in _PARAMETERS or (colon and own is None):
@@ -101,16 +117,21 @@ class ActionRule:
             )
         if own is None or not colon:
             return cls(kind)  # type: ignore[arg-type]  # one of _PARAMETERS
-        try:
-            value: Any = float(number)
-        except ValueError:
-            value = number  # the error shows the text
-        return cls.from_json({"kind": kind, own[0]: value})
+        return cls.from_json({"kind": kind, own[0]: _read(number)})
 
     def __str__(self) -> str:
         """The form that `parse` accepts."""
-        _, *parameter = self.to_json().values()
-        return ":".join([self.kind, *map(str, parameter)])
+        own = _PARAMETERS[self.kind]
+        found = self.kind if own is None else f"{self.kind}:{getattr(self, own[0])}"
+        return found + (f"+explore:{self.explore}" if self.explore else "")
+
+
+def _read(number: str) -> float | str:
+    """The number of a text; other texts as they are, for the error to show."""
+    try:
+        return float(number)
+    except ValueError:
+        return number
 
 
 def _number(name: str, value: Any) -> float:

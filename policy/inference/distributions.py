@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from policy.inference.action_layout import LOG_STD_RANGE, ActionLayout, Component
+from policy.inference.action_layout import LOG_STD_RANGE, MASKED, ActionLayout, Component
 from policy.inference.action_rule import SAMPLE, ActionRule
 from storage.spaces.descriptors import Array, Box, SpaceError
 
@@ -38,6 +38,8 @@ __all__ = [
 
 FloatArray = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
+LEAST_LOGIT = MASKED / 10
+"""Logits below it belong to options that an action mask forbids."""
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -205,12 +207,14 @@ _KINDS: Mapping[str, Any] = {
 def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatArray:
     """(B, K) float64: parameters of the distribution of actions under the rule.
 
-    `inputs` (B, K) are the network's. With x the logits of a choice among n options, k of them the
-    best:
+    `inputs` (B, K) are the network's. With x the logits of a choice among n allowed options, k of
+    them the best:
 
         sample          x / temperature; log std + log temperature, clipped to LOG_STD_RANGE
         epsilon_greedy  log(epsilon / n + (1 - epsilon) / k) for a best one, else log(epsilon / n)
         greedy          log(1 / k), else -inf; a log std of -inf: the mean, without a density
+
+    With a floor e = `explore` and the probability p by one of these, log(e / n + (1 - e) p).
 
     Softmax of x / temperature: Sutton & Barto 2018, eq. 2.11; epsilon-greedy: section 2.2. A bit is
     a choice between the logits 0 and x.
@@ -224,26 +228,31 @@ def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatAr
             found[:, part.log_std] = _ruled_log_std(rule, inputs[:, part.log_std])
         elif part.kind == "bernoulli":
             bits = inputs[:, part.inputs]
-            two = _choice_logits(rule, np.stack([np.zeros_like(bits), bits], axis=-1))
+            two = choice_logits(rule, np.stack([np.zeros_like(bits), bits], axis=-1))
             found[:, part.inputs] = two[..., 1] - two[..., 0]
         else:
             for block in _blocks(part):
-                found[:, block] = _choice_logits(rule, inputs[:, block])
+                found[:, block] = choice_logits(rule, inputs[:, block])
     return found
 
 
-def _choice_logits(rule: ActionRule, logits: FloatArray) -> FloatArray:
+def choice_logits(rule: ActionRule, logits: FloatArray) -> FloatArray:
     """(..., n) logits of a choice under the rule; the largest is finite. See `ruled`."""
     best = logits.max(axis=-1, keepdims=True)
     found: FloatArray
-    if rule.temperature is not None:
-        with np.errstate(over="ignore"):  # a temperature close to 0 is greedy
+    allowed = logits > LEAST_LOGIT
+    equal = allowed / np.maximum(1, allowed.sum(axis=-1, keepdims=True))
+    with np.errstate(divide="ignore", over="ignore"):  # a temperature close to 0 is greedy
+        if rule.temperature is not None:
             found = (logits - best) / rule.temperature
-        return found
-    among = (rule.epsilon or 0.0) / logits.shape[-1]
-    share = (1 - (rule.epsilon or 0.0)) / (logits == best).sum(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        found = np.log(np.where(logits == best, among + share, among))
+            if not rule.explore:
+                return found
+            parts = np.exp(found)
+            probs = parts / parts.sum(axis=-1, keepdims=True)
+        else:
+            epsilon, is_best = rule.epsilon or 0.0, logits == best
+            probs = epsilon * equal + (1 - epsilon) * is_best / is_best.sum(axis=-1, keepdims=True)
+        found = np.log(rule.explore * equal + (1 - rule.explore) * probs)
     return found
 
 
@@ -298,10 +307,10 @@ def flat_actions(component: Component, actions: Array) -> Array:
 def _inverse_cdf(logits: FloatArray, uniform: FloatArray) -> Array:
     """(B,) the first option whose cumulative probability exceeds the uniform number."""
     cumulated = np.exp(logits - logits.max(axis=1, keepdims=True)).cumsum(axis=1)
-    threshold = uniform * cumulated[:, -1]
-    # rounding may make the threshold equal to the last sum
-    below: Array = (threshold[:, None] >= cumulated).sum(axis=1)
-    index: Array = np.minimum(below, logits.shape[1] - 1)
+    # below the last sum even where rounding would make it equal, so that no option of probability 0
+    # follows the last possible one
+    threshold = np.minimum(uniform * cumulated[:, -1], np.nextafter(cumulated[:, -1], 0.0))
+    index: Array = (threshold[:, None] >= cumulated).sum(axis=1)
     return index
 
 

@@ -8,6 +8,9 @@ which a driver merges:
     driver.apply_changes(worker)      # adds the worker's buffer, nothing twice
     worker.sync(driver)               # takes the driver's statistics and an empty buffer
 
+A filter of F features may be called with wider observations: an action mask, which follows the
+features, stays as it is.
+
 Statistics are merged pairwise in float64 (Chan, Golub & LeVeque 1979, eq. 2.1), so that many small
 pushes, one large push, and a merge of filters give the same result.
 """
@@ -158,10 +161,15 @@ class MeanStdFilter:
     def __call__(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         if self.stats.n == 0:
             return flat
-        scaled = (flat - self._mean) * self._scale
+        features = flat[..., : self.size]
+        scaled = (features - self._mean) * self._scale
         if self.clip is not None:
             np.clip(scaled, -self.clip, self.clip, out=scaled)
-        return scaled.astype(np.float32)
+        if features.shape == flat.shape:
+            return scaled.astype(np.float32)
+        whole = flat.copy()
+        whole[..., : self.size] = scaled
+        return whole
 
     def push(self, flat: npt.ArrayLike) -> None:
         """Learn from observations (B, D). Raises ValueError for wrong shapes, infinity or NaN."""

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policy.inference.action_layout import LOG_STD_RANGE
+from policy.inference.action_layout import LOG_STD_RANGE, MASKED
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
-from policy.inference.distributions import NotFinite, Product
+from policy.inference.distributions import LEAST_LOGIT, NotFinite, Product, choice_logits
 from policy.inference.filters import make_filter
 from policy.inference.preprocessors import assemble, plausible_columns
 from policy.inference.spec import PolicySpec
@@ -96,7 +96,7 @@ class NumpyPolicy:
         checked = check_weights(spec, weights)
         self.spec = spec
         self.version = version
-        self._filter = make_filter(spec.observation_filter, spec.flattener.size, filter_state)
+        self._filter = make_filter(spec.observation_filter, spec.flattener.features, filter_state)
         self._filters = spec.observation_filter != "NoFilter"
         self._activate = _ACTIVATIONS[spec.module.activation]
         self._pi = _tower(checked, "pi", len(spec.module.hidden))
@@ -105,6 +105,8 @@ class NumpyPolicy:
         self._products = products(spec)
         self._flatten_one = spec.flattener.value
         self._hidden, self._last = self._pi[:-1], self._pi[-1]
+        self._features = spec.flattener.features
+        self._mask = spec.action_mask
         self._start = spec.action.start if isinstance(spec.action, Discrete) else 0
         self._few_options = isinstance(spec.action, Discrete) and spec.action.n <= _FEW_OPTIONS
 
@@ -136,8 +138,10 @@ class NumpyPolicy:
         """Choose an action for each flat observation (B, D), by the spec's rule.
 
         With `explore=False` the best action is chosen. Raises NotFinite if an observation, or what
-        the network computes from it, is not finite.
+        the network computes from it, is not finite, and SpaceError if its mask allows no action.
         """
+        if self._mask is not None:
+            self._mask.valid({self._mask.leaf.path: flat[:, self._features :]})
         return choose(self._products[explore], self.dist_inputs(flat), rng)
 
     def act_where_finite(
@@ -170,6 +174,8 @@ class NumpyPolicy:
     def dist_inputs(self, flat: FlatArray) -> FlatArray:
         """(B, K) float32 parameters of the action distributions for flat observations (B, D)."""
         head = self._run(self._pi, self._observed(flat))
+        if self._mask is not None:
+            head[flat[:, self._features :] == 0] = MASKED
         if not self._log_std.size:
             return head
         stds = np.broadcast_to(self._log_std, (len(head), self._log_std.size))
@@ -199,8 +205,8 @@ class NumpyPolicy:
     def act_one(self, obs: Any, rng: np.random.Generator, *, explore: bool = True) -> Action:
         """Choose an action for one raw observation; the same as `act` on a batch of it.
 
-        Raises SpaceError for an observation of another shape, and NotFinite if it, or what the
-        network computes from it, is not finite.
+        Raises SpaceError for an observation of another shape or whose mask allows no action, and
+        NotFinite if it, or what the network computes from it, is not finite.
         """
         flat = self._flatten_one(obs)
         if not (
@@ -215,7 +221,9 @@ class NumpyPolicy:
         return Action(one.actions[0], float(one.logp[0]), one.dist_inputs[0], one.actions_env[0])
 
     def _act_discrete(self, flat: FlatArray, rng: np.random.Generator, explore: bool) -> Action:
-        h: FlatArray = self._filter(flat) if self._filters else flat
+        mask = flat[self._features :]
+        h: FlatArray = flat[: self._features] if self._mask is not None else flat
+        h = self._filter(h) if self._filters else h
         activate = self._activate
         for weight, bias in self._hidden:
             h = weight.dot(h)
@@ -224,6 +232,9 @@ class NumpyPolicy:
         weight, bias = self._last
         logits = weight.dot(h)
         logits += bias
+        if self._mask is not None:
+            self._mask.valid({self._mask.leaf.path: mask[None]})
+            logits[mask == 0] = MASKED
         index, logp = _choose(logits.tolist(), self._products[explore].rule, rng.random())
         action = index + self._start
         return Action(action, logp, logits, action)
@@ -246,7 +257,7 @@ class NumpyPolicy:
             )
         if not np.isfinite(rows).all():
             raise NotFinite("observation")
-        return self._filter(rows)
+        return self._filter(rows[:, : self._features])
 
     def _run(self, tower: list[tuple[FlatArray, FlatArray]], rows: FlatArray) -> FlatArray:
         for i, (weight, bias) in enumerate(tower):
@@ -314,19 +325,24 @@ def _choose(logits: list[float], rule: ActionRule, uniform: float) -> tuple[int,
         cumulated += part
         if threshold < cumulated:
             break
+    else:  # rounding made the threshold equal to the last sum
+        index = max(i for i, part in enumerate(parts) if part)
     return index, logits[index] - largest - math.log(total)
 
 
 def _ruled(logits: list[float], rule: ActionRule) -> list[float]:
     """`distributions.ruled` for one choice; faster than numpy for few options."""
+    if rule.explore:
+        found: list[float] = choice_logits(rule, np.array(logits)).tolist()
+        return found
     best = max(logits)
     if rule.temperature is not None:
         return [(x - best) / rule.temperature for x in logits]
     epsilon = rule.epsilon or 0.0
-    among = epsilon / len(logits)
+    among = epsilon / max(1, sum(x > LEAST_LOGIT for x in logits))
     likely = math.log(among + (1 - epsilon) / logits.count(best))
     unlikely = math.log(among) if among else -math.inf
-    return [likely if x == best else unlikely for x in logits]
+    return [likely if x == best else unlikely if x > LEAST_LOGIT else -math.inf for x in logits]
 
 
 def _relu(h: FlatArray, out: FlatArray) -> None:

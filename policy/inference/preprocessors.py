@@ -2,8 +2,9 @@
 
 A Box becomes its elements, a Discrete a one-hot vector, a MultiDiscrete one-hot vectors in
 sequence, a MultiBinary zeros and ones. The leaves of Dict and Tuple follow each other in canonical
-order (storage.spaces.codec). Shards contain the raw observation: it is flattened where a policy
-reads it.
+order (storage.spaces.codec), but an action mask comes last: a flat observation has F features and
+then the mask's elements, which no network reads as features. Shards contain the raw observation: it
+is flattened where a policy reads it.
 
     flat = Flattener(space)
     flat.value({"speed": 0.5, "gear": 2})            # (D,) for one observation
@@ -50,18 +51,26 @@ _NEAR = 1e6
 class Flattener:
     """Flattens the observations of one space.
 
-    `size` is D, the length of a flat observation. Raises SpaceError for a space with Text.
+    `size` is D, the length of a flat observation, and `features` F, the length without the leaf
+    `mask`, an action mask. Raises SpaceError for a space with Text.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, mask: Leaf | None = None) -> None:
         self.space = space
         self.leaves = leaves(space)
         for leaf in self.leaves:
             if leaf.is_text:
                 where = f"observation.{leaf.path}" if leaf.path else "observation"
                 raise SpaceError(f"{where}: a policy can't read a Text space")
-        self._sizes = [_leaf_size(leaf) for leaf in self.leaves]
-        self.size = sum(self._sizes)
+        sizes = [_leaf_size(leaf) for leaf in self.leaves]
+        self.size = sum(sizes)
+        self.features = self.size - (0 if mask is None else _leaf_size(mask))
+        self._places, at = [], 0
+        for leaf, size in zip(self.leaves, sizes, strict=True):
+            is_mask = mask is not None and leaf.path == mask.path
+            begin = self.features if is_mask else at
+            self._places.append(slice(begin, begin + size))
+            at += 0 if is_mask else size
         box = self.leaves[0] if len(self.leaves) == 1 and isinstance(space, Box) else None
         self._only_box = box
         self._box_shape = box.shape if box is not None else ()
@@ -91,14 +100,16 @@ class Flattener:
         arrays = [np.asarray(columns[leaf.path]) for leaf in self.leaves]
         return self._joined(arrays, len(arrays[0]))
 
+    def features_of(self, flat: FloatArray) -> FloatArray:
+        """(B, F): flat observations (B, D) without their action mask."""
+        return flat[:, : self.features]
+
     def _joined(self, arrays: list[Array], count: int) -> FloatArray:
         flat = np.empty((count, self.size), np.float32)
-        at = 0
-        for leaf, size, array in zip(self.leaves, self._sizes, arrays, strict=True):
+        for leaf, place, array in zip(self.leaves, self._places, arrays, strict=True):
             if array.shape != (count, *leaf.shape):
                 raise _wrong_shape(leaf, array.shape[1:])
-            _write(leaf, array, flat[:, at : at + size])
-            at += size
+            _write(leaf, array, flat[:, place])
         return flat
 
 

@@ -20,6 +20,7 @@ from policy.inference.action_layout import ActionLayout, action_layout, distribu
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import FILTERS
 from policy.inference.preprocessors import Flattener
+from storage.spaces.action_mask import ACTION_MASK, ActionMask
 from storage.spaces.descriptors import Json, Space, schema_id, space_from_json, space_to_json
 
 __all__ = ["ACTIVATIONS", "FORMAT_VERSION", "ModuleSpec", "PolicySpec", "SpecError"]
@@ -104,6 +105,9 @@ class PolicySpec:
         observation_filter: "NoFilter", or "MeanStdFilter" to standardise observations by their
             running mean and deviation.
         action_rule: how an action is chosen from the distribution; by default it is sampled.
+        mask: whether options that the observation's `action_mask` forbids are never chosen. None
+            stands for true if the observation has such a leaf (storage.spaces.action_mask). False
+            makes it a feature, as in specs of release 0.1.0.
     """
 
     observation: Space
@@ -112,6 +116,7 @@ class PolicySpec:
     distribution: str | None = None
     observation_filter: str = "NoFilter"
     action_rule: ActionRule = SAMPLE
+    mask: bool | None = None
 
     def __post_init__(self) -> None:
         default = distribution_name(self.action)
@@ -127,6 +132,14 @@ class PolicySpec:
                 f"observation_filter: expected one of {sorted(FILTERS)}, "
                 f"got {self.observation_filter!r:.80}"
             )
+        if self.mask is not False:
+            found = ActionMask.of(self.observation, self.action)
+            if self.mask and found is None:
+                raise SpecError(
+                    f"mask: expected the key {ACTION_MASK!r} in the observation space, got "
+                    f"{self.observation}"
+                )
+            object.__setattr__(self, "mask", found is not None)
         _ = self.flattener  # refuses a space that no policy can observe
         is_discrete = self.layout.is_discrete
         if not isinstance(self.action_rule, ActionRule):
@@ -136,11 +149,21 @@ class PolicySpec:
                 f"action_rule: expected sample or greedy for continuous actions, got "
                 f"{self.action_rule}: {self.action} has no best action with a probability"
             )
+        if self.action_rule.explore and not is_discrete:
+            raise SpecError(
+                f"action_rule: expected no explore for continuous actions, got {self.action_rule}: "
+                f"{self.action} has no finite number of actions among which to explore"
+            )
 
     @cached_property
     def flattener(self) -> Flattener:
         """Raw observations -> flat float32 vectors."""
-        return Flattener(self.observation)
+        return Flattener(self.observation, self.action_mask.leaf if self.action_mask else None)
+
+    @cached_property
+    def action_mask(self) -> ActionMask | None:
+        """The mask that the policy respects, if any."""
+        return ActionMask.of(self.observation, self.action) if self.mask else None
 
     @cached_property
     def schema_id(self) -> str:
@@ -167,7 +190,7 @@ class PolicySpec:
         return shapes
 
     def _tower(self, name: str, outputs: int) -> list[tuple[str, tuple[int, ...]]]:
-        sizes = (self.flattener.size, *self.module.hidden, outputs)
+        sizes = (self.flattener.features, *self.module.hidden, outputs)
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for i, (into, out) in enumerate(pairwise(sizes)):
             # every second module of torch's sequence is an activation
@@ -185,19 +208,22 @@ class PolicySpec:
             "observation_filter": self.observation_filter,
             # omitted if it is the default, so that such a spec keeps its digest
             **({} if self.action_rule == SAMPLE else {"action_rule": self.action_rule.to_json()}),
+            **({"mask": True} if self.mask else {}),
         }
 
     @classmethod
     def from_json(cls, document: Json) -> PolicySpec:
         """Parse the result of `to_json`. Raises SpecError or SpaceError."""
         keys = {"observation", "action", "module", "distribution", "observation_filter"}
-        optional = {"action_rule"} & set(document) if isinstance(document, dict) else set()
+        optional = {"action_rule", "mask"} & set(document) if isinstance(document, dict) else set()
         _check_keys(document, {"version", *keys, *optional}, "policy spec")
         if document["version"] != FORMAT_VERSION:
             raise SpecError(
                 f"policy spec: expected format version {FORMAT_VERSION}, "
                 f"got {document['version']!r:.80}"
             )
+        if document.get("mask", True) is not True:
+            raise SpecError(f"mask: expected true, or no mask, got {document['mask']!r:.80}")
         for name in ("distribution", "observation_filter"):
             if not isinstance(document[name], str):
                 raise SpecError(f"{name}: expected a string, got {document[name]!r:.80}")
@@ -208,6 +234,7 @@ class PolicySpec:
             document["distribution"],
             document["observation_filter"],
             _rule(document["action_rule"]) if "action_rule" in document else SAMPLE,
+            "mask" in document,
         )
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from policy.inference.action_layout import LOG_STD_RANGE
+from policy.inference.action_layout import LOG_STD_RANGE, MASKED
 from policy.inference.spec import ModuleSpec, PolicySpec
 
-__all__ = ["PolicyModule", "build_module", "mlp"]
+__all__ = ["PolicyModule", "ValueNetwork", "build_module", "mlp"]
 
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -36,7 +36,8 @@ class PolicyModule(nn.Module):
 
     def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
         super().__init__()
-        size, module = spec.flattener.size, spec.module
+        size, module = spec.flattener.features, spec.module
+        self.features, self.is_masked = size, spec.mask
         self.pi = mlp(size, module, spec.layout.head, _HEAD_GAIN, generator)
         self.vf = mlp(size, module, 1, 1.0, generator) if module.value_head else None
         stds = spec.layout.log_stds
@@ -44,7 +45,9 @@ class PolicyModule(nn.Module):
 
     def dist_inputs(self, flat: Tensor) -> Tensor:
         """(B, K) float32 distribution parameters for filtered flat observations (B, D)."""
-        head: Tensor = self.pi(flat)
+        head: Tensor = self.pi(flat[:, : self.features])
+        if self.is_masked:
+            head = head.masked_fill(flat[:, self.features :] == 0, MASKED)
         if self.log_std is None:
             return head
         # shape[0], not len(), which would fix the batch size of an exported network
@@ -55,11 +58,25 @@ class PolicyModule(nn.Module):
         """(B,) values of filtered flat observations; raises ValueError without a value head."""
         if self.vf is None:
             raise ValueError("this policy has no value head: see ModuleSpec.value_head")
-        values: Tensor = self.vf(flat)[:, 0]
+        values: Tensor = self.vf(flat[:, : self.features])[:, 0]
         return values
 
     def forward(self, flat: Tensor) -> Tensor:
         return self.dist_inputs(flat)
+
+
+class ValueNetwork(nn.Module):
+    """V(s) of an observation without its action mask: a critic beside a policy, of its sizes."""
+
+    def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
+        super().__init__()
+        self._features = spec.flattener.features
+        self.layers = mlp(self._features, spec.module, 1, 1.0, generator)
+
+    def forward(self, observed: Tensor) -> Tensor:
+        """(B,) values of filtered flat observations (B, D)."""
+        values: Tensor = self.layers(observed[:, : self._features])[:, 0]
+        return values
 
 
 def build_module(spec: PolicySpec, seed: int) -> PolicyModule:

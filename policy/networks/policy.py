@@ -52,7 +52,7 @@ class Policy:
         self.spec = spec
         self.version = version
         self.module = build_module(spec, seed)
-        self.filter = make_filter(spec.observation_filter, spec.flattener.size, filter_state)
+        self.filter = make_filter(spec.observation_filter, spec.flattener.features, filter_state)
         self._products = products(spec)
 
     def __repr__(self) -> str:

@@ -380,7 +380,9 @@ class BaseEnvSampler:
             flat = policy.flatten(observation_columns(policy.spec.observation, asked.observations))
             if self._finisher.trains(policy_id):
                 kept = [self._plays[env_id].kept for env_id in asked.env_ids]
-                policy.filter.push(flat[np.array(kept, np.bool_)])
+                policy.filter.push(
+                    policy.spec.flattener.features_of(flat[np.array(kept, np.bool_)])
+                )
             actions, states = self._forward(policy_id, policy.filter(flat), asked)
             stored, to_env = actions.actions, actions.actions_env
             version = self._actors[policy_id].version

@@ -190,7 +190,7 @@ class VectorSampler:
         columns = self._copies.observations.take(waiting)
         flat = policy.flatten(columns)
         if self._finisher.trains(self._policy_id):
-            policy.filter.push(flat[~self._skipped[waiting]])
+            policy.filter.push(policy.spec.flattener.features_of(flat[~self._skipped[waiting]]))
         actions, states = self._forward(policy.filter(flat), waiting)
         row: dict[str, Any] = {name: columns[path] for path, name in self._obs_names}
         row |= {name: actions.columns[path] for path, name in self._action_names.items()}

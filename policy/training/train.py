@@ -318,7 +318,7 @@ def new_policy(spec: PolicySpec, seed: int) -> Policy:
     """A policy to train, whose filter cuts off what it has hardly seen."""
     state = None
     if spec.observation_filter == "MeanStdFilter":
-        state = MeanStdFilter(spec.flattener.size, clip=FILTER_CLIP).to_json()
+        state = MeanStdFilter(spec.flattener.features, clip=FILTER_CLIP).to_json()
     return Policy(spec, seed=seed, filter_state=state)
 
 

@@ -557,7 +557,9 @@ class RolloutWorker(EnvRunner):
         body, tensors = unpack(data)
         check_fits(body, self.policies)
         filters = {
-            one["id"]: filter_from_json(one["filter"], self.policies[one["id"]].spec.flattener.size)
+            one["id"]: filter_from_json(
+                one["filter"], self.policies[one["id"]].spec.flattener.features
+            )
             for one in body["policies"].values()
             if one["filter"] is not None
         }

@@ -254,7 +254,7 @@ class Sampling:
             return rows
         policy = policies[policy_id]
         if policy_id in self._worker.policies_to_train and rows.leaves(OBS):
-            policy.filter.push(policy.flat_observations(rows))
+            policy.filter.push(policy.spec.flattener.features_of(policy.flat_observations(rows)))
         return finish_read(policy, rows)
 
     def write(self, batch: AnyBatch) -> None:

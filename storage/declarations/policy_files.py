@@ -8,10 +8,19 @@ from pathlib import Path
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.errors import ObjectUnusable
 from storage.objects.opening import Root, objects_at
+from storage.spaces.action_mask import ActionMask
+from storage.spaces.descriptors import SpaceError
 
 
 def save_declaration(root: Root, declaration: PolicyDeclaration) -> Path:
-    """Write `policies/{id}.json` atomically and durably, and return its path."""
+    """Write `policies/{id}.json` atomically and durably, and return its path.
+
+    Raises DeclarationError for an action mask that does not fit the action space.
+    """
+    try:
+        ActionMask.of(declaration.observation, declaration.action)
+    except SpaceError as error:
+        raise DeclarationError(f"policy {declaration.policy_id}: {error}") from error
     objects, name = objects_at(root), f"policies/{declaration.policy_id}.json"
     objects.replace(name, (json.dumps(declaration.to_json(), indent=2) + "\n").encode())
     return Path(f"{objects}/{name}")

@@ -1,6 +1,6 @@
-"""Spaces and their values: descriptors, canonical bytes, validation.
+"""Spaces and their values: descriptors, canonical bytes, validation, action masks.
 
 Imports only numpy, except `gymnasium_spaces`, which needs gymnasium.
 """
 
-__all__ = ["codec", "descriptors", "gymnasium_spaces", "leaves"]
+__all__ = ["action_mask", "codec", "descriptors", "gymnasium_spaces", "leaves"]

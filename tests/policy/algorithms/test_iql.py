@@ -55,7 +55,7 @@ def test_the_losses_are_those_of_torchrl() -> None:
     both = torch.cat([rows.observed, encoded], dim=1)
     critics = _Critics(policy, 2, torch.Generator())
     target = _Critics(policy, 2, torch.Generator()).q
-    fill(critics.v[0], GOLDEN["v"])
+    fill(critics.values.layers[0], GOLDEN["v"])
     for i in (0, 1):
         fill(critics.q[i][0], GOLDEN["q"][i])
         fill(target[i][0], GOLDEN["target_q"][i])

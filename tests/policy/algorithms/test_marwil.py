@@ -49,7 +49,7 @@ def test_the_loss_is_that_of_the_formula() -> None:
     values = torch.nn.Linear(2, 1).double()
     v = log["obs"] @ values.weight.detach().numpy()[0] + values.bias.item()
     found = algorithm._loss(
-        rows, torch.tensor(advantages), torch.tensor(targets), lambda x: values(x.double())
+        rows, torch.tensor(advantages), torch.tensor(targets), lambda x: values(x.double())[:, 0]
     )
     weights = np.minimum(np.exp(2.0 * advantages), 1.5)
     assert (weights == 1.5).any()
@@ -67,7 +67,7 @@ def test_advantages_are_those_of_gae_in_units_of_their_size() -> None:
     algorithm = MARWIL(Policy(DISCRETE), config)
     ends = fragment_ends(log["t"], log["episode_ordinal"])
     rows = Transitions.of(algorithm.policy, log)
-    advantages, targets = algorithm._advantages(rows, ends, lambda x: torch.full((len(x), 1), 10.0))
+    advantages, targets = algorithm._advantages(rows, ends, lambda x: torch.full((len(x),), 10.0))
     returns = np.array([1 + 0.5 * 2, 2, 3 + 0.5 * (4 + 0.5 * 10), 4 + 0.5 * 10])
     np.testing.assert_allclose(targets.numpy(), returns)
     size = np.sqrt(np.square(returns - 10).mean())
