@@ -12,6 +12,7 @@ threads may act with it, each with its own generator.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ from policy.inference.distributions import LEAST_LOGIT, NotFinite, Product, choi
 from policy.inference.filters import make_filter
 from policy.inference.preprocessors import assemble, plausible_columns
 from policy.inference.spec import PolicySpec
+from storage.spaces.action_mask import ACTION_MASK
 from storage.spaces.descriptors import Array, Discrete, Space
 from storage.weights.manifest import WEIGHTS_FILE, Manifest, decode_weights
 
 __all__ = ["Action", "Actions", "NotFinite", "NumpyPolicy", "check_weights"]
 
+_log = logging.getLogger("headrace.policy")
 FlatArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
 # up to this size a loop over Python floats is faster than numpy's calls
@@ -94,6 +97,13 @@ class NumpyPolicy:
         version: int = -1,
     ) -> None:
         checked = check_weights(spec, weights)
+        if version >= 0 and spec.ignores_mask:
+            _log.warning(
+                "version %d was trained without action masks, reads %s as a feature, and may "
+                "choose forbidden actions: train and publish a new one",
+                version,
+                ACTION_MASK,
+            )
         self.spec = spec
         self.version = version
         self._filter = make_filter(spec.observation_filter, spec.flattener.features, filter_state)

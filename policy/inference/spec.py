@@ -21,7 +21,14 @@ from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import FILTERS
 from policy.inference.preprocessors import Flattener
 from storage.spaces.action_mask import ACTION_MASK, ActionMask
-from storage.spaces.descriptors import Json, Space, schema_id, space_from_json, space_to_json
+from storage.spaces.descriptors import (
+    Json,
+    Space,
+    SpaceError,
+    schema_id,
+    space_from_json,
+    space_to_json,
+)
 
 __all__ = ["ACTIVATIONS", "FORMAT_VERSION", "ModuleSpec", "PolicySpec", "SpecError"]
 
@@ -164,6 +171,16 @@ class PolicySpec:
     def action_mask(self) -> ActionMask | None:
         """The mask that the policy respects, if any."""
         return ActionMask.of(self.observation, self.action) if self.mask else None
+
+    @property
+    def ignores_mask(self) -> bool:
+        """Whether the observation has an action mask that the policy reads as a feature."""
+        if self.mask:
+            return False
+        try:
+            return ActionMask.of(self.observation, self.action) is not None
+        except SpaceError:
+            return False
 
     @cached_property
     def schema_id(self) -> str:

@@ -147,7 +147,7 @@ def test_a_choice_at_the_end_of_rounding_is_allowed(monkeypatch):
         assert twin.act(twin.flatten(columns), Last()).actions == [1]
 
 
-def test_a_spec_says_its_mask_and_older_ones_have_none():
+def test_a_spec_says_its_mask_and_older_ones_have_none(caplog):
     """A spec of release 0.1.0 with such a leaf reads it as features, as it always did."""
     spec = PolicySpec(Dict({"action_mask": MultiBinary((2,)), "x": Box((3,))}), Discrete(2))
     document = spec.to_json()
@@ -159,6 +159,11 @@ def test_a_spec_says_its_mask_and_older_ones_have_none():
     assert older.mask is False
     assert older.to_json() == document
     assert older.weight_shapes()["pi.0.weight"] == (64, 5)
+    weights = Policy(older).get_weights()
+    NumpyPolicy(older, weights)
+    assert not caplog.records
+    NumpyPolicy(older, weights, version=3)
+    assert "version 3 was trained without action masks" in caplog.text
     assert "mask" not in PolicySpec(Box((3,)), Discrete(2)).to_json()
     with pytest.raises(SpecError, match="mask: expected true, or no mask, got False"):
         PolicySpec.from_json({**document, "mask": False})
