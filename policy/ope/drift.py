@@ -2,7 +2,7 @@
 
     drift = Drift(1, MemoryColumn)
     drift.add([differences], times, units)
-    drift.checks(0, "the logging policy", better=True)
+    drift.checks(0, str, better=True)
 
 A mean over a log describes its period. An action whose rewards fell is still better over the whole
 log, and worse from now on. Pure.
@@ -60,19 +60,28 @@ class Drift:
         for column, new in zip(self._numbers, numbers, strict=True):
             column.append(new)
 
-    def checks(self, bar: int, name: Callable[[str], str], *, better: bool) -> list[Diagnostic]:
+    def checks(
+        self,
+        bar: int,
+        name: Callable[[str], str],
+        *,
+        better: bool,
+        margin: float = 0.0,
+        by: float = 1.0,
+    ) -> list[Diagnostic]:
         """(whether the last fifth has the same sign, whether it differs from the rest).
 
-        `better`: the verdict over the whole log, which a last fifth of another sign refuses.
+        `better`: the verdict over the whole log, which a last fifth below the `margin` refuses.
+        `by`: what the mean number is for a difference of 1.
         """
-        last, rest = self._parted(self._numbers[bar])
+        last, rest = (numbers / by for numbers in self._parted(self._numbers[bar]))
         if min(last.size, rest.size) < FEWEST:
             return []
         low, high = skewed_t_interval(last, ERROR)
         before, now = float(rest.mean()), float(last.mean())
         sentence = f"in the last fifth of the log the difference is {now:+.4g}"
         sentence += f", within {low:.4g} .. {high:.4g}"
-        if failed := better and high < 0:
+        if failed := better and high < margin:
             sentence += (
                 f", and before that {before:+.4g}: the candidate was better and is not any more; "
                 "judge by later episodes (--since), or use a canary"
@@ -80,7 +89,7 @@ class Drift:
         check = Diagnostic(
             name=name("last_fifth"),
             value=now,
-            threshold=0.0 if better else None,
+            threshold=margin if better else None,
             passed=not failed,
             sentence=sentence,
             source="an interval of 95 % that excludes the sign of the whole log's verdict",

@@ -264,10 +264,7 @@ class Evidence:
         if self._range is None:
             self._earned.append(data.rewards)
         self._action = data.action
-        self._test_propensities(data, candidate)
-        self._contexts.add(data.flat)
-        timed = data.times is not None
-        self._repeats.add(fingerprints(data), data.units, timed=timed, pass_prob=data.pass_prob)
+        self._inspect(data, candidate, policies)
         numbers = []
         for number, (bar, policy) in enumerate(zip(self._bars, policies, strict=True), 1):
             others = bar.weights(data, policy)
@@ -279,9 +276,6 @@ class Evidence:
             self._lost[number - 1].add(data, weights, others)
         if numbers:
             self._drift.add(numbers, data.times, data.units)
-        if data.taken is not None and candidate.probs is not None:
-            known = [candidate, *(one for one in policies if one is not None)]
-            self._see(data, data.taken, [one.probs for one in known if one.probs is not None])
 
     def judged(self, rules: Rules, counted: Sequence[Diagnostic] = ()) -> Judgement:
         """The judgement by these rules; see `judge`."""
@@ -312,10 +306,14 @@ class Evidence:
             for one in self._checks(number, weighed, rules, approximate)
         ]
         checks += [self._propensities.check(), self._repeats.check(), *self._contexts.check()]
-        for number, bar in enumerate(self._bars):
-            better = [one.verdict == BETTER for one in comparisons if one.bar == bar.name]
-            if better:
-                checks += self._drift.checks(number, bar.check_name, better=better[0])
+        for one, bar in zip(comparisons, bars, strict=True):
+            checks += self._drift.checks(
+                self._bars.index(bar),
+                bar.check_name,
+                better=one.verdict == BETTER,
+                margin=one.margin,
+                by=self._steps.mean_by,
+            )
         checks += [
             lost.check(bar.check_name("lost_by_action"), bar.name, self._apart(bar), self._action)
             for bar, lost in zip(self._bars, self._lost, strict=True)
@@ -336,6 +334,18 @@ class Evidence:
         )
 
     # results of a block
+
+    def _inspect(
+        self, data: Judged, candidate: TargetPolicy, policies: Sequence[TargetPolicy | None]
+    ) -> None:
+        """Whether these episodes are what they claim to be; by no range and no bar's rewards."""
+        self._test_propensities(data, candidate)
+        self._contexts.add(data.flat)
+        timed = data.times is not None
+        self._repeats.add(fingerprints(data), data.units, timed=timed, pass_prob=data.pass_prob)
+        if data.taken is not None and candidate.probs is not None:
+            known = [candidate, *(one for one in policies if one is not None)]
+            self._see(data, data.taken, [one.probs for one in known if one.probs is not None])
 
     def _view(
         self, data: Judged, candidate: TargetPolicy, policies: Sequence[TargetPolicy | None]
@@ -430,7 +440,7 @@ class Evidence:
             order = [one for one in self._weighed if one <= number]
             found += self._support.checks(len(order) - 1)
         largest = self._steps.largest_weight if self._discrete else math.inf
-        sampled = self._steps.by / self._steps.episodes, self._steps.most_by
+        sampled = self._steps.mean_by, self._steps.most_by
         found += weighed.checks(rules, self._returns, largest, approximate, sampled)
         return [_named(one, weighed.prefix) for one in found] if weighed.prefix else found
 
@@ -617,8 +627,7 @@ class _BarDifferences:
         found = replace(found, in_order=found.in_order and not self._values.several)
         if self._margin.size:
             found = self._beyond(found, plan, steps.longest)
-        mean = steps.by / steps.episodes
-        return found.scaled(1 / mean, steps.most_by / mean)
+        return found.scaled(1 / steps.mean_by, steps.most_by / steps.mean_by)
 
     def _beyond(self, found: Differences, plan: _Scaling, longest: int) -> Differences:
         """The differences less the margin."""
@@ -667,6 +676,11 @@ class _StepSummary:
         by = data.by
         self.by, self.most_by = self.by + float(by.sum()), max(self.most_by, float(by.max()))
         self.lowest_logp = min(self.lowest_logp, float(data.behaviour_logp.min()))
+
+    @property
+    def mean_by(self) -> float:
+        """The mean of 1 / pass_prob."""
+        return self.by / self.episodes
 
     @property
     def largest_weight(self) -> float:

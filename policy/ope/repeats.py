@@ -156,6 +156,8 @@ class Repeats:
             key = _mixed(every.whole, units.astype(np.uint64))
             every = every.taken(np.sort(np.unique(key, return_index=True)[1]))
         n = every.whole.size
+        if np.unique(every.context).size == n:  # so none of the following can be
+            return _diagnostic(0.0, f"no episode of {n:,} begins like another one")
         if self._timed:
             at = replace(
                 every,
@@ -225,8 +227,7 @@ def _beyond(given: Fingerprints) -> tuple[int, float]:
     events is above the sum of these probabilities by x, with the variance v, with a probability of
     at most exp(-x^2 / (2 v + 2 x / 3)).
     """
-    n = given.whole.size
-    order = np.lexsort((np.arange(n), given.context))
+    order = np.argsort(given.context, kind="stable")
     context = given.context[order]
     begins = np.append(True, context[1:] != context[:-1])
     group = np.cumsum(begins) - 1

@@ -7,7 +7,7 @@ from policy.ope.columns import MemoryColumn
 from policy.ope.drift import ContextDrift, Drift
 
 
-def checks(values, times=None, units=None, *, better=True):
+def checks(values, times=None, units=None, *, better=True, **more):
     drift = Drift(1, MemoryColumn)
     for rows in np.array_split(np.arange(len(values)), 3):
         drift.add(
@@ -15,7 +15,7 @@ def checks(values, times=None, units=None, *, better=True):
             None if times is None else times[rows],
             None if units is None else units[rows],
         )
-    return {one.name: one for one in drift.checks(0, str, better=better)}
+    return {one.name: one for one in drift.checks(0, str, better=better, **more)}
 
 
 def steps(n=2000, now=-0.5):
@@ -40,6 +40,14 @@ def test_a_smaller_gain_is_a_trend_only():
     assert found["last_fifth"].passed
     assert found["trend"].sentence.startswith("the difference went from +0.5 to +0.1")
     assert set(checks(steps(now=0.5))) == {"last_fifth"}
+
+
+def test_the_last_fifth_is_compared_with_the_margin():
+    """-.5 is not worse by more than .7; a log of which every second episode was kept says so."""
+    assert checks(steps(), margin=-0.7)["last_fifth"].passed
+    assert not checks(steps(), margin=-0.3)["last_fifth"].passed
+    found = checks(2 * steps(), margin=-0.7, by=2.0)["last_fifth"]
+    assert (found.value, found.passed) == (pytest.approx(-0.5), True)
 
 
 def test_times_count_before_the_order():
