@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from tests.judge import cross_fit, early_ends, groups, paired, segments
+from tests.judge import cross_fit, early_ends, groups, margins, paired, segments
 from tests.judge.cases import Case, equal_or_worse, power
 from tests.judge.tally import repetitions_of, tallied, too_often_refused
 from tests.judge.unsound import unsound
@@ -27,6 +27,9 @@ def all_cases() -> Iterator[Case]:
     """The cases of all modules."""
     yield from equal_or_worse()
     yield from power()
+    yield from margins.at_margin()
+    yield from margins.decided()
+    yield from margins.ranges()
     yield from unsound()
     yield from early_ends.equal()
     yield from early_ends.different()

@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.ope.judgement import Bar, Judged, TargetPolicy
+from policy.ope.margins import Margin
 
 FloatArray = npt.NDArray[np.float64]
 Against = Literal["log", "rival"]
 Draw = Callable[[np.random.Generator, FloatArray], FloatArray]
+NO_MARGIN = Margin()
 
 CANDIDATE = np.array([0.97, 0.01, 0.01, 0.01])
 RIVAL = np.array([0.01, 0.97, 0.01, 0.01])
@@ -31,7 +33,7 @@ class Case:
 
     name: str
     n: int
-    difference: float  # the candidate's value minus the bar's
+    difference: float  # the candidate's value minus the bar's, and minus the margin
     make: Callable[[np.random.Generator], tuple[Judged, TargetPolicy, Bar]]
     reward_range: tuple[float, float] | None
     sound: bool = False  # no check may reject it
@@ -40,6 +42,7 @@ class Case:
     least: float = 0.0
     exact: bool = True  # whether an interval with a range has to contain the difference
     cause: str = ""  # the check that has to refuse the log
+    margin: Margin = NO_MARGIN
 
 
 def _one_step(

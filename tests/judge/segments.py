@@ -118,7 +118,16 @@ def richer() -> Iterator[Case]:
             sound=True,
         )
     # without a cap nothing can be told, and the check says why
-    yield segmented(f"money +30 %, {n:,}", n, revenue(), 0.3, money(), None, verdict="cannot tell")
+    yield segmented(
+        f"money +30 %, {n:,}",
+        n,
+        revenue(),
+        0.3,
+        money(),
+        None,
+        verdict="cannot tell",
+        cause="heavy_tails",
+    )
 
 
 def promised() -> Iterator[Case]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import bdtr, bdtrc
 
+from policy.ope.diagnostics import Diagnostic
 from policy.ope.judgement import Bar, Evidence, Judgement, Rules
+from policy.ope.repeats import Repeats
 from tests.judge.cases import Case
 
 FALSE_BETTER = FALSE_WORSE = 0.025
@@ -41,8 +43,10 @@ class Tally:
         for one in found.comparisons:
             low, high = one.interval
             self.compared += 1
-            # An interval with an end at the truth, up to rounding, contains it.
-            self.covered += low - 1e-12 <= self.case.difference <= high + 1e-12
+            # An interval with an end at the truth, up to rounding, contains it. A share of the bar
+            # is a margin only as estimated, so the difference beyond it has the promised coverage.
+            beyond = self.case.difference + one.margin
+            self.covered += low - 1e-12 <= beyond <= high + 1e-12
         failed = {one.name for one in found.diagnostics if not one.passed}
         self.refused += bool(failed)
         self.unnamed += bool(failed) and self.case.cause not in {"", *failed}
@@ -89,30 +93,46 @@ def _too_few(count: int, of: int, target: float) -> bool:
     return target > 0 and bool(bdtr(count, of, target) < CERTAINTY)
 
 
+class _RepeatsOnce(Repeats):
+    """The check of a whole log, which is the same for each bound."""
+
+    _found: Diagnostic | None = None
+
+    def check(self) -> Diagnostic:
+        self._found = self._found or super().check()
+        return self._found
+
+
+class _First(Evidence):
+    """The evidence that inspects the log."""
+
+    def __init__(self, bar: Bar, rules: Rules) -> None:
+        super().__init__([bar.name], rules)
+        self._repeats = _RepeatsOnce()
+
+
 class _Beside(Evidence):
-    """The evidence of the same episodes without a range; where actions were logged is known
-    already."""
+    """The evidence of the same episodes without a range; the first one inspected them."""
 
-    def __init__(self, first: Evidence, bar: Bar) -> None:
-        super().__init__([bar.name], Rules())
+    def __init__(self, first: Evidence, bar: Bar, rules: Rules) -> None:
+        super().__init__([bar.name], rules)
         self._support, self._propensities = first._support, first._propensities
+        self._repeats, self._contexts = first._repeats, first._contexts
 
-    def _see(self, *seen: object) -> None:
-        """The first one did."""
-
-    def _test_propensities(self, *seen: object) -> None:
+    def _inspect(self, *inspected: object) -> None:
         """The first one did."""
 
 
 def bounds_of(case: Case) -> dict[str, Rules]:
     """The bounds that a case is judged by."""
-    student = {"student": Rules(min_ess=100.0)}
+    asked = Rules(margin=case.margin)
+    student = {"student": asked}
     if case.reward_range is None:
         return student
     return {
-        "betting": Rules(reward_range=case.reward_range),
+        "betting": replace(asked, reward_range=case.reward_range),
         **student,
-        "sequence": Rules(reward_range=case.reward_range, looks=1),
+        "sequence": replace(asked, reward_range=case.reward_range, looks=1),
     }
 
 
@@ -133,7 +153,7 @@ def tallied(case: Case, repetitions: int, seed: int, only: Iterable[str] = ()) -
             kind = rules.reward_range if data.one_step else None  # of a reward model
             if kind not in known:
                 first = next(iter(known.values()), None)
-                known[kind] = Evidence([bar.name], rules) if first is None else _Beside(first, bar)
+                known[kind] = _First(bar, rules) if first is None else _Beside(first, bar, rules)
                 known[kind].add(data, candidate, [bar.policy])
             tallies[name].add(known[kind].judged(rules))
     return list(tallies.values())
