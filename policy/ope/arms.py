@@ -11,7 +11,7 @@ Pure: arrays of n episodes, in the order in which they started.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,9 @@ BoolArray = npt.NDArray[np.bool_]
 MISMATCH = math.log(1000)
 """The log evidence against the share at which a comparison is refused: a correct split reaches it
 at any look with a probability of 1 / 1000 (Ville 1939)."""
+LACKING = 0.05
+"""The probability, for a correct split, of as few episodes as a verdict waits for if losses would
+explain it."""
 FEWEST = 100
 """The number of episodes in each arm that a verdict by a normal limit requires."""
 LARGEST_RETURN = 1e140
@@ -133,7 +136,8 @@ def compare_arms(
     """
     n, k = len(returns), int(in_canary.sum())
     known: dict[str, Any] = {"n": (k, n - k), "share": share, "error": error}
-    reason = _mismatch({"": (k, n)} if started is None else started, share)
+    splits = _splits({"": (k, n)} if started is None else started)
+    reason = _mismatch(splits, share)
     if reason is not None:
         nothing: dict[str, Any] = {"returns": None, "failures": None, "missing": None}
         return ArmsComparison(
@@ -171,7 +175,9 @@ def compare_arms(
     if earned is not None and verdict != CANNOT_TELL and not reasons:
         note = _fewer(returns, in_canary, share, limits, end, margin, verdict == BETTER)
     missing = None
-    if verdict == CANNOT_TELL and earned is not None:
+    if note and _lacks(splits, share if verdict == BETTER else 1 - share, verdict == BETTER):
+        reasons, verdict, note = [note], CANNOT_TELL, ""
+    elif verdict == CANNOT_TELL and earned is not None:
         apart = abs(earned.difference - earned.margin)
         fill = max((FEWEST - k) / share, (FEWEST - (n - k)) / (1 - share)) if few else 1
         missing = _missing(returns, apart, share, limits, end, fill)
@@ -188,25 +194,45 @@ def compare_arms(
     )
 
 
-def _mismatch(started: Mapping[str, tuple[int, int]], share: float) -> str | None:
-    """Why the arms of all episodes, or of one source, do not have the share; None if they may.
+def _splits(started: Mapping[str, tuple[int, int]]) -> list[tuple[str, int, int]]:
+    """(where, the canary's, all) episodes: of all sources, and of each if there are several.
 
-    `started`: source -> (the canary's, all). Each source is independent evidence, so a loss in one
-    of them is seen sooner than in the sum. All tests together fail for a correct split with a
-    probability of 1 / 1000 at any look.
+    Each source is independent evidence, so a loss in one of them is seen sooner than in the sum.
     """
     canary, n = (sum(one[end] for one in started.values()) for end in (0, 1))
-    tests = [("", canary, n)]
+    splits = [("", canary, n)]
     if len(started) > 1:
-        tests += [(f" from {source}", own, of) for source, (own, of) in started.items()]
-    for where, canary, n in tests:
-        if log_evidence_of_mismatch(canary, n, share) >= MISMATCH + math.log(len(tests)):
+        splits += [(f" from {source}", own, of) for source, (own, of) in started.items()]
+    return splits
+
+
+def _mismatch(splits: Sequence[tuple[str, int, int]], share: float) -> str | None:
+    """Why the arms of all episodes, or of one source, do not have the share; None if they may.
+
+    All tests together fail for a correct split with a probability of 1 / 1000 at any look.
+    """
+    for where, canary, n in splits:
+        if log_evidence_of_mismatch(canary, n, share) >= MISMATCH + math.log(len(splits)):
             return (
                 f"the canary has {canary:,} of {counted(n, 'episode')}{where}, which is not the "
                 f"share of {share:.3g}: episodes of one arm are lost or miscounted, so the arms "
                 "cannot be compared"
             )
     return None
+
+
+def _lacks(splits: Sequence[tuple[str, int, int]], share: float, canary: bool) -> bool:
+    """Whether the canary, or the live version, with this share has too few episodes somewhere.
+
+    A correct split does with a probability of `LACKING`, at one look. That would be too often to
+    refuse a comparison, but not where losses would change its verdict.
+    """
+    furthest = -float(ndtri(LACKING / len(splits)))
+    for _, own, n in splits:
+        short = share * n - (own if canary else n - own)
+        if short > furthest * math.sqrt(n * share * (1 - share)):
+            return True
+    return False
 
 
 def _missing(

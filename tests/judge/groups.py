@@ -8,12 +8,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from policy.ope.alpha_budget import confidence_of
 from policy.ope.arms import compare_arms
 from policy.ope.judgement import Bar, Judged, Rules, TargetPolicy, judge
+from policy.ope.margins import Margin
 from tests.judge.tally import too_many
 
 CANDIDATES = 120
@@ -63,16 +65,23 @@ def _any_better(rng: np.random.Generator, *, exact: bool, shared: bool, n: int =
 
 
 def _canary(
-    rng: np.random.Generator, *, failures: float, lost: float, exact: bool, share: float = 0.5
+    rng: np.random.Generator,
+    *,
+    failures: float,
+    exact: bool,
+    lost: float = 0.0,
+    gain: float = 0.0,
+    margin: str = "0",
+    noted: bool = True,
 ) -> bool:
-    """Whether an equal canary is called better, without a note, at one of the looks.
+    """Whether a canary that is better by just the margin is called better at one of the looks.
 
     `lost` is the share of the canary's failures that are not logged. Half of the episodes are from
-    one source, all of whose losses these are.
+    one source, all of whose losses these are. Unless `noted`, a verdict with a note does not count.
     """
     n = LOOKS[-1]
-    in_canary = rng.random(n) < share
-    failed = rng.random(n) < failures
+    in_canary = rng.random(n) < 0.5
+    failed = rng.random(n) < failures - gain * in_canary
     source = rng.random(n) < 0.5
     kept = ~(in_canary & failed & (rng.random(n) < 2 * lost) & source)
     for look in LOOKS:
@@ -86,11 +95,12 @@ def _canary(
             1.0 - failed[:look][here],
             own,
             np.zeros(own.size, np.bool_),
-            share=share,
+            share=0.5,
             limits=(0.0, 1.0) if exact else None,
+            margin=Margin.parse(margin),
             started=started,
         )
-        if found.verdict == "better" and not found.note:
+        if found.verdict == "better" and (noted or not found.note):
             return True
     return False
 
@@ -100,25 +110,17 @@ def groups(repetitions: int) -> Iterator[Group]:
     few = max(1, repetitions // 10)
     for exact, word in ((True, "with a range"), (False, "without a range")):
         name = f"one of {CANDIDATES} equal candidates, 1,000, {word}"
-        yield Group(
-            f"{name}, each alone",
-            few,
-            lambda rng, exact=exact: _any_better(rng, exact=exact, shared=False),
-            None,
-        )
-        yield Group(
-            f"{name}, budget",
-            few,
-            lambda rng, exact=exact: _any_better(rng, exact=exact, shared=True),
-            0.05,
-        )
+        alone, shared = (partial(_any_better, exact=exact, shared=one) for one in (False, True))
+        yield Group(f"{name}, each alone", few, alone, None)
+        yield Group(f"{name}, budget", few, shared, 0.05)
         for failures in (0.2, 0.5):
-            for lost, target in ((0.0, 0.025), (0.2, None)):
-                yield Group(
-                    f"canary equal, failures {failures:g}, {lost:g} of them lost, {word}",
-                    repetitions,
-                    lambda rng, f=failures, lost=lost, exact=exact: _canary(
-                        rng, failures=f, lost=lost, exact=exact
-                    ),
-                    target,
-                )
+            canary = partial(_canary, failures=failures, exact=exact)
+            name = f"canary equal, failures {failures:g}"
+            yield Group(f"{name}, {word}", repetitions, canary, 0.025)
+            name, lost = f"{name}, a fifth of them lost, {word}", partial(canary, lost=0.2)
+            yield Group(name, repetitions, lost, None)
+            yield Group(f"{name}, without a note", repetitions, partial(lost, noted=False), None)
+        for margin in ("0.05", "10%"):
+            canary = partial(_canary, failures=0.5, exact=exact, gain=0.05, margin=margin)
+            name = f"canary +10 %, margin {margin}, {word}"
+            yield Group(name, repetitions, canary, 0.025)

@@ -235,6 +235,30 @@ def test_lost_failures_are_named_where_they_would_explain_the_verdict(limits):
     assert mirrored.note.startswith("the live version's mean is higher")
 
 
+@pytest.mark.parametrize("limits", [LIMITS, None])
+def test_a_verdict_that_losses_would_explain_waits_where_an_arm_lacks_episodes(limits):
+    """The odd source has 4 % fewer of the canary's episodes than its share, 2.7 standard errors:
+    enough to let this verdict wait, and too little to refuse a comparison. In all 10 are missing.
+    """
+    rng, n = np.random.default_rng(8), 16_000
+    in_canary = rng.permutation(n) < 7990
+    returns = (rng.random(n) < np.where(in_canary, 0.83, 0.8)).astype(float)
+    none = np.zeros(n, bool)
+    even = {"fine": (5990, 12_000), "odd": (2000, 4000)}
+    odd = {"fine": (6075, 12_000), "odd": (1915, 4000)}
+    asked = {"share": 0.5, "limits": limits}
+    found = compare_arms(returns, in_canary, none, started=even, **asked)
+    assert (found.verdict, found.mismatch) == ("better", None)
+    assert "fewer than its share of 0.5" in found.note
+    waits = compare_arms(returns, in_canary, none, started=odd, **asked)
+    assert (waits.verdict, waits.mismatch, waits.note) == ("cannot tell", None, "")
+    assert waits.reasons == (found.note,)
+    mirrored = {name: (of - own, of) for name, (own, of) in odd.items()}
+    again = compare_arms(returns, ~in_canary, none, started=mirrored, **asked)
+    assert again.verdict == "cannot tell"
+    assert again.reasons[0].startswith("the live version's mean is higher")
+
+
 def test_an_arm_that_is_short_but_earns_more_in_total_needs_no_note():
     """48 % of the episodes, and 60 % more successes each: no lost failure explains that."""
     in_canary = np.arange(4000) % 2 == 0
