@@ -18,6 +18,7 @@ from cli_task import CANNOT_TELL, SKIPPED, cli_task
 RETRY = {"retries": 2, "retry_delay": timedelta(seconds=30)}
 ROOT, POLICY = "{{ params.root }}", "{{ params.policy_id }}"
 WHERE = ("--root={root}", "--policy-id={policy_id}")
+SINCE = "{{ params.since }}"
 MANIFEST = "{{ ti.xcom_pull(task_ids='freeze')['manifest'] }}"
 CANDIDATE = "{{ ti.xcom_pull(task_ids='train')['candidate'] }}"
 
@@ -41,6 +42,13 @@ with DAG(
         "algorithm": Param("dr", type="string", pattern="^[a-z]"),
         "seed": Param(0, type="integer", minimum=0),
         "min_ess": Param(100.0, type="number", minimum=0),
+        "since": Param(
+            "live",
+            type="string",
+            pattern="^(live|[0-9])",
+            description="Judge by episodes from this time on; live: newer than those that the "
+            "live version was trained on",
+        ),
     },
     tags=["headrace"],
 ) as dag:
@@ -61,22 +69,26 @@ with DAG(
         "evaluate",
         *WHERE,
         "--manifest={manifest}",
+        "--since={since}",
         "{candidate}",
         root=ROOT,
         policy_id=POLICY,
         manifest=MANIFEST,
+        since=SINCE,
         candidate=CANDIDATE,
     )
     publish = cli_task(
         "publish",
         *WHERE,
         "--manifest={manifest}",
+        "--since={since}",
         "--min-ess={min_ess}",
         f"--refused-exit={SKIPPED}",
         "{candidate}",
         root=ROOT,
         policy_id=POLICY,
         manifest=MANIFEST,
+        since=SINCE,
         min_ess="{{ params.min_ess }}",
         candidate=CANDIDATE,
         skip_on=(SKIPPED, CANNOT_TELL),

@@ -107,6 +107,9 @@ def test_a_run_publishes_and_a_second_one_does_nothing(run, quick, write_log, tm
     _, third = run(tmp_path)
     assert third["freeze"][1]["rows"] == 3_000
     assert third["publish"][1]["version"] == 3
+    gate = third["publish"][1]["gate"]
+    assert (gate["after_live"], gate["others"]) == (2, 0), "no candidate was judged by new rows"
+    assert gate["excluded"]["before_live"] > 0
 
 
 def test_a_closed_gate_is_a_green_run_with_a_record(run, quick, write_log, tmp_path):
