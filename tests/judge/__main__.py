@@ -102,9 +102,10 @@ def _paired(part: str, jobs: int) -> int:
     print("|---|---|---|---|---|---|", flush=True)
     failed = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for one in pool.map(paired.paired, names):
-            print(one.text, flush=True)
-            failed += one.failed
+        for lines in pool.map(paired.paired, names):
+            for one in lines:
+                print(one.text, flush=True)
+                failed += one.failed
     return failed
 
 

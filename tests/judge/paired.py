@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from scipy.special import bdtrc, stdtrit
 
-from policy.ope.judgement import Rules, judge
-from tests.judge.cases import Case
 from tests.judge.segments import promised
+from tests.judge.tally import bounds_of, judgements
 
 RELEASE = Path(__file__).parent / "release_0_1_0.json"
 MOST_LOST = 0.03
@@ -52,29 +51,25 @@ class Paired:
         return f"| {self.name} | {before:.3f} | {now:.3f} | {self.plain:.3f} | {net} | {word} |"
 
 
-def paired(name: str) -> Paired:
-    """Judge the logs of one name in RELEASE, a case and a bound."""
-    before = json.loads(RELEASE.read_text())[name]
-    case_name, _, bound = name.rpartition(", ")
+def paired(case_name: str) -> list[Paired]:
+    """Judge the logs of one case by each bound in RELEASE."""
+    release = json.loads(RELEASE.read_text())
     (case,) = (one for one in promised() if one.name == case_name)
-    rules = Rules(reward_range=case.reward_range if bound == "betting" else None)
-    now, above = "", 0
-    for number in range(len(before)):
-        verdict, t = judged(case, number, rules)
-        now += verdict[0]
-        above += t > stdtrit(case.n - 1, 0.975)
-    return Paired(name, before, now, above / len(before))
-
-
-def judged(case: Case, number: int, rules: Rules) -> tuple[str, float]:
-    """(the verdict on one log, Student's t of the difference)."""
-    rng = np.random.default_rng([SEED, zlib.crc32(case.name.encode()), number])
-    data, candidate, bar = case.make(rng)
-    found = judge(data, candidate, [bar], rules)
-    (one,) = found.comparisons
-    return found.verdict, one.difference / one.stderr
+    rules = {bound: one for bound, one in bounds_of(case).items() if bound != "sequence"}
+    before = {bound: release[f"{case_name}, {bound}"] for bound in rules}
+    now, above = dict.fromkeys(rules, ""), dict.fromkeys(rules, 0)
+    for number in range(max(map(len, before.values()))):
+        rng = np.random.default_rng([SEED, zlib.crc32(case_name.encode()), number])
+        for bound, found in judgements(case.make(rng), rules).items():
+            (one,) = found.comparisons
+            now[bound] += found.verdict[0]
+            above[bound] += one.difference / one.stderr > stdtrit(case.n - 1, 0.975)
+    return [
+        Paired(f"{case_name}, {bound}", before[bound], now[bound], above[bound] / len(now[bound]))
+        for bound in rules
+    ]
 
 
 def names() -> list[str]:
-    """All cases and bounds with verdicts of the release."""
-    return list(json.loads(RELEASE.read_text()))
+    """All cases with verdicts of the release."""
+    return [one.name for one in promised()]

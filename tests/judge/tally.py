@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import bdtr, bdtrc
 
 from policy.ope.diagnostics import Diagnostic
-from policy.ope.judgement import Bar, Evidence, Judgement, Rules
+from policy.ope.judgement import Bar, Evidence, Judged, Judgement, Rules, TargetPolicy
 from policy.ope.repeats import Repeats
 from tests.judge.cases import Case
 
@@ -147,13 +147,24 @@ def tallied(case: Case, repetitions: int, seed: int, only: Iterable[str] = ()) -
     tallies = {name: Tally(case, name) for name in bounds}
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     for _ in range(repetitions_of(case, repetitions)):
-        data, candidate, bar = case.make(rng)
-        known: dict[object, Evidence] = {}
-        for name, rules in bounds.items():
-            kind = rules.reward_range if data.one_step else None  # of a reward model
-            if kind not in known:
-                first = next(iter(known.values()), None)
-                known[kind] = _First(bar, rules) if first is None else _Beside(first, bar, rules)
-                known[kind].add(data, candidate, [bar.policy])
-            tallies[name].add(known[kind].judged(rules))
+        for name, found in judgements(case.make(rng), bounds).items():
+            tallies[name].add(found)
     return list(tallies.values())
+
+
+def judgements(
+    log: tuple[Judged, TargetPolicy, Bar], bounds: Mapping[str, Rules]
+) -> dict[str, Judgement]:
+    """The judgements of one log by several bounds; the first one inspects it."""
+    data, candidate, bar = log
+    known: dict[object, Evidence] = {}
+    found = {}
+    for name, rules in bounds.items():
+        kind = rules.reward_range if data.one_step else None  # of a reward model
+        if kind not in known:
+            first = next(iter(known.values()), None)
+            new = _First(bar, rules) if first is None else _Beside(first, bar, rules)
+            new.add(data, candidate, [bar.policy])
+            known[kind] = new
+        found[name] = known[kind].judged(rules)
+    return found
