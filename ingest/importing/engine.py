@@ -157,18 +157,27 @@ def _pointer(name: str, names: Sequence[str]) -> str:
 class KeptRows:
     """The rows of an import in a table of a temporary database; they are added in their order.
 
-    `columns` are those that the rows have. They are called `c0`, `c1`, ... in the table, because
-    names of SQL do not distinguish cases; `place` counts the rows.
+    `columns` are those given, and others that the rows have. They are called `c0`, `c1`, ... in the
+    table, because names of SQL do not distinguish cases; `place` counts the rows.
     """
 
-    def __init__(self, connection: Any, columns: Sequence[str]) -> None:
-        self.connection, self.columns, self.rows = connection, list(columns), 0
-        self._kinds: list[Any] = [None] * len(columns)
-        fields = ", ".join(f"c{at} INTEGER" for at in range(len(columns)))
-        connection.execute(f"CREATE TABLE rows (place BIGINT{', ' + fields if fields else ''})")
+    def __init__(self, connection: Any, columns: Sequence[str] = ()) -> None:
+        self.connection, self.columns, self.rows = connection, list[str](), 0
+        self._kinds: list[Any] = []
+        connection.execute("CREATE TABLE rows (place BIGINT)")
+        self._require(columns)
+
+    def _require(self, columns: Sequence[str]) -> None:
+        """Add those of the columns that the table lacks, with nulls."""
+        for name in columns:
+            if name not in self.columns:
+                self.connection.execute(f"ALTER TABLE rows ADD c{len(self.columns)} INTEGER")
+                self.columns.append(name)
+                self._kinds.append(None)
 
     def add(self, table: Any) -> None:
-        """Add a pyarrow.Table; columns that it lacks are null."""
+        """Add a pyarrow.Table; columns that it lacks are null, also in the rows before."""
+        self._require(table.column_names)
         arrays = [pa.array(np.arange(self.rows, self.rows + len(table)))]
         for at, name in enumerate(self.columns):
             there = name in table.column_names

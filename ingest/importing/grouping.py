@@ -54,7 +54,7 @@ def without_repeated(
     """
     rows: KeptRows | None = None
     for chunk in chunks:
-        rows = rows or KeptRows(space.connection(), chunk.table.column_names)
+        rows = rows or KeptRows(space.connection())
         rows.add(chunk.table)
         if chunk.problems:
             yield Chunk(chunk.table.slice(0, 0), chunk.problems)
@@ -161,7 +161,7 @@ def by_episode(
     rows: KeptRows | None = None
     for table, problems in chunks:
         keyed = table.append_column(EPISODE, _keys(table, key, default))
-        rows = rows or KeptRows(space.connection(), keyed.column_names)
+        rows = rows or KeptRows(space.connection())
         rows.add(keyed)
         if problems:
             yield Chunk(keyed.slice(0, 0), problems)

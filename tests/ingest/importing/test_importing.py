@@ -565,6 +565,37 @@ def test_infos_without_numbers_arrive_as_null(collector: CollectorProcess) -> No
     ]
 
 
+@pytest.mark.parametrize("first", ["csv", "jsonl"])
+def test_infos_of_json_stay_as_they_are_beside_a_csv(
+    collector: CollectorProcess, tmp_path: Path, first: str
+) -> None:
+    """True, lists and whole numbers of any size are no texts, whichever file is read first."""
+    values = [True, "true", [1, {"k": None}], 2**63 + 1, "007", "5"]
+    rows = [
+        {"e": f"j{at}", "x": 0, "y": 0, "a": 0, "r": at, "note": value}
+        for at, value in enumerate(values)
+    ]
+    folder = tmp_path / "log"
+    folder.mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / ("2.jsonl" if first == "csv" else "1.jsonl")).write_text(lines)
+    text = "e,x,y,a,r,note\nc,0,0,0,9,true\n"
+    (folder / ("1.csv" if first == "csv" else "2.csv")).write_text(text)
+    report = import_table(
+        folder,
+        observation=["x", "y"],
+        action="a",
+        reward="r",
+        episode="e",
+        dedupe=["e"],
+        infos={"note": "note"},
+        address=collector.address,
+    )
+    assert (report.steps, report.bad) == (7, [])
+    found = {row["rewards"]: json.loads(row["infos"])["note"] for row in stored(collector)}
+    assert found == {**dict(enumerate([*values[:-1], 5])), 9: "true"}
+
+
 def test_spaces_of_several_leaves_are_filled_by_name(tmp_path: Path) -> None:
     """A Dict takes a column for each of its names, one of which may be text or a list."""
     space = Dict((("words", Text(8)), ("kind", Discrete(2)), ("size", Box((2,)))))

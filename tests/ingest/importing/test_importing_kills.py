@@ -53,10 +53,11 @@ def ended(client: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.long
-def test_kills_within_an_import_lose_and_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [7, 8, 9])
+def test_kills_within_an_import_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
     """Each kill comes after more of the log has arrived; at the end every row is stored once."""
     declare(tmp_path, observation="box:1", action="discrete:80")
-    chance = random.Random(7)
+    chance = random.Random(seed)
     with CollectorProcess(tmp_path) as collector:
 
         def begin() -> subprocess.Popen[bytes]:
