@@ -48,7 +48,7 @@ def opened_units(options: ImportOptions, space: Workspace) -> list[Unit]:
     if options.sql is not None:
         units = [KeptUnit.selected(units, options, space.connection())]
     for unit in units:
-        require_columns(unit, options.columns)
+        require_columns(unit, options.columns, others=len(units) > 1)
     return units
 
 

@@ -64,10 +64,10 @@ class ImportOptions:
     """The source of an import, and the meaning of its columns. Raises ImportFailed if invalid.
 
     Args:
-        source: a file or folder (CSV, TSV, JSON lines, Parquet, Arrow IPC; text and Arrow also as
-            `.gz` or `.zst`), a database's URL, or in Python a table: pandas, polars, pyarrow, or
-            any object with `__arrow_c_stream__`. Folders are read in the order of their files'
-            paths; `name=value` in a path is a column.
+        source: a file, a folder or a pattern such as `logs/*.csv` (CSV, TSV, JSON lines, Parquet,
+            Arrow IPC; text and Arrow also as `.gz` or `.zst`), a database's URL, or in Python a
+            table: pandas, polars, pyarrow, or any object with `__arrow_c_stream__`. Folders are
+            read in the order of their files' paths; `name=value` in a path is a column.
         query: the query for a database's URL: SQLAlchemy's, or `adbc+NAME:...` for the driver
             `adbc_driver_NAME`.
         sql: a SELECT of DuckDB's SQL over the source's rows, the view `source`; its columns `file`

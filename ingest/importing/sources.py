@@ -11,6 +11,7 @@ inode are compared with those before the first one, after each block and before 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import importlib
 import itertools
@@ -90,10 +91,10 @@ def place_of(unit: Unit) -> str | None:
     return unit.place if isinstance(unit, _FileUnit) else None
 
 
-def require_columns(unit: Unit, columns: Sequence[str]) -> None:
+def require_columns(unit: Unit, columns: Sequence[str], *, others: bool = False) -> None:
     """Raise ImportFailed that names the columns that are missing and those that exist.
 
-    Raises it also for two columns of one name.
+    Raises it also for two columns of one name. `others`: whether it is one of several units.
     """
     names = unit.names()
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -101,21 +102,31 @@ def require_columns(unit: Unit, columns: Sequence[str]) -> None:
         raise ImportFailed(f"{unit.label}: expected unique column names, got {twice} twice")
     missing = [name for name in columns if name not in names and name.split(".")[0] not in names]
     if missing:
-        there = ", ".join(names)
-        raise ImportFailed(
-            f"{unit.label}: no column {', '.join(map(repr, missing))}; it has {there}"
-        )
+        text = f"{unit.label}: no column {', '.join(map(repr, missing))}; it has {', '.join(names)}"
+        if others:
+            text += (
+                "; where only some files have a column, --sql 'SELECT * FROM source' has those of "
+                "all, with nulls in the others"
+            )
+        raise ImportFailed(text)
 
 
 # --- files -----------------------------------------------------------------------------------
 
 
 def _files(path: Path) -> list[Unit]:
-    if not path.is_dir():
+    """A file; or those in a folder, or that match a pattern, whose suffixes are known."""
+    root, matches = path, [path]
+    if not path.exists() and glob.has_magic(str(path)):
+        at = next(at for at, part in enumerate(path.parts) if glob.has_magic(part))
+        root = Path(*path.parts[:at])
+        matches = [*root.glob(str(Path(*path.parts[at:])))]
+    elif not path.is_dir():
         return [_FileUnit(path, path.name, {}, None)]
+    within = (file for match in matches for file in (match, *match.rglob("*")))
     found: list[Unit] = []
-    for file in sorted(path.rglob("*")):
-        inner = file.relative_to(path)
+    for file in sorted({*within}):
+        inner = file.relative_to(root)
         if any(part.startswith((".", "_")) for part in inner.parts) or not file.is_file():
             continue
         if is_readable(file):
@@ -123,7 +134,8 @@ def _files(path: Path) -> list[Unit]:
             hive = {name: unquote(value) for name, _, value in pairs}
             found.append(_FileUnit(file, str(inner), hive, inner.as_posix()))
     if not found:
-        raise ImportFailed(f"{path}: expected files of {kinds()} in it, got none")
+        where = "in it" if root == path else "that match"
+        raise ImportFailed(f"{path}: expected files of {kinds()} {where}, got none")
     return found
 
 

@@ -236,12 +236,23 @@ def test_a_folder_is_its_files_and_their_partitions(tmp_path: Path) -> None:
     (block,) = units[1].blocks(["country", "r"])
     assert set(block.table["country"].to_pylist()) == {"F/R"}
     assert len({unit.digest() for unit in units}) == 2
+    matching = open_source(str(folder / "country=*"), None)
+    assert [(unit.label, unit.digest()) for unit in matching] == [
+        (unit.label, unit.digest()) for unit in units
+    ]
+    assert len(open_source(str(folder / "**" / "part.*"), None)) == 2
+    pq.write_table(TABLE.drop_columns("c"), folder / "z.parquet")
+    with pytest.raises(ImportFailed, match=r"z\.parquet: no column 'c'.*--sql 'SELECT \* FROM"):
+        check(folder, tmp_path)
+    assert understood(check(folder, tmp_path, sql="SELECT * FROM source", missing="drop"))[0] == 12
 
 
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     """A folder without files, an object that is not a table, a missing column."""
     with pytest.raises(ImportFailed, match="expected files of"):
         check(tmp_path, tmp_path)
+    with pytest.raises(ImportFailed, match=r"expected files of .* that match"):
+        check(f"{tmp_path}/*.csv", tmp_path)
     with pytest.raises(ImportFailed, match="got list"):
         check([1, 2], tmp_path)
     with pytest.raises(ImportFailed, match="no column 'z'; it has x, a, r, e, c"):
