@@ -10,7 +10,6 @@ a column may expand to `MAX_EXPANDED` times the body.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import struct
 from collections.abc import Iterator
 from functools import cache, lru_cache
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ingest.columns.arrow_kinds import is_list, load_arrow
 from ingest.protocol.errors import Refusal
 
 MAX_ROWS = 1_000_000
@@ -113,13 +113,6 @@ _known_schema = lru_cache(maxsize=64)(_read_schema)
 
 
 @cache
-def load_arrow() -> Any:
-    """Import pyarrow and its `compute`, at the first bulk request rather than at the start."""
-    importlib.import_module("pyarrow.compute")
-    return importlib.import_module("pyarrow")
-
-
-@cache
 def _plain_kinds() -> frozenset[int]:
     """Numbers, strings and bytes; not times, for whose values Arrow would load pandas."""
     arrow = load_arrow()
@@ -196,13 +189,6 @@ def _table(buffer: bytes, table: int, number: int) -> int:
     """The position of the table that a field refers to, 0 if it is absent."""
     at = _field(buffer, table, number)
     return at + struct.unpack_from("<I", buffer, at)[0] if at else 0
-
-
-def is_list(kind: Any) -> bool:
-    """Whether a type is a list of variable or fixed size."""
-    types = load_arrow().types
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
 
 
 def _require_type(arrow: Any, name: str, kind: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ingest.bulk_import.arrow_stream import load_arrow
-from ingest.bulk_import.leaf_columns import LeafColumn, is_bytes, is_text
+from ingest.columns.arrow_kinds import is_bytes, is_text, load_arrow
+from ingest.columns.leaf_columns import LeafColumn
 from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration

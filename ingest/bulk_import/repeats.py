@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ingest.bulk_import.arrow_stream import load_arrow
-from ingest.bulk_import.faults import RowFaults
 from ingest.bulk_import.forms import Form
-from ingest.bulk_import.leaf_columns import LeafColumn
 from ingest.bulk_import.step_columns import joined, json_object
+from ingest.columns.arrow_kinds import load_arrow
+from ingest.columns.faults import RowFaults
+from ingest.columns.leaf_columns import LeafColumn
 from ingest.episodes.redaction import Redaction
 from ingest.protocol import messages as wire
 
@@ -55,7 +55,7 @@ def _redacted(table: Any, form: Form, redaction: Redaction) -> Any:
     columns = dict(zip(table.column_names, table.columns, strict=True))
     for leaf in (*form.leaves["obs"], *form.leaves["final_obs"]):
         if redaction.rule_of(leaf.leaf) is not None:
-            columns[leaf.column] = _leaf(leaf, joined(columns[leaf.column]), redaction)
+            columns[leaf.place] = _leaf(leaf, joined(columns[leaf.place]), redaction)
     for name, redact in (("infos", redaction.info), ("tags", redaction.tags)):
         if name in form.hidden and name in columns:
             columns[name] = _objects(columns[name], redact)
@@ -67,7 +67,7 @@ def _leaf(leaf: LeafColumn, column: Any, redaction: Redaction) -> Any:
     arrow, there = load_arrow(), column.is_valid()
     if redaction.rule_of(leaf.leaf) == "drop" or not len(column):
         return there
-    faults = RowFaults(len(column), int)
+    faults = RowFaults(len(column))
     values = redaction.column(leaf.leaf, leaf.values(column, faults))
     found = [v.encode() if isinstance(v, str) else v.tobytes() for v in values]
     for row in faults.rows.tolist():

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ingest.bulk_import.arrow_stream import load_arrow
-from ingest.bulk_import.leaf_columns import Array
+from ingest.columns.arrow_kinds import Array, load_arrow
 
 _LENGTH = 256
 

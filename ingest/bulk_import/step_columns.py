@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ingest.bulk_import.arrow_stream import load_arrow
-from ingest.bulk_import.faults import RowFaults
 from ingest.bulk_import.forms import Form
 from ingest.bulk_import.import_reply import NAMED
-from ingest.bulk_import.leaf_columns import Array, encode
 from ingest.bulk_import.runs import UNFIT, runs_of
+from ingest.columns.arrow_kinds import Array, load_arrow
+from ingest.columns.faults import Fault, Got, RowFaults, nothing, shown
+from ingest.columns.leaf_columns import encode
+from ingest.columns.step_numbers import unfit
 from ingest.episodes.event_checks import info_text
 from ingest.episodes.journal_events import NO_TIME
 from ingest.episodes.redaction import Redaction
@@ -29,7 +29,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.experience.endings import ENDINGS, OBSERVED
 from storage.experience.episode import DEFAULT_AGENT
-from storage.experience.step_columns import LOGP_TOLERANCE, STEP_COLUMNS, StepColumn
+from storage.experience.step_columns import STEP_COLUMNS, StepColumn
 from storage.spaces.descriptors import SpaceError
 
 BLOCK_ROWS, BLOCK_BYTES = 20_000, 4_000_000
@@ -189,24 +189,25 @@ class StepBlock:
 
     def sums(self) -> Iterator[tuple[str, int]]:
         """The number of invalid rows, by column and reason."""
-        yield from self.faults.sums()
-        yield from self.ends.sums()
+        for fault, rows in (*self.faults.each(), *self.ends.each()):
+            yield fault.reason[:200], len(rows)
 
     def cause(self, row: int) -> str:
         """Why an episode broke; only the first causes show the value found."""
         self.causes += 1
-        if self.causes > NAMED:
-            return self._of(row).expected(row - self.begin)
-        return str(self.error(row, "")["message"])
+        fault = self._of(row)
+        return fault.expected if self.causes > NAMED else fault.message(row - self.begin)
 
     def error(self, row: int, name: str) -> dict[str, Any]:
         """The error of an invalid row of the table, as a reply contains it."""
-        path, message = self._of(row).name(row - self.begin)
+        fault = self._of(row)
+        message, path = fault.message(row - self.begin), f"$.{fault.place}[{row}]"
         text = f"Episode {name}: {message}" if name else message
         return dict(Refusal("invalid", text, path, name or None).to_json())
 
-    def _of(self, row: int) -> RowFaults:
-        return self.faults if self.faults.has(row - self.begin) else self.ends
+    def _of(self, row: int) -> Fault:
+        at = row - self.begin
+        return (self.faults if self.faults.has(at) else self.ends).of(at)
 
 
 def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
@@ -290,7 +291,7 @@ class StepColumns:
 
     def block(self, begin: int, end: int) -> StepBlock:
         """Return the block of the rows [begin, end), one of `blocks`."""
-        faults = RowFaults(end - begin, begin.__add__)
+        faults = RowFaults(end - begin)
         first, after = self.begins.searchsorted((begin, end - 1), "right").tolist()
         numbers = np.arange(first - 1, after)
         starts = self.begins[numbers]
@@ -298,7 +299,7 @@ class StepColumns:
         if end - begin < self.rows:
             cut = {name: column.slice(begin, end - begin) for name, column in cut.items()}
         heads = np.maximum(starts, begin) - begin
-        self._check_ids(faults, numbers, heads)
+        self._check_ids(faults, cut, numbers, heads)
         self._check_t(faults, cut, begin, end, numbers)
         self._check_early_ends(faults, cut, self.ends[numbers] - 1 - begin)
         obs, obs_lengths = self._values("obs", cut, faults)
@@ -315,7 +316,7 @@ class StepColumns:
         tags = self._check_tags(faults, cut, heads[starts >= begin])
         self._check_continues(faults, cut, heads)
         infos = self._infos(faults, cut)
-        ends = RowFaults(end - begin, begin.__add__)
+        ends = RowFaults(end - begin)
         policy = self.rules.declaration
         size = (len(obs) + len(actions)) // (end - begin) + 74  # as for open episodes
         part_steps = max(1, min(policy.part_steps, policy.part_bytes // size))
@@ -399,18 +400,18 @@ class StepColumns:
 
     # --- columns ---------------------------------------------------------------------------
 
-    def _check_ids(self, faults: RowFaults, numbers: Array, heads: Array) -> None:
+    def _check_ids(
+        self, faults: RowFaults, cut: Mapping[str, Any], numbers: Array, heads: Array
+    ) -> None:
         """Record a fault in the first row of each episode with an invalid id."""
         if self._runs.faults is None:
             return
         found = self._runs.faults[numbers]
-        for kind, (name, expected) in UNFIT.items():
+        for kind in np.unique(found[found > 0]).tolist():
+            name, expected = UNFIT[kind]
             rows = np.zeros(len(faults), np.bool_)
             rows[heads[found == kind]] = True
-            faults.add(rows, name, expected, partial(self._shown, name, faults))
-
-    def _shown(self, name: str, faults: RowFaults, row: int) -> str:
-        return repr(self._columns[name][faults.label(row)].as_py())
+            faults.add(rows, name, expected, shown(cut[name]))
 
     def _check_t(
         self, faults: RowFaults, cut: Mapping[str, Any], begin: int, end: int, numbers: Array
@@ -436,7 +437,7 @@ class StepColumns:
         if nulls is not None:
             bad |= nulls
         expected = f"expected {_ENV_T.expected}"
-        faults.add(bad, "env_t", expected, partial(self._shown, "env_t", faults))
+        faults.add(bad, "env_t", expected, shown(cut["env_t"]))
         before = values[:1] - 1
         if begin > self.begins[numbers[0]]:  # a piece that is not the first
             before = _numbers(self._columns["env_t"].slice(begin - 1, 1))[0]
@@ -444,7 +445,7 @@ class StepColumns:
         heads = self.begins[numbers] - begin
         fell[heads[heads >= 0]] = False
         expected = "expected a larger number than in the previous step"
-        faults.add(fell, "env_t", expected, partial(self._shown, "env_t", faults))
+        faults.add(fell, "env_t", expected, shown(cut["env_t"]))
         return values.astype(np.int64).tobytes()
 
     def _values(
@@ -454,10 +455,10 @@ class StepColumns:
         codec = self.rules.action if prefix == "actions" else self.rules.observation
         found = {}
         for leaf in self._form.leaves[prefix]:
-            values = leaf.values(cut[leaf.column], faults)
+            values = leaf.values(cut[leaf.place], faults)
             if self._redaction is not None and prefix != "actions":
                 values = self._redaction.column(leaf.leaf, values)
-            found[leaf.path] = values
+            found[leaf.leaf.path] = values
         return encode(codec, found, len(faults))
 
     def _final_values(
@@ -467,7 +468,7 @@ class StepColumns:
         if not self._form.has_finals or not len(rows):
             return [None] * len(rows)
         codec = self.rules.observation
-        names = [leaf.column for leaf in self._form.leaves["final_obs"]]
+        names = [leaf.place for leaf in self._form.leaves["final_obs"]]
         there = np.ones(len(rows), np.bool_)
         taken = {name: cut[name].take(self._arrow.array(rows)) for name in names}
         for column in taken.values():
@@ -478,8 +479,7 @@ class StepColumns:
         if not len(places):
             return found
         some = {name: column.take(self._arrow.array(places)) for name, column in taken.items()}
-        labels = block.begin + rows[places]
-        faults = RowFaults(len(places), labels.__getitem__)
+        faults = RowFaults(len(places))
         data, lengths = self._values("final_obs", some, faults)
         sizes = (
             np.frombuffer(lengths, np.uint32) if lengths else [codec.itemsize or 0] * len(places)
@@ -498,13 +498,10 @@ class StepColumns:
         values, nulls = _numbers(cut[column.name])
         if column.is_real:
             values = values.astype(np.float64, copy=False)
-        bad, expected = column.unfit(values), f"expected {column.expected}"
-        if column.name == "action_logp" and not self.rules.has_densities:
-            bad |= values > LOGP_TOLERANCE
-            expected = "expected the logarithm of a probability, finite and at most 0"
+        bad, expected = unfit(column, values, self.rules.has_densities)
         if nulls is not None:
             if column.is_required:
-                faults.add(nulls, column.name, expected)
+                faults.add(nulls, column.name, expected, nothing)
             bad &= ~nulls
         faults.add(bad, column.name, expected, lambda row: values[row])
         found = values.astype(column.dtype)
@@ -541,10 +538,10 @@ class StepColumns:
         except (SpaceError, ValueError):
             return None
 
-    def _shown_json(self, name: str, values: Any) -> Any:
+    def _shown_json(self, name: str, values: Any) -> Got:
         if name in self._form.hidden:
             return lambda row: "other text, not shown because it is redacted"
-        return lambda row: f"{values[row].as_py()!r:.80}"
+        return shown(values)
 
     def _check_tags(
         self, faults: RowFaults, cut: Mapping[str, Any], heads: Array
@@ -567,7 +564,7 @@ class StepColumns:
             bad = np.zeros(len(faults), np.bool_)
             bad[heads] = [name is not None and not 0 < len(name) <= 256 for name in names]
             expected = "expected an episode id of 1 to 256 characters"
-            faults.add(bad, "continues", expected, lambda row: f"{cut['continues'][row].as_py()!r}")
+            faults.add(bad, "continues", expected, shown(cut["continues"]))
 
     def _check_early_ends(self, faults: RowFaults, cut: Mapping[str, Any], lasts: Array) -> None:
         """Record a fault in each row before the last one that says that its episode ended."""
@@ -577,7 +574,7 @@ class StepColumns:
                 early = np.array(column.is_valid() if name == "ended" else column.fill_null(False))
                 early[lasts[lasts < len(faults)]] = False
                 expected = "expected an end only in the last row of an episode"
-                faults.add(early, name, expected, partial(self._shown, name, faults))
+                faults.add(early, name, expected, shown(cut[name]))
 
     def _endings(self, block: StepBlock, cut: Mapping[str, Any], rows: Array) -> list[str]:
         """How the episodes ended whose last rows these are; terminated if no column says.

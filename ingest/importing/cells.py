@@ -12,19 +12,27 @@ import json
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
-from numpy.typing import NDArray
 
+from ingest.columns.arrow_kinds import (
+    Array,
+    Mask,
+    is_bytes,
+    is_list,
+    is_text,
+    nulls,
+    to_numpy,
+)
+from ingest.columns.faults import Got, RowFaults, shown
+from ingest.columns.step_numbers import COLUMNS
 from ingest.importing.options import UNITS, ImportOptions
 from ingest.protocol.errors import ImportFailed
-
-Array: TypeAlias = NDArray[Any]
 
 _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:nan|inf|infinity))$"
 _ZONED = r"\d[T ]\d\d.*(Z|z|[+-]\d\d(:?\d\d)?)$"
@@ -34,55 +42,31 @@ _ROUNDED = r"^-?(\d\.?\d*[eE]\+?(1[6-9]|[2-9]\d|\d{3,})|\d{16,}\.0*)$"
 _ESCAPED = r'["\\\x00-\x1f]'
 RAW = "\x00json:"
 """The prefix of a column with the values of another as JSON, with the quotes of texts."""
-_LATEST = 2**62  # the latest microsecond that the protocol accepts
+_LATEST = int(COLUMNS["ts"].high)
 _TRUE, _FALSE = ["true", "1", "1.0"], ["false", "0", "0.0"]
 
 
-class Fault(NamedTuple):
-    """What is wrong with some rows: their indices, the reason, and their cells if shown."""
+class CellFaults(RowFaults):
+    """The faulty rows, and a mask of those that are dropped as incomplete, which have no faults.
 
-    rows: Array
-    reason: str
-    cells: Any = None  # pyarrow.Array over all rows
-    hint: str = ""  # what may be meant, after the cell
-
-    def text(self, row: int) -> str:
-        if self.cells is None:
-            return self.reason
-        return f"{self.reason}, got {_shown(self.cells[row])}{self.hint}"
-
-
-class CellFaults:
-    """Masks of faulty rows, bool (rows,), with reasons, and of rows dropped as incomplete.
-
-    `as_other` has such a mask by column: of the rows whose cell is none of a space's names and was
-    read as its name for all others.
+    `as_other` has a mask by column: of the rows whose cell is none of a space's names and was read
+    as its name for all others.
     """
 
     def __init__(self, rows: int) -> None:
-        self.bad, self.dropped = np.zeros(rows, bool), np.zeros(rows, bool)
-        self.found: list[Fault] = []
+        super().__init__(rows)
+        self.dropped = np.zeros(rows, bool)
         self.as_other: dict[str, Array] = {}
 
-    def add(self, mask: Array, reason: str, cells: Any = None, hint: str = "") -> None:
-        """Mark rows as faulty, except those that are already faulty or dropped."""
-        new = mask & ~self.bad & ~self.dropped
-        if new.any():
-            self.found.append(Fault(np.flatnonzero(new), reason, cells, hint))
-            self.bad |= new
+    def add(self, bad: Mask, place: str, expected: str, got: Got | None = None) -> None:
+        super().add(bad & ~self.dropped, place, expected, got)
 
-    def take(self, others: CellFaults, rows: Array) -> None:
-        """Copy the faults of `others`, whose row i is row `rows[i]` here."""
-        for fault in others.found:
-            mask = np.zeros(len(self.bad), bool)
-            mask[rows[fault.rows]] = True
-            at = np.full(len(self.bad), -1)
-            at[rows] = np.arange(len(rows))
-            shown = None if fault.cells is None else fault.cells.take(pa.array(at, mask=at < 0))
-            self.add(mask, fault.reason, shown, fault.hint)
-        self.dropped[rows] |= others.dropped
-        for column, mask in others.as_other.items():
-            self.note_other(column, at_places(rows, mask, len(self.bad)))
+    def take(self, others: RowFaults, rows: Array) -> None:
+        super().take(others, rows)
+        if isinstance(others, CellFaults):
+            self.dropped[rows] |= others.dropped
+            for column, mask in others.as_other.items():
+                self.note_other(column, at_places(rows, mask, len(self)))
 
     def note_other(self, column: str, mask: Array) -> None:
         """Mark rows whose cell was read as the name for all others."""
@@ -112,6 +96,11 @@ class Cells:
         except pa.ArrowException:
             return pc.fill_null(self._as_texts(name, column), default)
 
+    def fault(self, name: str, bad: Mask, expected: str, column: Any = None) -> None:
+        """Record faulty cells of a column; a message shows those of `column`."""
+        got = None if column is None else shown(column)
+        self.faults.add(bad, f"column {name}", expected, got)
+
     def missing(self, name: str, column: Any, expected: str, *, has_value: bool = True) -> Array:
         """Apply the option `missing` to a column; return which cells are missing, bool (rows,)."""
         absent = nulls(column)
@@ -120,7 +109,7 @@ class Cells:
         if self._options.missing == "drop":
             self.faults.dropped |= absent
         elif self._options.missing == "error" or not has_value:
-            self.faults.add(absent, f"column {name}: expected {expected}", column)
+            self.fault(name, absent, f"expected {expected}", column)
         return absent
 
     def numbers(self, name: str, *, whole: bool = False, booleans: bool = False) -> Array:
@@ -131,7 +120,7 @@ class Cells:
         column = self.raw(name)
         self.missing(name, column, "a number")
         values, bad = to_numbers(column, whole=whole, booleans=booleans)
-        self.faults.add(bad, f"column {name}: expected {_a_number(whole)}", column)
+        self.fault(name, bad, f"expected {'a whole number' if whole else 'a number'}", column)
         return values
 
     def flags(self, name: str) -> Array:
@@ -141,7 +130,7 @@ class Cells:
         texts = pc.utf8_lower(pc.utf8_trim_whitespace(texts_of(column)))
         true = pc.is_in(texts, pa.array(_TRUE)).to_numpy(zero_copy_only=False)
         false = pc.is_in(texts, pa.array(_FALSE)).to_numpy(zero_copy_only=False)
-        self.faults.add(~(true | false | absent), f"column {name}: expected true or false", column)
+        self.fault(name, ~(true | false | absent), "expected true or false", column)
         return np.asarray(true)
 
     def micros(self, name: str) -> Array:
@@ -150,7 +139,7 @@ class Cells:
         self.missing(name, column, "a time", has_value=False)
         values, bad = to_micros(column, self._options.time_unit, self._options.timezone)
         text = f"a time within 146,000 years of 1970 (numbers of {self._options.time_unit}"
-        self.faults.add(bad, f"column {name}: expected {text} or ISO 8601)", column)
+        self.fault(name, bad, f"expected {text} or ISO 8601)", column)
         return values
 
     def texts(self, name: str) -> Any:
@@ -160,14 +149,12 @@ class Cells:
     def _as_texts(self, name: str, column: Any) -> Any:
         """Convert a column to text; unreadable cells are faults."""
         made, is_nested = texts_of(column), pa.types.is_nested(column.type)
-        got = ", and times of the years 1 to 9999" if is_nested else ", got other bytes"
+        more = ", and times of the years 1 to 9999" if is_nested else ", got other bytes"
         if not is_nested and name in self._keys:
             rounded = pc.fill_null(pc.match_substring_regex(made, _ROUNDED), False)
-            text = f"column {name}: expected a text or whole number: a float of 2^53 or more may be"
-            shown = rounded.to_numpy(zero_copy_only=False)
-            self.faults.add(shown, f"{text} the same for several ids", made)
-        unreadable = nulls(made) & ~nulls(column)
-        self.faults.add(unreadable, f"column {name}: expected UTF-8{got}")
+            text = "expected a text or whole number: a float of 2^53 or more may be the same for"
+            self.fault(name, to_numpy(rounded), f"{text} several ids", made)
+        self.fault(name, nulls(made) & ~nulls(column), f"expected UTF-8{more}")
         return made
 
     def quoted(self, name: str) -> Any:
@@ -181,7 +168,7 @@ class Cells:
         made = self._json(name)
         if RAW + name in self._table.column_names:
             given = _one(self._table[RAW + name])
-            if _is_text(given.type):
+            if is_text(given.type):
                 made = pc.if_else(_is_value(given), _rewritten(given), made)
         return made
 
@@ -203,7 +190,7 @@ class Cells:
     def lists(self, name: str) -> Any:
         """A column of numbers or lists unchanged; texts that are JSON lists become lists."""
         column = self.raw(name)
-        if not _is_text(column.type) or not _any(pc.starts_with(column, "[")):
+        if not is_text(column.type) or not _any(pc.starts_with(column, "[")):
             return column
         lines = pc.binary_join_element_wise('{"v":', pc.coalesce(column, "null"), "}\n", "")
         try:
@@ -214,15 +201,6 @@ class Cells:
         except pa.ArrowException:
             pass
         return pa.array([_listed(cell) for cell in column.to_pylist()], pa.list_(pa.float64()))
-
-
-def _shown(cell: Any) -> str:
-    """A pyarrow.Scalar in a message."""
-    try:
-        value = cell.as_py()
-    except (OverflowError, ValueError):  # a time that Python cannot represent
-        return f"{cell.type} {cell.value}"
-    return "nothing" if value is None else f"{value!r:.80}"
 
 
 def _is_value(column: Any) -> Any:
@@ -280,10 +258,6 @@ def at_places(places: Array, mask: Array, rows: int | None = None) -> Array:
     return found
 
 
-def _a_number(whole: bool) -> str:
-    return "a whole number" if whole else "a number"
-
-
 def _one(column: Any) -> Any:
     """A chunked column as one array."""
     if not isinstance(column, pa.ChunkedArray):
@@ -291,33 +265,8 @@ def _one(column: Any) -> Any:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def is_bytes(kind: Any) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
-
-
-def is_list(kind: Any) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
 def _any(mask: Any) -> bool:
     return bool(pc.any(mask).as_py())
-
-
-def nulls(column: Any) -> Array:
-    if not column.null_count:
-        return np.zeros(len(column), bool)
-    return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
 
 
 def texts_of(column: Any) -> Any:
@@ -388,7 +337,7 @@ def to_numbers(column: Any, *, whole: bool = False, booleans: bool = False) -> t
     absent, kind, types = nulls(column), column.type, pa.types
     if types.is_null(kind):
         return np.zeros(len(column), np.int64 if whole else np.float64), np.zeros(len(column), bool)
-    if _is_text(kind):
+    if is_text(kind):
         column = _parsed(column, whole, booleans)
     elif types.is_boolean(kind) and booleans:
         column = column.cast(pa.int8())
@@ -437,7 +386,7 @@ def to_micros(column: Any, unit: str, timezone: str) -> tuple[Array, Array]:
         column = column.cast(pa.timestamp("s" if types.is_date32(kind) else "ms"))
     if types.is_timestamp(column.type):
         return _stamped(column, timezone)
-    if not _is_text(kind):
+    if not is_text(kind):
         return _scaled(column, unit)
     texts = pc.utf8_trim_whitespace(column)
     digits = pc.match_substring_regex(texts, r"^[+-]?\d+(\.\d*)?$")
@@ -454,8 +403,8 @@ def to_micros(column: Any, unit: str, timezone: str) -> tuple[Array, Array]:
 
 
 def _in_range(micros: Array) -> Array:
-    """Which microseconds the protocol accepts; not with abs, which -(2**63) does not have."""
-    return np.asarray((micros >= -_LATEST) & (micros <= _LATEST))
+    """Which microseconds the protocol accepts."""
+    return ~COLUMNS["ts"].unfit(micros)
 
 
 def _stamped(column: Any, timezone: str) -> tuple[Array, Array]:
@@ -525,23 +474,6 @@ def _moment(text: str | None, timezone: str) -> int | None:
     except OverflowError:
         return None
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-
-
-def flattened(column: Any) -> tuple[Array, Any]:
-    """(number of values in each row's list int64, the values), for nested lists too.
-
-    A column of single values has one value per row.
-    """
-    if not is_list(column.type):
-        return np.ones(len(column), np.int64), column
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    counts = np.asarray(lengths.to_numpy(zero_copy_only=False)).astype(np.int64)
-    inner, values = flattened(pc.list_flatten(column))
-    if is_list(pc.list_flatten(column).type):
-        ends = np.append(0, np.cumsum(inner))
-        at = np.append(0, np.cumsum(counts))
-        counts = ends[at[1:]] - ends[at[:-1]]
-    return counts, values
 
 
 def logarithms(values: Array) -> Array:

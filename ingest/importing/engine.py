@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.importing.cells import RAW, is_bytes, texts_of
+from ingest.columns.arrow_kinds import is_bytes
+from ingest.importing.cells import RAW, texts_of
 from ingest.protocol.errors import ImportFailed
 
 BATCH_ROWS = 65_536

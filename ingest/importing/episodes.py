@@ -14,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingest.columns.arrow_kinds import Array, nulls
+from ingest.columns.step_numbers import COLUMNS, unfit
 from ingest.importing.categories import Categories
-from ingest.importing.cells import Array, CellFaults, Cells, Fault, at_places, logarithms, nulls
+from ingest.importing.cells import CellFaults, Cells, at_places, logarithms
 from ingest.importing.engine import FILE, ROW
 from ingest.importing.grouping import EPISODE, NUMBER, UNIT, Chunk
 from ingest.importing.options import ImportOptions
@@ -75,8 +77,7 @@ class Filler:
             self._finish = value_reader(what, "final_obs", observation, finals, found)
         self._finals = [column.name for column in finals]
         self.uniform = uniform_logp(action) if options.uniform else 0.0
-        has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
-        self.most = math.inf if has_densities else LOGP_TOLERANCE
+        self.has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
 
     def fill(self, cells: Cells, table: Any, rows: Array) -> dict[str, Any]:
         """Column -> pyarrow.Array of those rows."""
@@ -147,7 +148,7 @@ class Layout:
         columns["eps_id"] = self._ids(table, owned.policy)
         report.rows_dropped += int(faults.dropped.sum())
         report.rows_left_out += int((~faults.dropped).sum()) - len(kept)
-        self._tell(chunk, faults.found, columns["eps_id"], account)
+        self._tell(chunk, faults, columns["eps_id"], account)
         account.count_other({name: int(mask[kept].sum()) for name, mask in faults.as_other.items()})
         columns |= owned.columns(kept)
         made = []
@@ -171,9 +172,10 @@ class Layout:
         rewards = sum(
             sign * cells.numbers(name, booleans=True) for name, sign in options.reward_terms
         )
-        made = pa.array(np.asarray(rewards, np.float64))
-        cells.faults.add(~np.isfinite(rewards), "reward: expected a finite number", made)
-        columns["rewards"] = made
+        rewards = np.asarray(rewards, np.float64)
+        bad, expected = unfit(COLUMNS["rewards"], rewards)
+        cells.faults.add(bad, "reward", expected, rewards.item)
+        columns["rewards"] = pa.array(rewards)
         logp = self._propensities(cells, policy)
         if logp is not None:
             columns["action_logp"] = pa.array(logp)
@@ -196,37 +198,37 @@ class Layout:
             return None
         if weight is not None:
             found = cells.numbers(weight)
-            expected = "sample_weight: expected a finite number of 1 or more"
+            expected = "expected a finite number of 1 or more"
             fine = np.isfinite(found) & (found >= 1 - LOGP_TOLERANCE)
-            cells.faults.add(~fine, expected, pa.array(found))
+            cells.faults.add(~fine, "sample_weight", expected, found.item)
             return np.minimum(1 / np.where(fine, found, 1.0), 1.0)
         if not isinstance(given, str):
             return np.full(cells.rows, given, np.float64)
         found = cells.numbers(given)
-        fine = (found > 0) & (found <= 1 + LOGP_TOLERANCE)
-        expected = "sample_prob: expected a number in (0, 1]; its inverse is a sample_weight"
-        cells.faults.add(~fine, expected, pa.array(found))
-        return np.minimum(found, 1.0)
+        rounded = np.where(found <= 1 + LOGP_TOLERANCE, np.minimum(found, 1.0), found)
+        bad, expected = unfit(COLUMNS["pass_prob"], rounded)
+        expected += "; its inverse is a sample_weight"
+        cells.faults.add(bad, "sample_prob", expected, found.item)
+        return rounded
 
     def _propensities(self, cells: Cells, policy: Array) -> Array | None:
         options = self._options
-        most = np.array([filler.most for filler in self._fillers])[policy]
         if options.uniform:
             return np.array([filler.uniform for filler in self._fillers])[policy]
-        if options.action_prob is not None:
-            given = cells.numbers(options.action_prob)
-            fine = (given > 0) & np.isfinite(given) & (given <= 1 + most)
-            text = "expected a number in (0, 1]" if np.isfinite(most).all() else "expected above 0"
-            hint = "; logarithms of probabilities are action_logp"
-            cells.faults.add(~fine, f"action_prob: {text}", pa.array(given), hint)
-            return logarithms(np.where(np.isfinite(most), np.minimum(given, 1.0), given))
+        name = options.action_prob or options.action_logp
+        if name is None:
+            return None
+        dense = np.array([filler.has_densities for filler in self._fillers])[policy]
+        given = cells.numbers(name)
         if options.action_logp is not None:
-            given = cells.numbers(options.action_logp)
-            fine = np.isfinite(given) & (given <= most)
-            text = "of 0 or less" if np.isfinite(most).all() else "that is finite"
-            cells.faults.add(~fine, f"action_logp: expected a number {text}", pa.array(given))
+            bad, expected = unfit(COLUMNS["action_logp"], given, dense)
+            cells.faults.add(bad, "action_logp", expected, given.item)
             return given
-        return None
+        fine = (given > 0) & np.isfinite(given) & (dense | (given <= 1 + LOGP_TOLERANCE))
+        text = "expected above 0" if dense.any() else "expected a number in (0, 1]"
+        hint = "; logarithms of probabilities are action_logp"
+        cells.faults.add(~fine, "action_prob", text, lambda row: f"{given[row]}{hint}")
+        return logarithms(np.where(dense, given, np.minimum(given, 1.0)))
 
     def _ends(
         self,
@@ -248,7 +250,7 @@ class Layout:
         is_last = np.diff(track[kept], append=-1) != 0
         early = at_places(kept, (terminated | truncated)[kept] & ~is_last, cells.rows)
         whose = "episode" if options.agent is None else "agent"
-        cells.faults.add(early, f"row: expected an end only on the last row of its {whose}")
+        cells.faults.add(early, "row", f"expected an end only on the last row of its {whose}")
         if options.terminated is not None or options.ends:
             truncated = truncated | ~terminated
         columns["truncateds"] = pa.array(at_places(kept, truncated[kept] & is_last, cells.rows))
@@ -303,7 +305,7 @@ class Layout:
             }
         )
 
-    def _tell(self, chunk: Chunk, found: Sequence[Fault], ids: Any, account: Account) -> None:
+    def _tell(self, chunk: Chunk, faults: CellFaults, ids: Any, account: Account) -> None:
         """Count the faults, and describe the first rows."""
         table = chunk.table
         units, numbers = table[UNIT], table[NUMBER]
@@ -311,9 +313,9 @@ class Layout:
             account.count(reason, 1)
             account.name(BadRow(label or "", number, reason, None))
         named: list[tuple[str, int, str, str | None]] = []
-        for fault in found:
-            account.count(fault.reason, len(fault.rows))
-            for row in fault.rows[: account.room(fault.reason)].tolist():
+        for fault, rows in faults.each():
+            account.count(fault.reason, len(rows))
+            for row in rows[: account.room(fault.reason)].tolist():
                 episode = None
                 if EPISODE in table.column_names and table[EPISODE][row].is_valid:
                     episode = ids[row].as_py()

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.importing.cells import Array, CellFaults, Cells, is_bytes, texts_of
+from ingest.columns.arrow_kinds import Array, is_bytes
+from ingest.importing.cells import CellFaults, Cells, texts_of
 from ingest.importing.engine import KeptRows, Workspace, cut_by
 from ingest.importing.options import ImportOptions
 from ingest.importing.readers import Problem, SourceBlock

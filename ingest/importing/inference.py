@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ingest.columns.arrow_kinds import flattened, nulls
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
-from ingest.importing.cells import CellFaults, Cells, flattened, nulls, texts_of, to_numbers
+from ingest.importing.cells import CellFaults, Cells, texts_of, to_numbers
 from ingest.importing.engine import Workspace
 from ingest.importing.options import ColumnOption, ImportOptions
 from ingest.importing.readers import SourceBlock

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingest.columns.arrow_kinds import Array, nulls
 from ingest.importing.categories import spelled_as
-from ingest.importing.cells import Array, Cells, at_places, nulls
+from ingest.importing.cells import Cells, at_places
 from ingest.importing.grouping import EPISODE
 from ingest.importing.options import ImportOptions
 
@@ -70,7 +71,7 @@ class Owners:
         cells.missing(name, agents, "an agent", has_value=False)
         lengths = pc.utf8_length(agents).fill_null(1).to_numpy(zero_copy_only=False)
         fine = (lengths > 0) & (lengths <= 256)
-        cells.faults.add(~fine, f"column {name}: expected 1 to 256 characters", agents)
+        cells.fault(name, ~fine, "expected 1 to 256 characters", agents)
         found = agents.fill_null("").dictionary_encode()
         names = found.dictionary.to_pylist()
         ranks = np.argsort(np.argsort(np.array(names, object))) if names else np.zeros(0, int)
@@ -103,21 +104,18 @@ class Owners:
             found = pc.index_in(agents, pa.array(list(options.policies), pa.string()))
             codes = np.array(places)[found.fill_null(-1).to_numpy(zero_copy_only=False)]
             codes = np.where(nulls(agents), -1, codes)
-            text = f"column {options.agent}: expected an agent that has a policy"
-            cells.faults.add(codes < 0, text, agents)
+            expected = "expected an agent that has a policy"
+            cells.fault(str(options.agent), codes < 0, expected, agents)
             return codes
         texts = spelled_as(known.to_pylist(), cells.texts(options.policy))
         cells.missing(options.policy, texts, "a policy", has_value=False)
         codes = pc.index_in(texts, known).fill_null(-1).to_numpy(zero_copy_only=False)
         names = ", ".join(name or "" for name in self._policies)
-        cells.faults.add(codes < 0, f"column {options.policy}: expected one of {names:.200}", texts)
+        cells.fault(options.policy, codes < 0, f"expected one of {names:.200}", texts)
         firsts = codes[np.unique(track, return_index=True)[1]]
         whose = "an episode" if agents is None else "an agent in an episode"
-        cells.faults.add(
-            codes != firsts[track],
-            f"column {options.policy}: expected one policy for {whose}",
-            texts,
-        )
+        expected = f"expected one policy for {whose}"
+        cells.fault(options.policy, codes != firsts[track], expected, texts)
         return np.asarray(codes)
 
 
@@ -131,14 +129,14 @@ def ordered(cells: Cells, owned: Owned, options: ImportOptions, times: Array | N
         return np.arange(cells.rows)
     fine = ~(cells.faults.bad | cells.faults.dropped)
 
-    def fault(places: Array, odd: Array, text: str, shown: Any = None) -> None:
-        cells.faults.add(at_places(places, odd) & fine, f"column {text}", shown)
+    def fault(places: Array, odd: Array, column: str, expected: str, given: Any = None) -> None:
+        cells.fault(column, at_places(places, odd) & fine, f"expected {expected}", given)
 
     by_track, grown, begins = _sorted(numbers, owned.track)
-    along, shown = by_track, pa.array(numbers)
+    along, given = by_track, pa.array(numbers)
     if options.agent is not None:
-        text = f"{name}: expected at most one row per agent at each time"
-        fault(by_track, ~begins & (grown == 0), text, shown)
+        text = "at most one row per agent at each time"
+        fault(by_track, ~begins & (grown == 0), name, text, given)
         along, grown, first = _sorted(numbers, owned.owner)
         ranks = np.cumsum(first | (grown > 0)) if step is None else numbers[along]
         owned.env_t = np.empty(cells.rows, np.int64)
@@ -151,10 +149,10 @@ def ordered(cells: Cells, owned: Owned, options: ImportOptions, times: Array | N
         return by_track
     lowest = numbers[along]
     odd = np.where(first, (lowest < 0) | (lowest > 1), grown != 1)
-    fault(along, odd, f"{step}: expected no gap or repeat", shown)
+    fault(along, odd, step, "no gap or repeat", given)
     if times is not None:
         back = ~begins & (np.diff(times[by_track], prepend=0) < 0)
-        fault(by_track, back, f"{options.time}: expected times in the order of {step}")
+        fault(by_track, back, str(options.time), f"times in the order of {step}")
     return by_track
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingest.columns.arrow_kinds import Array
 from ingest.delivery.transport import Delivery, Transport
-from ingest.importing.cells import Array
 from ingest.importing.episodes import WholeEpisodes
 from ingest.importing.report import Account, BadRow
 from ingest.protocol import messages as wire

@@ -23,7 +23,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ingest.importing.cells import is_bytes
+from ingest.columns.arrow_kinds import is_bytes
 from ingest.importing.engine import BAD, LINE, json_names, json_rows
 from ingest.protocol.errors import ImportFailed
 from storage.wording import counted

@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingest.columns.arrow_kinds import Array, flattened, nulls, to_numpy
+from ingest.columns.leaf_columns import LeafRule
 from ingest.importing.categories import Categories, Value, category, spelled_as
-from ingest.importing.cells import Array, Cells, flattened, nulls, to_numbers
+from ingest.importing.cells import Cells, to_numbers
 from ingest.importing.options import ColumnOption
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import (
@@ -24,7 +26,7 @@ from storage.spaces.descriptors import (
     Text,
     Tuple,
 )
-from storage.spaces.leaves import Leaf, bounds_of, describe, leaves, one_of_names
+from storage.spaces.leaves import Leaf, leaves, one_of_names
 from storage.wording import counted
 
 Read: TypeAlias = Callable[[Cells], dict[str, Any]]
@@ -63,8 +65,12 @@ def value_reader(
         )
     _require_room(what, space, columns, found)
 
+    rule = LeafRule(what, leaf)
+
     def read(cells: Cells) -> dict[str, Any]:
-        return {prefix: _packed(what, leaf, _matrix(what, leaf, columns, found, cells), cells)}
+        matrix = _matrix(what, leaf, columns, found, cells)
+        values = rule.fitted(matrix.reshape(len(matrix), *leaf.shape), cells.faults)
+        return {prefix: lists_of(values.reshape(matrix.shape)) if leaf.shape else pa.array(values)}
 
     return read
 
@@ -144,39 +150,31 @@ def named_spaces(
 
 def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
     """Read names as the policy declares them, independent of a file of categories."""
+    rule = LeafRule(f"column {name}", Leaf("", space))
 
     def read(cells: Cells) -> dict[str, Any]:
         texts = spelled_as(space.names, cells.texts(name))
-        cells.missing(name, texts, one_of_names(space.names), has_value=False)
-        found = texts.dictionary_encode()
-        known = np.append(space.codes(found.dictionary.to_pylist()), -1)
-        made = known[np.asarray(found.indices.fill_null(-1).to_numpy(zero_copy_only=False))]
-        _refuse_unknown(cells, name, space.names, texts, (made < 0) & ~nulls(texts))
-        if space.other is not None:
-            listed = pc.is_in(texts, pa.array(space.names)).to_numpy(zero_copy_only=False)
-            cells.faults.note_other(name, ~listed & ~nulls(texts))
-        codes = np.maximum(made, 0)
+        absent = cells.missing(name, texts, one_of_names(space.names), has_value=False)
+        listed = to_numpy(pc.is_in(texts, pa.array(space.names)))
+        if space.other is None:
+            _name_codes(cells, name, space.names, texts, ~listed & ~absent)
+        else:
+            cells.faults.note_other(name, ~listed & ~absent)
+        codes = rule.codes(space, texts, cells.faults)
         return {prefix: pa.array(space.names).take(codes) if space.has_numbers else pa.array(codes)}
 
     return read
 
 
-def _refuse_unknown(
-    cells: Cells, name: str, names: Sequence[str], texts: Any, unknown: Array
-) -> None:
-    """Mark rows whose text is no name; say so if it looks like a name's code.
+def _name_codes(cells: Cells, name: str, names: Sequence[str], texts: Any, unknown: Array) -> None:
+    """Mark rows whose text is no name but looks like a name's code.
 
     A number is never read as a code: CSV has no types, and names may be numbers.
     """
-    if not unknown.any():
-        return
-    expected = f"column {name}: expected {one_of_names(names)}"
-    if not any(map(str.isdecimal, names)):
-        numbers = pa.array([str(code) for code in range(len(names))])
-        are_codes = pc.is_in(texts, numbers).to_numpy(zero_copy_only=False)
-        reason = f"{expected} (not their codes: map these to names first)"
-        cells.faults.add(unknown & are_codes, reason, texts)
-    cells.faults.add(unknown, expected, texts)
+    if unknown.any() and not any(map(str.isdecimal, names)):
+        are_codes = to_numpy(pc.is_in(texts, pa.array([str(code) for code in range(len(names))])))
+        expected = f"expected {one_of_names(names)} (not their codes: map these to names first)"
+        cells.fault(name, unknown & are_codes, expected, texts)
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -188,8 +186,10 @@ def codes(cells: Cells, name: str, listed: Sequence[Value]) -> Array:
     texts = spelled_as(names, cells.texts(name))
     cells.missing(name, texts, one_of_names(names), has_value=False)
     places = pc.index_in(texts, pa.array(names, pa.string()))
-    _refuse_unknown(cells, name, names, texts, nulls(places) & ~nulls(texts))
-    return np.asarray(places.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
+    unknown = nulls(places) & ~nulls(texts)
+    _name_codes(cells, name, names, texts, unknown)
+    cells.fault(name, unknown, f"expected {one_of_names(names)}", texts)
+    return to_numpy(places.fill_null(0)).astype(np.int64)
 
 
 def _matrix(
@@ -211,8 +211,8 @@ def _matrix(
             odd = bad | nulls(flat)
             rows = odd if flat is raw else _rows_with(odd, counts)
             kind = "whole numbers" if whole else "a number" if flat is raw else "numbers"
-            shown = cells.raw(column.name)
-            cells.faults.add(rows & ~nulls(raw), f"column {column.name}: expected {kind}", shown)
+            given = cells.raw(column.name)
+            cells.fault(column.name, rows & ~nulls(raw), f"expected {kind}", given)
         parts.append((counts, values))
     return _side_by_side(what, parts, size, cells)
 
@@ -230,15 +230,15 @@ def _side_by_side(
     total = np.zeros(cells.rows, np.int64)
     for counts, _ in parts:
         total += counts
-    reason = f"{what}: expected {counted(size, 'number')}"
+    expected = f"expected {counted(size, 'number')}"
     absent = cells.faults.bad | cells.faults.dropped
     fine = total == size
-    cells.faults.add(~fine, reason, pa.array(total))
+    cells.faults.add(~fine, what, expected, total.item)
     usual = parts[0][0][:0]
     if fine.any():  # lists must be as long as in the first valid row
         usual = np.array([counts[int(fine.argmax())] for counts, _ in parts])
         for width, (counts, _) in zip(usual, parts, strict=True):
-            cells.faults.add(fine & (counts != width), reason, pa.array(counts))
+            cells.faults.add(fine & (counts != width), what, expected, counts.item)
             fine &= counts == width
     matrix = np.zeros((cells.rows, size), parts[0][1].dtype)
     at = 0
@@ -248,27 +248,6 @@ def _side_by_side(
         at += int(width)
     matrix[absent] = 0
     return matrix
-
-
-def _packed(what: str, leaf: Leaf, matrix: Array, cells: Cells) -> Any:
-    """The numbers in the leaf's dtype and shape; rows with values out of range are faults."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = matrix.astype(leaf.dtype).reshape(len(matrix), *leaf.shape)
-        bounds = bounds_of(leaf.space)
-        fine = np.ones(len(matrix), bool)
-        if bounds is not None:
-            inside = (values >= bounds[0]) & (values <= bounds[1])
-            fine &= inside.reshape(matrix.shape).all(axis=1)
-        if leaf.dtype.kind in "iub":
-            fine &= (values.reshape(matrix.shape) == matrix).all(axis=1)
-    if not fine.all():
-        size = math.prod(leaf.shape)
-        shown = matrix[:, 0] if size == 1 else None
-        made = pa.array(shown) if shown is not None else lists_of(matrix)
-        cells.faults.add(~fine, f"{what}: expected {describe(leaf.space)}", made)
-    if leaf.shape == ():
-        return pa.array(values)
-    return lists_of(values.reshape(matrix.shape))
 
 
 def lists_of(matrix: Array) -> Any:
@@ -281,16 +260,11 @@ def lists_of(matrix: Array) -> Any:
 
 
 def _text_reader(what: str, prefix: str, space: Text, name: str) -> Read:
+    rule = LeafRule(what, Leaf("", space))
+
     def read(cells: Cells) -> dict[str, Any]:
         texts = cells.texts(name)
-        absent = cells.missing(name, texts, "a text")
-        texts = texts.fill_null("")
-        lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
-        fine = (lengths >= space.min_length) & (lengths <= space.max_length)
-        if space.charset:
-            rest = pc.utf8_trim(texts, characters=space.charset)
-            fine &= pc.equal(rest, "").to_numpy(zero_copy_only=False)
-        cells.faults.add(~fine & ~absent, f"{what}: expected {describe(space)}", texts)
-        return {prefix: texts}
+        cells.missing(name, texts, "a text")
+        return {prefix: pa.array(rule.texts(texts.fill_null(""), cells.faults), pa.string())}
 
     return read

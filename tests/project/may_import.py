@@ -38,7 +38,7 @@ MAY_IMPORT = {
     ),
     # Arrow is imported by `importlib`, at the first request
     "ingest.bulk_import": (
-        "ingest.access ingest.collector ingest.episodes ingest.protocol ingest.web"
+        "ingest.access ingest.collector ingest.columns ingest.episodes ingest.protocol ingest.web"
         " storage.declarations storage.experience storage.spaces storage.wording msgspec numpy"
     ),
     "ingest.client": (
@@ -52,6 +52,8 @@ MAY_IMPORT = {
         " storage.shards storage.spaces storage.system storage.weights storage.wording msgspec"
         " numpy urllib3"
     ),
+    # Arrow is imported by `importlib`, at the first request
+    "ingest.columns": "ingest.protocol storage.experience storage.spaces numpy",
     "ingest.delivery": (
         "ingest.protocol storage.declarations storage.errors storage.experience storage.spaces"
         " storage.system storage.wording msgspec numpy opentelemetry urllib3"
@@ -67,8 +69,8 @@ MAY_IMPORT = {
     ),
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
-        "ingest.delivery ingest.protocol storage.experience storage.spaces storage.system"
-        " storage.wording duckdb msgspec numpy pyarrow sqlalchemy"
+        "ingest.columns ingest.delivery ingest.protocol storage.experience storage.spaces"
+        " storage.system storage.wording duckdb msgspec numpy pyarrow sqlalchemy"
     ),
     "ingest.protocol": "msgspec",
     # gymnasium: the space of an environment's name, in `declare`

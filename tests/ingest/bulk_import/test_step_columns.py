@@ -1,7 +1,7 @@
 """Rows as columns: an import stores the same as its events would; a mask finds bad rows.
 
-Also of `ingest.bulk_import.forms`, `ingest.bulk_import.leaf_columns` and
-`ingest.bulk_import.faults`.
+Also of `ingest.bulk_import.forms`, `ingest.columns.leaf_columns` `ingest.columns.faults` and
+`ingest.columns.step_numbers`.
 """
 
 from __future__ import annotations

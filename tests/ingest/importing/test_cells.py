@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.importing.cells import CellFaults, Cells, flattened, texts_of, to_micros, to_numbers
+from ingest.columns.arrow_kinds import flattened
+from ingest.importing.cells import CellFaults, Cells, texts_of, to_micros, to_numbers
 from ingest.importing.options import ImportOptions
 from ingest.protocol.errors import ImportFailed
 
@@ -177,7 +178,7 @@ def test_a_time_out_of_range_is_shown(column: Any, shown: str) -> None:
     found = cells(column, missing="drop")
     found.micros("x")
     reason = "column x: expected a time within 146,000 years of 1970 (numbers of us or ISO 8601)"
-    assert [fault.text(0) for fault in found.faults.found] == [f"{reason}, got {shown}"]
+    assert [fault.text(0) for fault, _ in found.faults.each()] == [f"{reason}, got {shown}"]
 
 
 @pytest.mark.parametrize(("ticks", "zone"), [(FAR, "America/New_York"), (-FAR, "Asia/Kolkata")])
@@ -205,7 +206,7 @@ def test_flags_are_booleans_zero_and_one_and_such_texts() -> None:
     found = cells(["true", " FALSE ", "1", "0.0", "yes", None])
     assert found.flags("x").tolist() == [True, False, True, False, False, False]
     assert found.faults.bad.tolist() == [False] * 4 + [True, True]
-    assert {fault.text(int(row)) for fault in found.faults.found for row in fault.rows} == {
+    assert {fault.text(int(row)) for fault, rows in found.faults.each() for row in rows} == {
         "column x: expected true or false, got 'yes'",
         "column x: expected true or false, got nothing",
     }
@@ -270,7 +271,7 @@ def test_an_unreadable_cell_is_a_fault_of_its_row() -> None:
         found = cells(column)
         assert found.json("x").to_pylist() == [shown, None, shown]
         assert found.faults.bad.tolist() == [False, True, False]
-        (fault,) = found.faults.found
+        ((fault, _),) = found.faults.each()
         assert fault.text(1).startswith("column x: expected UTF-8, ")
         assert texts_of(column).null_count == 1
 

@@ -1,42 +1,101 @@
-"""The columns of a space's leaves: from Arrow to canonical bytes, a whole column at a time.
+"""The values of a space's leaves: from numbers or Arrow to canonical ones, by whole columns.
 
-Numbers are cast if nothing but a float's precision can be lost. A leaf of several numbers comes as
-lists or as its bytes, a choice with names as a name or its code. Rows whose values do not fit are
-recorded in `RowFaults` and replaced by zeros.
+Numbers are cast if nothing but a float's precision can be lost. A column of Arrow with a leaf of
+several numbers has lists or their bytes, a choice with names has names or their codes. Rows whose
+values do not fit are recorded in `RowFaults`; those of a column of Arrow are replaced by zeros.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ingest.bulk_import.arrow_stream import is_list, load_arrow
-from ingest.bulk_import.faults import Mask, RowFaults
+from ingest.columns.arrow_kinds import (
+    Array,
+    Mask,
+    flattened,
+    is_bytes,
+    is_list,
+    is_text,
+    load_arrow,
+    nulls,
+    to_numpy,
+)
+from ingest.columns.faults import Got, RowFaults, nothing, shown
 from ingest.protocol.errors import Refusal
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Discrete, MultiBinary
 from storage.spaces.leaves import Leaf, bounds_of, describe
 
-Array: TypeAlias = NDArray[Any]
 Values: TypeAlias = Any
 """An array (rows, *shape); for Text, a list of strings."""
 
 _CASTS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
-class LeafColumn:
-    """A column of a leaf: its type check, and its values. `hidden`: messages do not show values."""
+class LeafRule:
+    """Judges a leaf's values. Faults are at `place`, which a message names."""
+
+    hidden = False  # whether messages do not show values
+
+    def __init__(self, place: str, leaf: Leaf) -> None:
+        self.place, self.leaf = place, leaf
+        self.dtype, self.shape, self.size = leaf.dtype, leaf.shape, math.prod(leaf.shape)
+        self.expected = f"expected {describe(leaf.space)}"
+        self._bounds = None if leaf.is_text or self.dtype.kind == "b" else bounds_of(leaf.space)
+
+    def fault(self, faults: RowFaults, bad: Mask, got: Got) -> None:
+        """Record rows that do not fit."""
+        faults.add(bad, self.place, self.expected, _not_shown if self.hidden else got)
+
+    def fitted(self, values: Array, faults: RowFaults) -> Array:
+        """Numbers (rows, *shape) in the leaf's dtype, if they are in its range."""
+        found, fine = values, np.ones(len(values), np.bool_)
+        if values.dtype != self.dtype:
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = values.astype(self.dtype)
+            if self.dtype.kind != "f":
+                fine &= _every(found == values)
+        if self._bounds is not None and found.size:
+            fine &= _every((found >= self._bounds[0]) & (found <= self._bounds[1]))
+        if not fine.all():
+            self.fault(faults, ~fine, lambda row: _shown(values[row]))
+        return found
+
+    def codes(self, space: Discrete, names: Any, faults: RowFaults) -> Array:
+        """The codes of names, a pyarrow.Array, each distinct one looked up once; else 0."""
+        encoded = names.dictionary_encode()
+        codes = np.append(space.codes(encoded.dictionary.to_pylist()), -1)
+        found = codes[to_numpy(encoded.indices.fill_null(-1))]
+        unknown = found < 0
+        if unknown.any():
+            self.fault(faults, unknown, shown(names))
+            found = np.maximum(found, 0)
+        return found
+
+    def texts(self, values: Any, faults: RowFaults) -> list[str]:
+        """Strings, "" for invalid ones. Each distinct string is checked once."""
+        space: Any = self.leaf.space
+        encoded = values.dictionary_encode()
+        words = [_word(word, space) for word in encoded.dictionary.to_pylist()]
+        places = to_numpy(encoded.indices.fill_null(len(words)))
+        words.append(None)
+        bad = np.array([word is None for word in words])[places]
+        if bad.any():
+            self.fault(faults, bad, shown(values))
+        return [words[place] or "" for place in places.tolist()]
+
+
+class LeafColumn(LeafRule):
+    """A leaf's column of Arrow: its type check, and its values."""
 
     def __init__(self, column: str, kind: Any, leaf: Leaf, *, hidden: bool) -> None:
         """Raises Refusal for a column whose type cannot hold the leaf's values."""
-        self.column, self.leaf, self.path, self._hidden = column, leaf, leaf.path, hidden
-        self.dtype, self.shape, self.size = leaf.dtype, leaf.shape, math.prod(leaf.shape)
-        self._expected = f"expected {describe(leaf.space)}"
-        self._bounds = None if leaf.is_text or self.dtype.kind == "b" else bounds_of(leaf.space)
+        super().__init__(column, leaf)
+        self.hidden = hidden
         self._is_null = load_arrow().types.is_null(kind)
         self._is_bytes, self._is_list = is_bytes(kind), is_list(kind)
         self._is_flat = getattr(kind, "list_size", -1) == self.size and not is_list(kind.value_type)
@@ -45,7 +104,7 @@ class LeafColumn:
         fits = self._is_null or self._is_bytes or (leaf.is_text and is_text(kind)) or self._names
         unsure = names is not None and not fits and names.has_numbers
         if unsure or not (fits or self._holds(kind)):
-            text = f"{self._expected}, got a column of {kind!s:.80}"
+            text = f"{self.expected}, got a column of {kind!s:.80}"
             text += ": send these numbers as strings" if unsure else ""
             raise Refusal("invalid", text, f"$.{column}")
 
@@ -64,46 +123,33 @@ class LeafColumn:
     def values(self, column: Any, faults: RowFaults) -> Values:
         """The values of a pyarrow.Array."""
         if self.leaf.is_text:
-            return self._texts(column, faults)
+            return self.texts(column.cast("string") if self._is_null else column, faults)
         if column.null_count:
-            self._add(faults, _numpy(column.is_null()))
+            faults.add(nulls(column), self.place, self.expected, nothing)
         if self._is_bytes:
-            found = self._from_bytes(column, faults)
-        elif self._names is not None:
-            return self._codes(self._names, column, faults)
-        elif self._is_null:
-            found = np.zeros((len(column), *self.shape), self.dtype)
-        else:
-            found = self._cast(self._numbers(column, faults), faults)
-        if self._bounds is not None and found.size:
-            fine = np.asarray((found >= self._bounds[0]) & (found <= self._bounds[1]))
-            if not fine.all():
-                self._add(
-                    faults, ~_every(fine), lambda row: np.array2string(found[row], threshold=8)
-                )
-        return found
-
-    def _add(self, faults: RowFaults, bad: Mask, got: Callable[[int], Any] | None = None) -> None:
-        if self._hidden and got is not None:
-            got = _not_shown
-        faults.add(bad, self.column, self._expected, got)
+            return self.fitted(self._from_bytes(column, faults), faults)
+        if self._names is not None:
+            return self.codes(self._names, column, faults)
+        if self._is_null:
+            return np.zeros((len(column), *self.shape), self.dtype)
+        return self.fitted(self._numbers(column, faults), faults)
 
     def _from_bytes(self, values: Any, faults: RowFaults) -> Array:
         """Decode a leaf's canonical bytes to numbers."""
         compute = load_arrow().compute
         size, rows = self.dtype.itemsize * self.size, len(values)
-        lengths = _numpy(compute.binary_length(values).fill_null(size))
+        lengths = to_numpy(compute.binary_length(values).fill_null(size))
         wrong = lengths != size
         if wrong.any():
-            self._add(faults, wrong, lambda row: f"{lengths[row]} bytes")
-        kept = ~wrong & ~_numpy(values.is_null())
+            self.fault(faults, wrong, lambda row: f"{lengths[row]} bytes")
+        kept = ~wrong & ~to_numpy(values.is_null())
         some = values if kept.all() else values.filter(load_arrow().array(kept))
         raw = np.zeros((rows, size), np.uint8)
         raw[kept] = np.frombuffer(b"".join(some.to_pylist()), np.uint8).reshape(len(some), size)
         if self.dtype.kind == "b":
             fine = raw <= 1
             if not fine.all():
-                self._add(faults, ~_every(fine), lambda row: "other bytes")
+                self.fault(faults, ~_every(fine), lambda row: "other bytes")
                 raw &= 1
         if not size:
             return np.zeros((rows, *self.shape), self.dtype)
@@ -116,108 +162,43 @@ class LeafColumn:
         if self._is_flat and not values.null_count:
             values = values.flatten()
         elif self._is_list:
-            counts = _counts(values)
+            counts = flattened(values)[0]
             kept = counts == size
             if kept.all():
                 kept = None
             else:
-                self._add(faults, ~kept, lambda row: f"{counts[row]} values")
+                self.fault(faults, ~kept, lambda row: f"{counts[row]} values")
                 values = values.filter(load_arrow().array(kept))
             while is_list(values.type):
                 values = values.flatten()
         if values.null_count:
             if self._is_list:
-                none = _numpy(values.is_null()).reshape(-1, size).any(axis=1)
+                none = to_numpy(values.is_null()).reshape(-1, size).any(axis=1)
                 bad = np.zeros(rows, np.bool_)
                 bad[slice(None) if kept is None else kept] = none
-                self._add(faults, bad, lambda row: "a list with a null")
+                self.fault(faults, bad, lambda row: "a list with a null")
             values = values.fill_null(False if str(values.type) == "bool" else 0)
-        flat = _numpy(values)
+        flat = to_numpy(values)
         if kept is None:
             return flat.reshape(rows, *self.shape)
         found = np.zeros((rows, *self.shape), flat.dtype)
         found[kept] = flat.reshape(int(kept.sum()), *self.shape)
         return found
 
-    def _cast(self, values: Array, faults: RowFaults) -> Array:
-        """Cast to the leaf's dtype, if nothing but a float's precision is lost."""
-        if values.dtype == self.dtype:
-            return values
-        with np.errstate(over="ignore"):
-            found = values.astype(self.dtype)
-        if self.dtype.kind != "f":
-            same = np.asarray(found == values)
-            if not same.all():
-                self._add(faults, ~_every(same), lambda row: "other integers")
-        return found
 
-    def _codes(self, space: Discrete, values: Any, faults: RowFaults) -> Array:
-        """The codes of names, 0 for unknown ones. Each distinct name is looked up once."""
-        encoded = values.dictionary_encode()
-        codes = np.append(space.codes(encoded.dictionary.to_pylist()), -1)
-        found = codes[_numpy(encoded.indices.fill_null(-1))]
-        unknown = found < 0
-        if unknown.any():
-            self._add(faults, unknown, lambda row: repr(values[row].as_py()))
-            found = np.maximum(found, 0)
-        return found
-
-    def _texts(self, values: Any, faults: RowFaults) -> list[str]:
-        """Strings, "" for invalid ones. Each distinct string is checked once."""
-        space: Any = self.leaf.space
-        if self._is_null:
-            values = values.cast("string")
-        encoded = values.dictionary_encode()
-        words = [_word(word, space) for word in encoded.dictionary.to_pylist()]
-        places = _numpy(encoded.indices.fill_null(len(words)))
-        words.append(None)
-        bad = np.array([word is None for word in words])[places]
-        if bad.any():
-            self._add(faults, bad, lambda row: repr(values[row].as_py()))
-        return [words[place] or "" for place in places.tolist()]
+def _shown(value: Any) -> str:
+    """A number, or an array, of which a long one is abbreviated."""
+    return str(value) if not value.shape else np.array2string(value, threshold=8, separator=", ")
 
 
 def _not_shown(row: int) -> str:
     return "other values, not shown because they are redacted"
 
 
-def is_text(kind: Any) -> bool:
-    """Whether a type holds strings."""
-    types = load_arrow().types
-    return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
-def is_bytes(kind: Any) -> bool:
-    """Whether a type holds bytes."""
-    types = load_arrow().types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def _numpy(values: Any) -> Array:
-    found: Array = values.to_numpy(zero_copy_only=False)
-    return found
-
-
 def _every(fine: Array) -> Mask:
     """For each row, whether all of its values are fine."""
     result: Mask = np.asarray(fine.all(axis=tuple(range(1, fine.ndim))))
     return result
-
-
-def _counts(values: Any) -> Array:
-    """The total number of values in each row's nested lists, int64 (rows,)."""
-    compute = load_arrow().compute
-
-    def lengths(lists: Any) -> Array:
-        return _numpy(compute.fill_null(compute.list_value_length(lists), 0)).astype(np.int64)
-
-    counts = lengths(values)
-    inner = compute.list_flatten(values)
-    while is_list(inner.type):
-        ends, below = np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(lengths(inner)))
-        counts = below[ends[1:]] - below[ends[:-1]]
-        inner = compute.list_flatten(inner)
-    return counts
 
 
 def _word(word: str | bytes, space: Any) -> str | None:
