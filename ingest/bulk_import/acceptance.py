@@ -103,7 +103,7 @@ class Acceptance:
             before = int(ends[first - 1]) if first else 0
             most = int(ends.searchsorted(before + GROUP_ROWS, "right"))
             last = min(max(most, first + 1), first + GROUP_WHOLE)
-            yield whole.take(np.arange(first, min(last, len(ends))))
+            yield whole.take(slice(first, min(last, len(ends))))
             first = last
 
     def accept(self, block: StepBlock, group: Sequence[Run] | WholeRuns) -> int:

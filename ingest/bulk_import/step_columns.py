@@ -8,6 +8,7 @@ because it accesses nothing of the collector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,12 +98,13 @@ class WholeRuns:
     def lengths(self) -> Array:
         return np.asarray(self.ends - self.begins)
 
-    def take(self, places: Array) -> WholeRuns:
+    def take(self, places: Array | slice) -> WholeRuns:
         """Some of the episodes."""
-        at = places.tolist()
 
         def some(values: list[Any]) -> list[Any]:
-            return [values[place] for place in at] if values else []
+            if not values or isinstance(places, slice):
+                return values[places] if values else []
+            return [values[place] for place in places.tolist()]
 
         return WholeRuns(
             self.numbers[places],
@@ -336,9 +338,7 @@ class StepColumns:
         good = np.minimum(first_bad, tails)
         lasts = np.flatnonzero((good == ends) & (good > begins))
         finals = self._final_values(block, cut, (ends[lasts] - 1 - begin))
-        final = dict(zip(lasts.tolist(), finals, strict=True))
         endings = self._endings(block, cut, (ends[lasts] - 1 - begin))
-        how = dict(zip(lasts.tolist(), endings, strict=True))
         enabled = self._cells("training_enabled", cut, heads - begin, True)
         continues = self._cells("continues", cut, heads - begin, None)
         if self._are_whole(block, numbers, endings):
@@ -346,7 +346,7 @@ class StepColumns:
                 numbers,
                 begins,
                 ends,
-                [self._runs.names[number] for number in numbers.tolist()],
+                self._runs.names[int(numbers[0]) : int(numbers[-1]) + 1],
                 endings,
                 [tags.get(head) for head in (heads - begin).tolist()] if tags else [],
                 continues if any(continues) else [],
@@ -354,6 +354,8 @@ class StepColumns:
                 finals if any(final is not None for final in finals) else [],
             )
             return
+        final = dict(zip(lasts.tolist(), finals, strict=True))
+        how = dict(zip(lasts.tolist(), endings, strict=True))
         agents = self._cells("agents", cut, tails - 1 - begin, -1)
         times = np.frombuffer(block.columns["ts"], np.int64)
         times = times[heads - begin] if len(times) else np.full(len(heads), NO_TIME)
@@ -581,18 +583,28 @@ class StepColumns:
 
         Columns that contradict each other are faults.
         """
-        given = list(zip(*(self._cells(name, cut, rows, None) for name in _ENDS), strict=True))
-        known = {cells: _ending(*cells) for cells in {*given}}
-        bad = np.zeros(len(block.ends), np.bool_)
-        bad[rows] = [not known[cells] for cells in given]
         there = [name for name in _ENDS if name in cut]
+        if not there:
+            return ["terminated"] * len(rows)
+        taken = self._arrow.array(rows)
+        encoded = [cut[name].take(taken).dictionary_encode("encode") for name in there]
+        sizes = [len(column.dictionary) for column in encoded]
+        codes = np.ravel_multi_index([column.indices.to_numpy() for column in encoded], sizes)
+        used = np.unique(codes)
+        words = [column.dictionary.to_pylist() for column in encoded]
+        known, bad = [""] * math.prod(sizes), np.zeros(len(block.ends), np.bool_)
+        for code in used.tolist():
+            at = np.unravel_index(code, sizes)
+            cells = {name: own[place] for name, own, place in zip(there, words, at, strict=True)}
+            known[code] = _ending(*(cells.get(name) for name in _ENDS))
+        bad[rows] = ~np.array(known, np.bool_)[codes]
         expected = f"expected one ending from {', '.join(there)}"
 
         def got(row: int) -> str:
             return ", ".join(f"{cut[name][row].as_py()!r}" for name in there)
 
-        block.ends.add(bad, there[0] if there else "", expected, got)
-        return [known[cells] for cells in given]
+        block.ends.add(bad, there[0], expected, got)
+        return [known[code] for code in codes.tolist()]
 
     def _cells(self, name: str, cut: Mapping[str, Any], rows: Array, default: Any) -> list[Any]:
         """A column's values in some rows; the default for null, and if the column is absent."""

@@ -37,7 +37,7 @@ replaces the stored one.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
@@ -85,7 +85,8 @@ class EpisodeAssembler:
         self.policies, self.limits = Policies(policies, past), limits or Limits()
         self.episodes: dict[Name, OpenEpisode] = {}
         self.closing: dict[Name, OpenEpisode] = {}  # ended, but accepting late rewards
-        self.finished: OrderedDict[Name, Finished] = OrderedDict()
+        self.finished: dict[Name, Finished] = {}
+        self._remembered: deque[Finished] = deque()  # oldest first; may hold replaced ones
         self.wholes: dict[str, Whole] = {}  # the known episodes of several agents
         self.instances = Instances()
         self.next_key = 0
@@ -339,6 +340,7 @@ class EpisodeAssembler:
             self._need(row)
         self.steps += len(event.rewards) // 8
         self.sealed += found
+        self._remembered.extend(finished)
         self.finished.update(zip(event.episode_ids, finished, strict=True))
         self._forget_oldest()
 
@@ -494,6 +496,7 @@ class EpisodeAssembler:
 
     def remember_finished(self, finished: Finished) -> None:
         """Keep what answers to late events need; above the limit, drop the oldest."""
+        self._remembered.append(finished)
         self.finished[finished.name] = finished
         self.instances.knows(finished.instance, finished.start, finished.name)
         if finished.agent_id is not None:
@@ -508,9 +511,15 @@ class EpisodeAssembler:
 
     def _forget_oldest(self) -> None:
         """Drop the oldest ended episodes above the limit."""
-        for _ in range(len(self.finished) - self.limits.finished):
-            gone = self.finished.popitem(last=False)[1]
-            self.instances.unknow(gone.instance, gone.start)
+        finished, most = self.finished, self.limits.finished
+        while len(finished) > most:
+            gone = self._remembered.popleft()
+            name = gone.episode_id if gone.agent_id is None else gone.name
+            if finished.get(name) is not gone:
+                continue
+            del finished[name]
+            if gone.instance:
+                self.instances.unknow(gone.instance, gone.start)
             if gone.agent_id is not None:
                 self._forget_track(gone)
 

@@ -240,10 +240,10 @@ class Judge:
         known = self._known
         if policy_id not in known.policies.rules or len({*names}) < len(names):
             return None
-        if any(name.startswith(UNSAMPLED) for name in names):
+        if UNSAMPLED in "".join(names) and any(name.startswith(UNSAMPLED) for name in names):
             return None
         for there in (known.episodes, known.finished, known.closing, known.wholes):
-            if not there.keys().isdisjoint(names):
+            if there and not there.keys().isdisjoint(names):
                 return None
         if len(known.episodes) >= known.limits.open_episodes:
             return None

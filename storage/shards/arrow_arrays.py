@@ -189,10 +189,9 @@ class RepeatedText:
     """A text column with one value per part, repeated over the parts' rows."""
 
     def __init__(self, values: Sequence[str | None]) -> None:
-        index: dict[str, int] = {}
-        codes = [-1 if v is None else index.setdefault(v, len(index)) for v in values]
-        self._codes = np.array(codes, np.int64)
-        self._words = pa.array(list(index), pa.string())
+        encoded = pa.array(values, pa.string()).dictionary_encode()
+        self._codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        self._words = encoded.dictionary
 
     def rows(self, parts: slice, sizes: Array) -> pa.Array:
         """A dictionary array of the values of these parts, repeated `sizes` times each."""

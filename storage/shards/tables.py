@@ -27,6 +27,7 @@ from storage.shards.schema import ColumnSpec, ShardMetadata, coded_schema, final
 
 _ENDINGS = pa.array(ENDINGS)
 _WORDS = {column.name: pa.array(column.words) for column in STEP_COLUMNS if column.words}
+_CODES: dict[str | None, int] = {None: -1, **{word: code for code, word in enumerate(ENDINGS)}}
 _TERMINATED = np.array([word in TERMINATED for word in (*ENDINGS, None)])  # by code, -1 for null
 
 
@@ -65,8 +66,7 @@ class BlockColumns:
         self._texts = self._repeated_texts()
         self._dist = _dist_inputs(block, self.rows)
         self._agents = np.array(scalars.agents, np.int32)
-        codes = [-1 if word is None else ENDINGS.index(word) for word in scalars.ended]
-        self._ended = np.array(codes, np.int8)
+        self._ended = np.array([_CODES[word] for word in scalars.ended], np.int8)
         infos = [text.encode() for text in scalars.infos]
         self._infos = Texts(
             starts_of(np.array([len(text) for text in infos], np.int64)),

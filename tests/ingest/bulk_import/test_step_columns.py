@@ -1,6 +1,6 @@
 """Rows as columns: an import stores the same as its events would; a mask finds bad rows.
 
-Also of `ingest.bulk_import.forms`, `ingest.columns.leaf_columns` `ingest.columns.faults` and
+Also of `ingest.bulk_import.forms`, `ingest.columns.leaf_columns`, `ingest.columns.faults` and
 `ingest.columns.step_numbers`.
 """
 
