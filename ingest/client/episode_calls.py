@@ -31,7 +31,7 @@ from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import Agent, ClientEpisode, ClientWhole, EpisodeBook, no_action
 from ingest.client.remote_actions import RemoteActor
-from ingest.delivery.declarations import ClientPolicy, Draft
+from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.events import (
     late_reward,
     now_or,
@@ -340,9 +340,6 @@ class EpisodeCalls:
 
     def _put(self, events: list[Any]) -> Sequence[int]:
         """Queue events together; return their indices."""
-        if len(events) == 1 and isinstance(events[0], End):  # a short cut
-            (end,) = events
-            return (self.queueing.put(end, weight(end), draft=isinstance(end.obs, Draft)),)
         for event in events:
             self.queueing.require_room(label_of(event), weight(event))
         return self.outbox.put_all(events) if events else ()

@@ -154,6 +154,7 @@ class ClientWhole:
         "episode_id",
         "gone",
         "missed",
+        "names",
         "parting",
         "pass_prob",
         "policies",
@@ -182,6 +183,7 @@ class ClientWhole:
         self.acted: set[Agent] = set()  # at any time
         self.missed: dict[Agent, Missed] = {}  # why an agent's last action is not logged
         self.env_t = 0  # calls in which agents acted
+        self.names: tuple[str, ...] = ()  # under which the book has it
 
     @classmethod
     def of_one(
@@ -285,6 +287,7 @@ class EpisodeBook:
 
     def begin(self, whole: ClientWhole, *names: str) -> None:
         """Note an episode as open, under these ids."""
+        whole.names = names
         for name in names:
             self.wholes[name] = whole
             if whole.arguments.has_one:
@@ -310,11 +313,12 @@ class EpisodeBook:
 
     def end_whole(self, whole: ClientWhole, cause: Refusal | None = None) -> None:
         """Note that an episode has ended."""
-        for track in whole.tracks.values():
-            self.open.pop(name_of(track), None)
-        for name in (whole.episode_id, *unsampled_names(whole.episode_id)):
+        for name in whole.names:
             if self.wholes.get(name) is whole:
                 self.end(name, cause)
+        for agent in whole.tracks:
+            if agent is not None:
+                self.open.pop((whole.episode_id, agent), None)
 
     def is_left_out(self, episode_id: str) -> bool:
         """Whether an episode, open or remembered, is not sampled."""

@@ -242,7 +242,7 @@ class PolicyClient:
     # --- episodes ----------------------------------------------------------------------------
     #
     # The calls are in EpisodeCalls. Here are the starts, and short cuts for episodes of one agent:
-    # `log_action`, a reward for a queued step, and an action of the client's own policy.
+    # `log_action`, a reward for a queued step, an end, and an action of the client's own policy.
 
     def start_episode(
         self,
@@ -460,7 +460,21 @@ class PolicyClient:
         """
         notice_fork()
         truncated = flag("truncated", truncated)
-        self._calls.end_episode(episode_id, observation, truncated=truncated, ts=ts)
+        track = self._book.open.get(episode_id)
+        if track is None or not track.is_free:
+            return self._calls.end_episode(episode_id, observation, truncated=truncated, ts=ts)
+        name = track.episode_id
+        obs = None if observation is None else track.policy.observe(name, observation)
+        end = End(episode_id=name, seq=track.seq, obs=obs, truncated=truncated, ts=now_or(ts))
+        if track.decided is not None:
+            end.decided = track.decided
+        if track.says_schema:
+            end.schema_id = track.policy.schema_id
+        size = EVENT_BYTES if obs is None else EVENT_BYTES + len(obs)
+        self._queueing.put(end, size, draft=isinstance(obs, Draft))
+        self._outbox.over(name)
+        self._book.end_whole(self._book.wholes[name])
+        return self._queueing.settle(name) if self._sync else None
 
     def log_step(
         self,

@@ -114,6 +114,7 @@ os.read(0, 1)
 """
 
 CALLS = """
+from storage.system import forks
 from tests.ingest.bare_fork import bare_fork
 
 def refused(call, *given):
@@ -144,6 +145,8 @@ FIRST = {
     "close": lambda: client.close(10),
     "exit": lambda: sys.exit(0),
 }
+if OPTION:
+    forks._page = None  # as on a system that wipes no memory
 client = PolicyClient(address, linger=60.0, **(SPOOL if OPTION else {}))
 client.start_episode("parent")
 client.log_action("parent", OBS, 1)
