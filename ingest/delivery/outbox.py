@@ -1,14 +1,17 @@
 """The queue between logging calls and the thread that sends: events in, batches out.
 
-`Outbox` lets calls and threads wait for each other and decides what a full queue does; what it
-holds is an `EventQueue`.
+An event is *pending* from when it is added until the collector has judged it. It waits in the
+queue, is in the batch in flight, or is *pulled*: sent with a `get_action` of its own episode.
+Queued events have consecutive indices; an event whose index is below `fixed` has been sent, so its
+content is fixed. Start numbers are assigned here, because they belong to the current instance. An
+episode that was started under another instance is a *stray*.
 
 A signal handler, or a finalizer that the garbage collector runs in any thread, may call the client
 in the middle of another call. So the lock is reentrant, and another complete call may run inside
 every section that holds it. State that must agree is therefore changed by statements without a call
-between them, and an index is read before its event is added: it may be too low but never too high.
-Where this is impossible (`_is_solid`), and in the client's own threads, which would wait for
-themselves, such an inner call does not wait.
+between them, also none on the right of an augmented assignment. An index is read before its event
+is added: it may be too low but never too high. Where this is impossible (`_is_solid`), and in the
+client's own threads, which would wait for themselves, such an inner call does not wait.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,7 +29,6 @@ from typing import Any, Literal
 from ingest.delivery.batches import BATCH_BYTES, BatchSize, fitting, whole_runs
 from ingest.delivery.declarations import Draft
 from ingest.delivery.dropped import DroppedEpisodes
-from ingest.delivery.event_queue import EventQueue
 from ingest.delivery.events import (
     EVENT_BYTES,
     broken_end,
@@ -37,7 +40,7 @@ from ingest.delivery.events import (
 from ingest.delivery.shared_spool import RETRY_SECONDS, SharedSpool
 from ingest.delivery.spool import Spool
 from ingest.protocol.agent_names import Name, label_of, name_of
-from ingest.protocol.errors import BufferFull
+from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.wording import counted
 
@@ -113,7 +116,7 @@ class Outbox:
         self.on_full = on_full
         self.patience = timeout if on_full == "block" else max_wait
         self.linger = linger
-        self.queue = EventQueue()
+        self.closed = False  # no new events are accepted
         self.reset()
 
     def reset(self) -> None:
@@ -123,7 +126,20 @@ class Outbox:
         self.own_threads: set[int] = set()  # that must not wait
         self._filled = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
-        self.queue = EventQueue(closed=self.queue.closed)
+        self.instance: str | None = None  # of new episodes; None: not registered yet
+        self.events: list[Event | None] = []  # the queue; None: pulled
+        self.flight: list[Event] = []  # the events in flight that are not judged yet
+        self.pending = 0  # events in memory that are not judged
+        self.nbytes = 0  # of the pending events, by `weight`
+        self.requeues = 0  # how often events came into the queue that are not new
+        self.fixed = 0  # events below this index have been sent: their content is fixed
+        self.strays: dict[Name, str] = {}  # episode -> its instance, if that is another one
+        self._taken = 0  # the index of events[0]
+        self._done = 0  # events below this index have been judged or wait to be sent again
+        self._pulls: dict[int, int] = {}  # ticket -> the first index it took
+        self._next_pull = 0
+        self.next_start = 0
+        self._marks: deque[tuple[int, float]] = deque()  # from an index on: queued since
         self.dropped = DroppedEpisodes(self._lock)
         self._wake_at = sys.maxsize
         self._urgent = 0
@@ -143,7 +159,7 @@ class Outbox:
                 self._lock,
                 bounds=(self.max_events, self.max_bytes),
                 max_wait=self.patience,
-                number=self.queue.number,
+                number=self._number_all,
                 queue_has_room=self._has_room,
                 enter=self._enter_spooled,
                 full=self.full,
@@ -158,21 +174,6 @@ class Outbox:
             self.request_bytes = min(self.max_bytes, max_body * 9 // 10)
             self.size.bound(self.request_bytes)
 
-    @property
-    def closed(self) -> bool:
-        """Whether no new events are accepted."""
-        return self.queue.closed
-
-    @property
-    def instance(self) -> str | None:
-        """The instance under which new episodes start; None if it is not registered yet."""
-        return self.queue.instance
-
-    @property
-    def pending(self) -> int:
-        """The number of events in memory that the collector has not judged."""
-        return self.queue.pending
-
     # --- in ----------------------------------------------------------------------------------
 
     def put(self, event: Event, size: int, *, draft: bool = False) -> int:
@@ -186,17 +187,24 @@ class Outbox:
                 return -1
             if self.spool is not None:
                 return self.spool.put([event], size)[0]
-            queue = self.queue
-            if queue.pending >= self.max_events or queue.nbytes + size > self.max_bytes:
+            if self.pending >= self.max_events or self.nbytes + size > self.max_bytes:
                 if self.on_full != "drop":
                     self._wait_for_room(1, size)
                 elif self._lacks_room([event], size):
                     self._drop([event])
                     return -1
-            index = queue.add(event, size)
+            events = self.events
+            index = self._taken + len(events)
+            if self.closed:
+                raise ClientError("the client is closed")
+            self.pending += 1
+            self.nbytes += size
+            events.append(event)
+            if len(events) == 1:
+                self._marks.append((self._taken, time.monotonic()))
             if draft:
                 self._note_draft()
-            if len(queue.events) >= self._wake_at:
+            if len(events) >= self._wake_at:
                 self._wake_at = sys.maxsize
                 self._filled.notify()
             return index
@@ -238,11 +246,28 @@ class Outbox:
             return [places.get(id(event), -1) for event in events]
 
     def _extend(self, events: Sequence[Event], size: int, *, is_new: bool = False) -> int:
-        """As `EventQueue.extend`, with the lock held."""
-        first = self.queue.extend(events, size, is_new=is_new)
+        """Add events and number their starts; return the index of the first. With the lock held.
+
+        Raises ClientError for new ones after `close`.
+        """
+        if not self.events and events:
+            self._marks.append((self._taken, time.monotonic()))
+        first, count = self._taken + len(self.events), len(events)
+        fresh = _unnumbered(events)
+        while True:
+            owner = self.instance
+            for start in fresh:
+                self._number(start)
+            if owner == self.instance:  # and not renewed by an inner call
+                break
+        if is_new and self.closed:
+            raise ClientError("the client is closed")
+        self.pending += count
+        self.nbytes += size
+        self.events.extend(events)
         if any(map(_drafts_of, events)):
             self._note_draft()
-        if len(self.queue.events) >= self._wake_at:
+        if len(self.events) >= self._wake_at:
             self._wake_at = sys.maxsize
             self._filled.notify()
         return first
@@ -256,7 +281,7 @@ class Outbox:
         return [-1] * len(events)
 
     def _note_draft(self) -> None:
-        self._draft_end = self.queue.end
+        self._draft_end = self.end
         self.drafted = self.asked = True
 
     def ask(self) -> None:
@@ -276,7 +301,7 @@ class Outbox:
         """The error of a full queue."""
         why = f", which refuses them: {self.trouble}" if self.trouble else ""
         size, most = (
-            f"{self.queue.nbytes} bytes",
+            f"{self.nbytes} bytes",
             f"{counted(self.max_events, 'event')} and {self.max_bytes} bytes",
         )
         if self.spool is not None:
@@ -295,7 +320,7 @@ class Outbox:
         """An event that alone is over `max_bytes` may pass an empty queue."""
         fits = (
             self.pending + count <= self.max_events * share
-            and self.queue.nbytes + size <= self.max_bytes * share
+            and self.nbytes + size <= self.max_bytes * share
         )
         return fits or self.pending == 0 or self.closed
 
@@ -347,33 +372,21 @@ class Outbox:
         All or none: raises BufferFull, and ValueError for a sum that is not finite.
         """
         with self._lock:
-            while True:
-                folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
-                rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
-                size = sum(map(weight, rest))
-                is_dropped = bool(rest) and self.dropped.is_dropped(rest[0].episode_id)
-                if is_dropped or (self.on_full == "drop" and self._lacks_room(rest, size)):
-                    (self.dropped.count if is_dropped else self._drop)(rest)
-                    rest, size = [], 0
-                if not rest or self.spool is not None or self._has_room(len(rest), size):
-                    break
-                self._wait_for_room(len(rest), size)  # steps may leave meanwhile
+            folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
+            rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
+            if rest:
+                self.put_all(rest)
             for place, reward in enumerate(rewards):
                 if not folds[place]:
                     continue
                 folds[place] = self._fold(reward.index, reward.step, reward.amount, reward.info)
-                if not folds[place]:
-                    rest.append(reward.event)
-                    size += weight(reward.event)
-            if self.spool is not None and rest:
-                self.spool.put(rest, size)
-            else:
-                self._extend(rest, size, is_new=bool(rest))
+                if not folds[place]:  # the step has left meanwhile
+                    self._extend([reward.event], weight(reward.event))
             return folds
 
     def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Whether a reward can be added to the step at `index`. Raises ValueError if infinite."""
-        if step is None or index < self.queue.fixed or self.spool is not None:
+        if step is None or index < self.fixed or self.spool is not None:
             return False  # events on disk are not changed
         if info is not None and weight(step) + memoryview(info).nbytes > self.request_bytes:
             return False
@@ -389,11 +402,11 @@ class Outbox:
             merged = info if step.info is None else merge_infos(step.info, info)
             more = memoryview(merged).nbytes
             more -= 0 if step.info is None else memoryview(step.info).nbytes
-        if index < self.queue.fixed:
+        if index < self.fixed:
             return False
         step.reward = reward if step.reward is None else step.reward + reward
         step.info = merged
-        self.queue.nbytes += more
+        self.nbytes += more
         return True
 
     # --- out ---------------------------------------------------------------------------------
@@ -409,7 +422,7 @@ class Outbox:
             with self._lock:
                 if self.asked:
                     return [], None
-                queue = self.queue.events
+                queue = self.events
                 idle = not queue
                 while not queue and not (self.spool and self.spool.files.unread):
                     if self.asked:
@@ -445,7 +458,7 @@ class Outbox:
         spool = self.spool
         if spool is None or not spool.files.unread or self.asked:
             return True
-        if len(self.queue.events) >= self.batch:
+        if len(self.events) >= self.batch:
             return True
         try:
             return spool.read(min(self.batch, self.max_events), self._enter_read)
@@ -456,26 +469,46 @@ class Outbox:
         """Queue events that were read from disk, with their instances. With the lock held."""
         for event, owner in found:
             if owner is not None and not is_late(event):
-                self.queue.strays.setdefault(name_of(event), owner)
+                self.strays.setdefault(name_of(event), owner)
         events = [event for event, _ in found]
         if events:
-            self.queue.requeues += 1
+            self.requeues += 1
         self._extend(events, sum(map(weight, events)))
 
     def _cut(self) -> list[Event]:
+        """Take the next flight from the queue. With the lock held."""
         self._hurried = False
-        queue = self.queue.events
-        flight = self.queue.cut(whole_runs(queue, self._fitting(queue[: self.batch])))
+        count = whole_runs(self.events, self._fitting(self.events[: self.batch]))
+        flight = [event for event in self.events[:count] if event is not None]
+        del self.events[:count]
+        self._done = self._taken
+        self._taken += count
+        self.fixed = max(self.fixed, self._taken)
+        self._marks.append((self._taken + len(self.events), time.monotonic()))
+        while len(self._marks) > 1 and self._marks[1][0] <= self._done:
+            self._marks.popleft()
+        self.flight = list(flight)
+        self._land(())
         self._changed.notify_all()
         return flight
+
+    def _land(self, events: Collection[Event]) -> None:
+        """Remove events from the flight; when it is empty, the next batch can be sent."""
+        if len(events) == len(self.flight):
+            self.flight = []
+        elif events:
+            landed = set(map(id, events))
+            self.flight = [event for event in self.flight if id(event) not in landed]
+        if not self.flight:
+            self._done = self._taken
 
     def _fitting(self, events: Sequence[Event | None]) -> int:
         """The number of events that fit in one batch, by bytes and with one instance."""
         count = len(events)
         most = self.size.nbytes
-        if self.queue.nbytes > most:
+        if self.nbytes > most:
             count = fitting(events, most)
-        if strays := self.queue.strays:
+        if strays := self.strays:
             owners = [e and strays.get(name_of(e), "") for e in events[:count]]
             first = next((owner for owner in owners if owner is not None), None)
             count = next(
@@ -501,8 +534,8 @@ class Outbox:
                         not self.drafted
                         and not (self.spool and self.spool.has_unread(own=True))
                         and not (self.spool and self.spool.is_unwritten(ids))
-                        and not any(name_of(event) in ids for event in self.queue.flight)
-                        and self._fits_request(self.queue.places(ids, since))
+                        and not any(name_of(event) in ids for event in self.flight)
+                        and self._fits_request(self._places(ids, since))
                     )
                 )
 
@@ -538,18 +571,40 @@ class Outbox:
         if instance is None:
             return None
         mine = {name for name in ids if self.owner(name) == instance}
-        ticket, events = self.queue.pull(mine, since)
-        return Pulled(events, instance, mine, ticket)
+        places = self._places(mine, since)
+        events = self._take_from(places)
+        self._next_pull += 1
+        if events:
+            self._pulls[self._next_pull] = self._taken + places[0]
+        return Pulled(events, instance, mine, self._next_pull)
+
+    def _places(self, ids: Collection[Name], since: int) -> list[int]:
+        """Where in the queue events of some episodes are; `since` is a lower bound of an index."""
+        found = []
+        for place in range(max(0, since - self._taken), len(self.events)):
+            event = self.events[place]
+            if event is not None and name_of(event) in ids:
+                found.append(place)
+        return found
+
+    def _take_from(self, places: Sequence[int]) -> list[Event]:
+        events = []
+        for place in places:
+            event = self.events[place]
+            if event is not None:
+                events.append(event)
+            self.events[place] = None
+        return events
 
     def _fits_request(self, places: Sequence[int]) -> bool:
-        events = [event for place in places if (event := self.queue.events[place]) is not None]
+        events = [event for place in places if (event := self.events[place]) is not None]
         if len(events) > self.batch:
             return False
         return len(events) < 2 or sum(map(weight, events)) <= self.request_bytes
 
     def owner(self, name: Name) -> str | None:
         """The instance under which an episode was started; None if it is not registered yet."""
-        return self.queue.owner(name)
+        return self.strays.get(name) or self.instance
 
     # --- drafts ------------------------------------------------------------------------------
 
@@ -562,10 +617,11 @@ class Outbox:
         errors; with `is_last_try` they are the event's errors.
         """
         over: set[str] = set()
-        place, is_left = self.queue.first, False
+        place, is_left = self._taken, False
         while True:
             with self._lock:
-                chunk = self.queue.part(place, _DRAFTS_AT_ONCE)
+                at = place - self._taken
+                chunk = self.events[at : at + _DRAFTS_AT_ONCE]
                 if not chunk or (place >= self._draft_end and not over):
                     self.drafted = is_left
                     self.asked = self.asked or is_left
@@ -609,14 +665,17 @@ class Outbox:
             size = weight(event) + more
             if size > self.request_bytes:
                 return too_large(name, size, self.request_bytes)
-            self.queue.nbytes += more
+            self.nbytes += more
             for field, value in values.items():
                 setattr(event, field, value)
         return None
 
     def _replace(self, index: int, event: Event, other: End | None) -> None:
         with self._lock:
-            self.queue.replace(index, event, other)
+            more = (0 if other is None else weight(other)) - weight(event)
+            self.events[index - self._taken] = other
+            self.nbytes += more
+            self.pending -= other is None
             if self.spool is not None:
                 self.spool.note([event])
             self.has_cut = self.has_cut or other is not None
@@ -628,56 +687,82 @@ class Outbox:
         with self._lock:
             if self.spool is not None:
                 self.spool.note(events)
-            self.queue.judged(events, pull)
+            size, count = sum(map(weight, events)), len(events)
+            for event in events if self.strays else ():
+                if isinstance(event, End):
+                    self.strays.pop(name_of(event), None)
+            self.nbytes -= size
+            self.pending -= count
+            if pull is None:
+                self._land(events)
+            else:
+                self._pulls.pop(pull, None)
             self._changed.notify_all()
 
     def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
         """Put events of the flight back to the head of the queue, to be sent again.
 
-        `lost` events, which had left as judged and must be judged again, go before them.
+        `lost` events, which had left as judged and must be judged again, go before them. Indices of
+        later events do not change.
         """
         with self._lock:
-            self.queue.readmit(lost)
-            self.queue.return_flight([*lost, *events])
-            self.queue.land(events)
+            self._readmit(lost)
+            count = len(lost) + len(events)
+            self._taken -= count
+            self.events[:0] = [*lost, *events]
+            self._done = min(self._done, self._taken)
+            self._land(events)
             self._changed.notify_all()
 
     def put_off(self, events: Sequence[Event]) -> None:
-        """As `EventQueue.put_off`."""
+        """Put events of the flight, and later ones of their episodes, at the end of the queue."""
         with self._lock:
-            self.queue.put_off(events)
+            later = self._take_from(self._places(set(map(name_of, events)), 0))
+            self.requeues += 1
+            self.events += [*events, *later]
+            self._land(events)
             self._changed.notify_all()
 
     def in_flight(self, events: Sequence[Event]) -> list[Event]:
         """The events of a batch that are still in flight."""
         with self._lock:
-            left = set(map(id, self.queue.flight))
+            left = set(map(id, self.flight))
         return [event for event in events if id(event) in left]
 
     def return_rest(self) -> int:
         """Put the rest of the flight back to the head of the queue; return its number of events."""
         with self._lock:
-            rest = self.queue.flight
+            rest = self.flight
             self.return_flight(rest)
             return len(rest)
 
     def return_pulled(self, events: Sequence[Event], pull: int) -> None:
-        """Put events of a pull back into the queue, to be sent again."""
+        """Put events of a pull at the end of the queue, to be sent again."""
         with self._lock:
-            self.queue.return_pulled(events, pull)
+            self.requeues += 1
+            self.events.extend(events)
+            self._pulls.pop(pull, None)
             self._filled.notify()
             self._changed.notify_all()
 
     def put_again(self, events: Sequence[Event]) -> None:
         """Queue events that had left as judged and must be judged again."""
         with self._lock:
-            self.queue.put_again(events)
+            self._readmit(events)
+            self.events.extend(events)
             self._filled.notify()
+
+    def _readmit(self, events: Sequence[Event]) -> None:
+        """Count events as pending again that had left as judged, before they are put back."""
+        size, count = sum(map(weight, events)), len(events)
+        self.nbytes += size
+        self.pending += count
+        self.requeues += bool(count)
 
     def carries(self, name: Name) -> bool:
         """Whether events of an episode are queued or in flight."""
         with self._lock:
-            waiting = (*self.queue.flight, *self.queue.events)
+            waiting = (*self.flight, *self.events)
             queued = any(e is not None and name_of(e) == name for e in waiting)
             return queued or (self.spool is not None and self.spool.is_unwritten({name}))
 
@@ -692,16 +777,52 @@ class Outbox:
             with self._lock:
                 was_solid, self._is_solid = self._is_solid, True
                 try:
-                    is_current = self.queue.renew(dead, again, self._unwritten, open_ids)
+                    is_current = self._renew(dead, again, open_ids)
                 finally:
                     self._is_solid = was_solid
-                queued = [event for event in self.queue.events if event is not None]
-                mine = [e for e in (*again, *queued) if name_of(e) not in self.queue.strays]
+                queued = [event for event in self.events if event is not None]
+                mine = [e for e in (*again, *queued) if name_of(e) not in self.strays]
             if self.spool is not None and is_current:
                 self.spool.files.renew(mine)
 
-    def _unwritten(self) -> list[Event]:
-        return [] if self.spool is None else list(self.spool.unwritten)
+    def _renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> bool:
+        """Return whether `dead` was the current instance. With the lock held."""
+        fresh = [event for event in again if isinstance(event, Start)]
+        is_current = self.instance == dead
+        if is_current:
+            self.instance = None
+            self.next_start = 0  # before the next line: an inner call may add starts
+            queued = [event for event in self.events if event is not None]
+            later = (*queued, *(() if self.spool is None else self.spool.unwritten))
+            begins = {name_of(event) for event in later if isinstance(event, Start)}
+            for name in (*open_ids, *map(name_of, (*again, *later))):
+                if name not in begins:
+                    self.strays.setdefault(name, dead)
+            fresh += [event for event in queued if isinstance(event, Start)]
+        for start in fresh:
+            self._number(start)
+        for event in again:
+            if isinstance(event, Start):
+                self.strays.pop(name_of(event), None)
+        return is_current
+
+    def _number(self, start: Start) -> None:
+        number = self.next_start
+        self.next_start = number + 1
+        start.start = number
+
+    def _number_all(self, events: Sequence[Event]) -> Callable[[], None]:
+        """Number the starts; return a function that undoes it."""
+        before, fresh = self.next_start, _unnumbered(events)
+        for start in fresh:
+            self._number(start)
+
+        def take_back() -> None:
+            self.next_start = before
+            for start in fresh:
+                start.start = None
+
+        return take_back
 
     # --- spooled -----------------------------------------------------------------------------
 
@@ -715,7 +836,7 @@ class Outbox:
         if self.spool is not None:
             self.spool.note_instance(instance)
         with self._lock:
-            self.queue.instance = instance
+            self.instance = instance
 
     def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
         """As `SharedSpool.is_foreign`."""
@@ -746,15 +867,17 @@ class Outbox:
                 if event.episode_id == before:
                     if not isinstance(event, (LogAction, Decision)):
                         continue
-                    started = files.go_on(event, self.queue.next_start)
+                    started = files.go_on(event, self.next_start)
                     if started is None:
                         continue
                     start, owner = started
                     starts.append(start)
                     segment.translate(event)
                     with self._lock:
-                        self.queue.continued(start, owner)
-                        for waiting in self.queue.events:
+                        self.next_start += owner is None
+                        if owner is not None:
+                            self.strays[start.episode_id] = owner
+                        for waiting in self.events:
                             if waiting is not None and waiting.episode_id == before:
                                 segment.translate(waiting)
                 theirs.append(event)
@@ -791,7 +914,7 @@ class Outbox:
         with self._lock:
             now = time.monotonic()
             unwritten = None if self.spool is None else self.spool.oldest_since
-            return now - min(self.queue.oldest_since or now, unwritten or now)
+            return now - min(self._oldest_since or now, unwritten or now)
 
     def drained(
         self,
@@ -809,28 +932,44 @@ class Outbox:
         with self._lock:
             if before is None and not self._written(deadline, stop):
                 return False
-            target = self.queue.end if before is None else before
-            seen = self.queue.requeues
+            target = self.end if before is None else before
+            seen = self.requeues
             has_unread = self.spool is not None and bool(self.spool.files.own_unread)
 
             def judged() -> bool:
                 if before is None and self.spool is not None and self.spool.has_unread(own=own):
                     return False
-                return self.queue.is_judged(target)
+                return self._is_judged(target)
 
             def done() -> bool:
                 nonlocal target, seen, has_unread
                 if stop():
                     return True
-                if self.queue.requeues != seen and before is None:
+                if self.requeues != seen and before is None:
                     if has_unread or not own:
-                        target = self.queue.end
-                    seen = self.queue.requeues
+                        target = self.end
+                    seen = self.requeues
                     has_unread = self.spool is not None and self.spool.has_unread(own=own)
                 return judged()
 
             self._await_urgent(done, deadline)
             return judged()
+
+    def _is_judged(self, before: int) -> bool:
+        """Whether no event with a lower index is pending."""
+        return self._done >= before and all(low >= before for low in self._pulls.values())
+
+    @property
+    def _oldest_since(self) -> float | None:
+        """About when the oldest pending event was queued (time.monotonic); None without one."""
+        if not self.pending:
+            return None
+        low = min((self._done, *self._pulls.values()))
+        since = None
+        for index, at in list(self._marks):
+            if since is None or index <= low:
+                since = at
+        return since
 
     def _written(self, deadline: float, stop: Callable[[], bool]) -> bool:
         """Wait until the events logged so far are on disk; return whether. With the lock held."""
@@ -844,7 +983,7 @@ class Outbox:
     def end(self) -> int:
         """The index of the next event."""
         with self._lock:
-            return self.queue.end
+            return self._taken + len(self.events)
 
     def wake(self) -> None:
         """Have all waiting calls check their conditions again."""
@@ -855,13 +994,17 @@ class Outbox:
     def close(self) -> None:
         """Accept no new events; queued ones are still sent."""
         with self._lock:
-            self.queue.closed = True
+            self.closed = True
         self.wake()
 
 
 def _until(deadline: float) -> float | None:
     """Seconds until a `time.monotonic` deadline; None for an infinite one."""
     return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+
+
+def _unnumbered(events: Iterable[Event]) -> list[Start]:
+    return [event for event in events if isinstance(event, Start) and event.start is None]
 
 
 def _starts(events: Sequence[Event]) -> bool:

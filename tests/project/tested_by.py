@@ -30,7 +30,6 @@ TESTED_BY = {
     "ingest.collector.weights_thread": "ingest/server/test_process_hung_weights",
     "ingest.collector.writer_thread": "ingest/collector/test_group_commit_idle",
     "ingest.delivery.dropped": "ingest/delivery/test_outbox",
-    "ingest.delivery.event_queue": "ingest/delivery/test_outbox",
     "ingest.delivery.events": "ingest/client/test_policy_client",
     "ingest.delivery.results": "ingest/delivery/test_sender_errors",
     "ingest.embedded.local_publisher": "ingest/embedded/test_worker_policies",

@@ -1,6 +1,6 @@
 """The outbox: each event leaves it once, in its episode's order, through any interleaving.
 
-Also of `ingest.delivery.event_queue` and `ingest.delivery.dropped`.
+Also of `ingest.delivery.dropped`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def outbox(**changes: Any) -> Outbox:
         "linger": 0.0,
     }
     made = Outbox(**(settings_ | changes))
-    made.queue.instance = "i0"
+    made.instance = "i0"
     return made
 
 
@@ -69,16 +69,16 @@ class OutboxMachine(RuleBasedStateMachine):
             put(self.box, LogReturns(episode_id=name, seq=self.logged[name], reward=float(size)))
             self.logged[name] += 1
 
-    @precondition(lambda self: not self.flight and self.box.queue.events)
+    @precondition(lambda self: not self.flight and self.box.events)
     @rule()
     def take(self) -> None:
-        if all(event is None for event in self.box.queue.events):
+        if all(event is None for event in self.box.events):
             return
         taken = self.box.take()
         assert taken is not None
         self.flight, instance = taken
         if instance is None:
-            self.box.queue.instance = f"i{self.instances}"
+            self.box.instance = f"i{self.instances}"
             self.instances += 1
         else:
             self.instance = instance
@@ -112,7 +112,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(name=names)
     def pull(self, name: str) -> None:
         in_flight = any(event.episode_id == name for event in self.flight)
-        waiting = [e for e in self.box.queue.events if e is not None and e.episode_id == name]
+        waiting = [e for e in self.box.events if e is not None and e.episode_id == name]
         if not in_flight and len(waiting) <= self.box.batch:
             self.pulled = self.box.pull({name}, 0, time.monotonic() + 60.0)
 
@@ -146,8 +146,8 @@ class OutboxMachine(RuleBasedStateMachine):
         total = sum(self.logged.values()) - sum(map(len, self.judged.values()))
         assert self.box.pending == total
         if total == 0:
-            assert self.box.queue.nbytes == 0
-            if not self.box.queue.events:  # gaps left by pulled events go with the next batch
+            assert self.box.nbytes == 0
+            if not self.box.events:  # gaps left by pulled events go with the next batch
                 assert self.box.drained(0.0, lambda: False)
         else:
             assert not self.box.drained(0.0, lambda: False)
@@ -240,13 +240,13 @@ def test_a_pull_waits_no_longer_than_asked() -> None:
 def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
     """The batch leaves at once, whatever the linger, with the sender waiting or not."""
     box = outbox(linger=3600.0)
-    box.queue.instance = "i"
+    box.instance = "i"
     taken: list[Any] = []
     sender = threading.Thread(target=lambda: taken.append(box.take()), daemon=True)
     if late:
         sender.start()
         while not box._lingering and sender.is_alive():
-            if box._wake_at == 1 and not box.queue.events:  # waits for a first event
+            if box._wake_at == 1 and not box.events:  # waits for a first event
                 put(box, step("a"))
     else:
         put(box, step("a"))

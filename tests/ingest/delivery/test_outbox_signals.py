@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from ingest.client.policy_client import PolicyClient
-from ingest.delivery import dropped, event_queue, outbox, shared_spool
+from ingest.delivery import dropped, outbox, shared_spool
 from ingest.protocol.errors import ClientError, Refusal
 from tests.ingest.scripted_collector import ScriptedCollector
 
 OBS = [0.5, -1.0]
 PLACES = ("CALL", "RESUME", "JUMP_BACKWARD")
-SECTIONS = tuple(one.__file__ for one in (dropped, event_queue, outbox, shared_spool))
+SECTIONS = tuple(one.__file__ for one in (dropped, outbox, shared_spool))
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ class Finalizer(Interruption):
 
 def nothing_waits(client: PolicyClient) -> bool:
     """Whether the queue is empty by its own counts."""
-    queue = client._outbox.queue
-    return (client.stats.waiting, queue.pending, queue.nbytes) == (0, 0, 0)
+    box = client._outbox
+    return (client.stats.waiting, box.pending, box.nbytes) == (0, 0, 0)
 
 
 def log(client: PolicyClient, name: str) -> None:

@@ -77,7 +77,7 @@ def log_for_ever(client: PolicyClient) -> None:
 
 def dead(client: PolicyClient) -> None:
     """Drop a client as if its process were killed: nothing more is sent, the spool stays."""
-    client._outbox.queue.closed = True
+    client._outbox.closed = True
     client._transport.closing.set()
     client._outbox.wake()
     if client._sender._thread is not None:
