@@ -211,35 +211,22 @@ class SpoolSegment:
     @classmethod
     def create(cls, directory: Path, piece_bytes: int, sync: bool) -> SpoolSegment:
         while True:
-            name = f"segment-{os.getpid()}-{secrets.token_hex(6)}"
-            fresh, folder = directory / f"new-{name}", directory / name
-            fresh.mkdir()
-            lock = FileLock(fresh / "lock")
+            folder = directory / f"segment-{os.getpid()}-{secrets.token_hex(6)}"
+            folder.mkdir()
+            lock = FileLock(folder / "lock")
             try:
-                if lock.acquire(blocking=False):
-                    (fresh / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
-                    fresh.rename(folder)  # other processes never see it unlocked
-                    lock.path = folder / "lock"
+                if lock.acquire(blocking=False):  # else another process removes the empty folder
+                    (folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
                     break
-            except FileNotFoundError:  # removed by `sweep` before it was locked
+            except FileNotFoundError:  # it has removed it
                 lock.release()
             except OSError:
+                shutil.rmtree(folder, ignore_errors=True)
                 lock.release()
-                shutil.rmtree(fresh, ignore_errors=True)
                 raise
         if sync:
             sync_directory(directory)
         return cls(folder, lock, piece_bytes, sync)
-
-    @staticmethod
-    def sweep(directory: Path) -> None:
-        """Remove the remains of processes that were killed in `create`."""
-        for fresh in directory.glob("new-segment-*"):
-            lock = FileLock(fresh / "lock")
-            with contextlib.suppress(OSError):
-                if lock.acquire(blocking=False):
-                    shutil.rmtree(fresh, ignore_errors=True)
-                    lock.release()
 
     @classmethod
     def take_up(cls, folder: Path, piece_bytes: int, sync: bool) -> SpoolSegment | None:
@@ -1064,7 +1051,6 @@ class Spool:
 
         Segments of another collector's address are left alone. Any thread may call it.
         """
-        SpoolSegment.sweep(self.directory)
         found = []
         for folder in sorted(self.directory.glob("segment-*")):
             segment = SpoolSegment.take_up(folder, self._piece_bytes, self._sync)

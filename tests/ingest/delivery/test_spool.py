@@ -910,7 +910,7 @@ def test_a_read_ends_with_an_episode_or_a_step(tmp_path: Path, steps: int) -> No
     kept.close()
 
 
-@pytest.mark.parametrize("at", ["acquire", "rename"])
+@pytest.mark.parametrize("at", ["FileLock.acquire", "Path.write_bytes"])
 def test_what_a_kill_within_the_making_of_a_segment_left_is_removed(
     tmp_path: Path, at: str
 ) -> None:
@@ -923,7 +923,7 @@ from ingest.delivery.spool import FileLock, SpoolSegment
 def stop(*_, **__):
     print("there", flush=True)
     sys.stdin.read()
-{"FileLock.acquire" if at == "acquire" else "Path.rename"} = stop
+{at} = stop
 SpoolSegment.create(Path({str(tmp_path)!r}), 1000, False)
 """
     process = subprocess.Popen(
@@ -932,33 +932,37 @@ SpoolSegment.create(Path({str(tmp_path)!r}), 1000, False)
     assert process.stdout is not None
     with process.stdout as output:
         assert output.readline() == b"there\n"
-    if at == "rename":
+    if at == "Path.write_bytes":
         assert spool_in(tmp_path).find() == []
-        assert len(list(tmp_path.glob("new-segment-*"))) == 1
+        assert len(list(tmp_path.glob("segment-*"))) == 1
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert len(list(tmp_path.glob("new-segment-*"))) == 1
+    assert len(list(tmp_path.glob("segment-*"))) == 1
     assert spool_in(tmp_path).find() == []
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_a_folder_that_is_swept_while_it_is_made_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("held", [True, False])
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
-    """Another process removes a new folder that is not locked yet, because it looks like one that a
-    killed process left."""
-    acquire, swept = FileLock.acquire, []
+    """Another process locks or removes a new folder that is not locked yet, because it looks like
+    one that a killed process left."""
+    acquire, others = FileLock.acquire, list[SpoolSegment]()
 
     def late(self: FileLock, **given: Any) -> bool:
-        if self.path.parent.name.startswith("new-") and not swept:
-            swept.append(self.path)
-            SpoolSegment.sweep(tmp_path)
+        if not others:
+            others.append(SpoolSegment(self.path.parent, FileLock(self.path), 1000, False))
+            acquire(others[0]._lock)
+            if not held:
+                others[0].close()
         return acquire(self, **given)
 
     monkeypatch.setattr(FileLock, "acquire", late)
     segment = SpoolSegment.create(tmp_path, 1000, False)
-    assert segment.folder.exists()
-    assert not swept[0].parent.exists()
+    others[0].close()
+    assert [path.name for path in tmp_path.iterdir()] == [segment.folder.name]
+    assert segment.append([], [], left=False) == 0
     segment.close()
 
 
