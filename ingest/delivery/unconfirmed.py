@@ -8,11 +8,9 @@ are taken out and sent again.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections.abc import Iterable
 from copy import copy
-from itertools import pairwise
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.messages import Event, GetAction, LogReturns, Start
@@ -28,7 +26,10 @@ def seq_of(event: Event) -> int:
     return -1 if event.seq is None else event.seq
 
 
-def _key(event: Event) -> int | tuple[int | None, str | None]:
+Key: TypeAlias = int | tuple[int | None, str | None]
+
+
+def _key(event: Event) -> Key:
     """An event's identity: its number, or step and `reward_id` of a reward without one."""
     if isinstance(event, LogReturns) and event.seq is None:
         return event.step, event.reward_id
@@ -44,8 +45,7 @@ class Kept:
     def clear(self) -> None:
         """Drop all events and renew the lock, also in a forked child."""
         self._lock = threading.RLock()  # a signal handler may call in the middle of a call
-        self._events: dict[Name, list[Event]] = {}
-        self._mixed: set[Name] = set()  # episodes whose events are not sorted by number
+        self._events: dict[Name, dict[Key, Event]] = {}
 
     def __len__(self) -> int:
         with self._lock:
@@ -57,14 +57,11 @@ class Kept:
     def keep(self, name: Name, events: Iterable[Event]) -> None:
         """Add events of an episode; one with a known number replaces the earlier one."""
         with self._lock:
-            new = list(events)
-            known = self._events.setdefault(name, [])
-            if name not in self._mixed and _ascend([*known[-1:], *new]):
-                known += new
-                return
-            self._mixed.add(name)
-            keys = set(map(_key, new))
-            known[:] = [event for event in known if _key(event) not in keys] + new
+            known = self._events.setdefault(name, {})
+            for event in events:
+                key = _key(event)
+                known.pop(key, None)  # it is the last one now
+                known[key] = event
 
     def durable(self, name: Name, seq: int) -> list[Event]:
         """Drop and return an episode's events up to `seq`, which are on disk.
@@ -72,22 +69,16 @@ class Kept:
         A reward without a number is on disk if a later number is.
         """
         with self._lock:
-            events = self._events.get(name)
-            if events is None:
-                return []
-            if name in self._mixed:
-                places = [at for at, event in enumerate(events) if 0 <= seq_of(event) <= seq]
-                behind = places[-1] if places else 0
-                done = {*places, *(at for at in range(behind) if seq_of(events[at]) < 0)}
-                gone = [event for at, event in enumerate(events) if at in done]
-                events[:] = [event for at, event in enumerate(events) if at not in done]
-            else:
-                end = bisect_right(events, seq, key=seq_of)
-                gone = events[:end]
-                del events[:end]
-            if not events:
-                self._forget(name)
-            return gone
+            known = self._events.get(name, {})
+            gone: list[Key] = []
+            passed: list[Key] = []  # rewards without a number since the last event that is on disk
+            for key in known:
+                if not isinstance(key, int):
+                    passed.append(key)
+                elif key <= seq:
+                    gone += [*passed, key]
+                    passed = []
+            return self._drop(name, gone)
 
     def delivered(self, event: Event) -> list[Event]:
         """Drop and return the events that are on disk now that `event` is.
@@ -98,21 +89,19 @@ class Kept:
         if isinstance(key, int):
             return self.durable(name, key)
         with self._lock:
-            events = self._events.get(name, [])
-            gone = [kept for kept in events if _key(kept) == key]
-            events[:] = [kept for kept in events if _key(kept) != key]
-            if not events:
-                self._forget(name)
-            return gone
+            return self._drop(name, [key] if key in self._events.get(name, {}) else [])
+
+    def _drop(self, name: Name, keys: Iterable[Key]) -> list[Event]:
+        known = self._events.get(name, {})
+        gone = [known.pop(key) for key in keys]
+        if not known:
+            self._events.pop(name, None)
+        return gone
 
     def drop(self, name: Name) -> None:
         """Forget an episode that the collector has refused for good."""
         with self._lock:
-            self._forget(name)
-
-    def _forget(self, name: Name) -> None:
-        self._events.pop(name, None)
-        self._mixed.discard(name)
+            self._events.pop(name, None)
 
     def take(self, name: Name, seq: int) -> list[Event]:
         """Take out all events of an episode, because the collector lacks event `seq`.
@@ -122,23 +111,16 @@ class Kept:
         was durable.
         """
         with self._lock:
-            events = self._events.get(name, [])
-            if seq not in map(seq_of, events):
+            if seq not in self._events.get(name, {}):
                 return []
-            self._forget(name)
-        return [undecided(event) for event in events]
+            events = self._events.pop(name)
+        return [undecided(event) for event in events.values()]
 
     def copies(self) -> list[Event]:
         """Copies of all events, to have them acknowledged; the originals stay until then."""
         with self._lock:
-            events = [event for kept in list(self._events.values()) for event in kept]
+            events = [event for kept in list(self._events.values()) for event in kept.values()]
         return [undecided(copy(event)) for event in events]
-
-
-def _ascend(events: list[Event]) -> bool:
-    """Whether all events have numbers, in ascending order."""
-    numbers = [-1, *map(seq_of, events)]
-    return all(a < b for a, b in pairwise(numbers))
 
 
 E = TypeVar("E", Event, GetAction)
