@@ -8,15 +8,14 @@ contents of a poll.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from policy.algorithms.trainable_policy import Actor, TrainablePolicy
-from policy.envs.base_env import BaseEnv, MultiEnvDict
-from policy.envs.env_runner import Restarts
+from policy.envs.base_env import BaseEnv
 from policy.inference.numpy_policy import Actions
 from policy.sampling.agent_rows import (
     AgentRows,
@@ -26,15 +25,14 @@ from policy.sampling.agent_rows import (
     Waiting,
     observation_columns,
 )
-from policy.sampling.callbacks import is_overridden
 from policy.sampling.episode import RolloutEpisode
 from policy.sampling.fragment_buffers import CUT, INFOS, EpisodeSegment
-from policy.sampling.metrics import MetricsRecorder
-from policy.sampling.postprocessing import SOURCE, RowFinisher, alike
+from policy.sampling.postprocessing import SOURCE, alike
 from policy.sampling.sampler import (
     FRAGMENT_CUT,
     TRAINING_ENABLED,
     CutRules,
+    Sampler,
     is_excluded,
     without_marker,
 )
@@ -60,7 +58,24 @@ _log = logging.getLogger("headrace.worker")
 ObservationFn = Callable[..., Any]
 
 
-class BaseEnvSampler:
+@dataclass(slots=True)
+class EnvNews:
+    """One env's part of a poll, by agent."""
+
+    obs: dict[Any, Any]
+    rewards: Mapping[Any, float] = field(default_factory=dict)
+    terminateds: Mapping[Any, bool] = field(default_factory=dict)
+    truncateds: Mapping[Any, bool] = field(default_factory=dict)
+    infos: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
+    logged: Mapping[Any, Any] = field(default_factory=dict)
+
+    @property
+    def over(self) -> tuple[bool, bool]:
+        """Whether the episode has terminated, and whether it was truncated, for all agents."""
+        return self.terminateds.get(ALL_AGENTS, False), self.truncateds.get(ALL_AGENTS, False)
+
+
+class BaseEnvSampler(Sampler):
     """Samples from a BaseEnv; `next_batch` is a fragment of one env, or a whole episode.
 
     It is a SampleBatch if the default policy is the only one, else a MultiAgentBatch.
@@ -77,111 +92,53 @@ class BaseEnvSampler:
         policy_of: Callable[[Any, RolloutEpisode], str],
         rules: CutRules,
         *,
-        finisher: RowFinisher,
-        recorder: MetricsRecorder,
-        restarts: Restarts,
-        rng: np.random.Generator,
-        clip_actions: bool = True,
-        explore: bool = True,
         observation_fn: ObservationFn | None = None,
         joint: bool = True,
+        **common: Any,
     ) -> None:
+        super().__init__(rules, **common)
         self._env, self._policies, self._policy_of = env, policies, policy_of
-        self._rules, self._finisher, self._recorder = rules, finisher, recorder
-        self._restarts, self._rng = restarts, rng
-        self._clip, self._explore = clip_actions, explore
         self._observation_fn, self._joint = observation_fn, joint
-        self._callbacks = finisher.callbacks
-        self._watched = is_overridden(self._callbacks, "on_episode_step")
         self._columns: dict[str, RowColumns] = {}
         self._plays: dict[Any, Play] = {}
         self._packs: dict[Any, Pack] = {}
         self._waiting: dict[str, Waiting] = {}
         # actions that the environments' own programs chose
         self._logged: dict[Any, dict[Any, Any]] = {}
-        self._ready: deque[SampleBatch | MultiAgentBatch] = deque()
-        self.excluded: Callable[[SampleBatch], None] | None = None
-        self._excluded_steps = 0  # since the last batch
         self._actors: dict[str, Actor] = {}
         self._episodes = 0
-        self._played = 0
-        self._stopped_by: Exception | None = None
         self._warned = False  # of rewards that came too late for their rows
-
-    def next_batch(self) -> SampleBatch | MultiAgentBatch:
-        """The next fragment or episode, or a batch without rows: see `Sampler`.
-
-        Raises fatal errors, and again at every later call.
-        """
-        if not self._ready:
-            self._renew_actors()
-        while not self._ready:
-            if self._stopped_by is not None:
-                raise self._stopped_by
-            self._round()
-            if self._excluded_steps >= self._rules.fragment and not self._ready:
-                names = self._policies
-                self._put({k: self._finisher.no_rows(k, joint=self._joint) for k in names}, 0)
-        self._excluded_steps = 0
-        return self._ready.popleft()
-
-    def simulate(self, episodes: int) -> None:
-        target = self._played + episodes
-        while self._played < target and self._stopped_by is None:
-            self._renew_actors()
-            self._round()
-            self._ready.clear()
 
     def _renew_actors(self) -> None:
         self._actors = {name: policy.actor() for name, policy in self._policies.items()}
+
+    def _put_no_rows(self) -> None:
+        rows = {name: self._finisher.no_rows(name, joint=self._joint) for name in self._policies}
+        self._put(rows, 0)
 
     # one round
 
     def _round(self) -> None:
         try:
             with self._recorder.timed("env_wait"):
-                obs, rewards, terminateds, truncateds, infos, logged = self._env.poll()
+                poll = self._env.poll()
         except Exception as error:
             self._stop_with(error)
             return
-        try:
-            self._take_all(obs, rewards, terminateds, truncateds, infos, logged)
-            with self._recorder.timed("inference"):
-                actions = self._act()
-            if actions:
-                self._env.send_actions(actions)
-        except Exception as error:
-            self._stopped_by = error  # part of a round was played, so its rows are inconsistent
-            raise
+        for env_id, obs in poll[0].items():
+            if isinstance(obs, Exception):
+                self._mend(env_id, obs)
+            else:
+                self._take(env_id, EnvNews(*(part.get(env_id, {}) for part in poll)))
+        with self._recorder.timed("inference"):
+            actions = self._act()
+        if actions:
+            self._env.send_actions(actions)
         self._recorder.round_done()
-
-    def _take_all(
-        self,
-        obs: MultiEnvDict,
-        rewards: MultiEnvDict,
-        terminateds: MultiEnvDict,
-        truncateds: MultiEnvDict,
-        infos: MultiEnvDict,
-        logged: MultiEnvDict,
-    ) -> None:
-        """Process the results of a poll, env by env."""
-        for env_id, by_agent in obs.items():
-            if isinstance(by_agent, Exception):
-                self._mend(env_id, by_agent)
-                continue
-            self._take(
-                env_id,
-                by_agent,
-                rewards.get(env_id, {}),
-                terminateds.get(env_id, {}),
-                truncateds.get(env_id, {}),
-                infos.get(env_id, {}),
-                logged.get(env_id, {}),
-            )
 
     def _stop_with(self, error: Exception) -> None:
         """Stop: return the complete rows first, then raise the error."""
-        self._stopped_by = error
+        self._stopped_by, self._has_ended = error, True
         for env_id, play in self._plays.items():
             self._close(play, self._pack_of(env_id))
         self._plays.clear()
@@ -206,42 +163,31 @@ class BaseEnvSampler:
 
     def _begin_from(self, env_id: Any, began: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
         obs, infos = began
-        first = infos.get(env_id, {})
-        self._take(env_id, obs.get(env_id, {}), {}, {}, {}, first, {})
+        self._take(env_id, EnvNews(obs.get(env_id, {}), infos=infos.get(env_id, {})))
 
-    def _take(
-        self,
-        env_id: Any,
-        obs: dict[Any, Any],
-        rewards: Mapping[Any, float],
-        terminateds: Mapping[Any, bool],
-        truncateds: Mapping[Any, bool],
-        infos: Mapping[Any, Mapping[str, Any]],
-        logged: Mapping[Any, Any],
-    ) -> None:
+    def _take(self, env_id: Any, news: EnvNews) -> None:
         """Process one env's results."""
         play = self._plays.get(env_id)
         fresh = play is None
         if play is None:
             play = self._new_play(env_id)
-        for info in infos.values():
-            if is_excluded(info):
-                play.kept = False
-        raw, obs = obs, self._observed(obs, play.episode)
+        if any(map(is_excluded, news.infos.values())):
+            play.kept = False
+        raw, news.obs = news.obs, self._observed(news.obs, play.episode)
         if fresh:
-            self._note(play, obs, infos)
-            self._callbacks.on_episode_start(**self._hook(play.episode))
+            self._note(play, news)
+            self._callbacks.on_episode_start(**self._hook(play.episode, self._env))
         else:
             play.episode.length += 1
             play.env_steps += 1
-        over = terminateds.get(ALL_AGENTS, False), truncateds.get(ALL_AGENTS, False)
-        reached = play.episode.length >= self._rules.horizon and not any(over) and not fresh
-        ended = self._outcomes(play, obs, rewards, terminateds, truncateds, infos, over, reached)
+        over = any(news.over)
+        reached = play.episode.length >= self._rules.horizon and not over and not fresh
+        ended = self._outcomes(play, news, reached)
         if not fresh:
-            self._note(play, obs, infos)
+            self._note(play, news)
             if self._watched:
-                self._callbacks.on_episode_step(**self._hook(play.episode))
-        if any(over) or reached:
+                self._callbacks.on_episode_step(**self._hook(play.episode, self._env))
+        if over or reached:
             going_on = {agent: seen for agent, seen in raw.items() if agent not in ended}
             soft = reached and self._rules.soft_horizon
             self._end(env_id, play, going_on, soft=soft)
@@ -252,7 +198,7 @@ class BaseEnvSampler:
             self._close(play, pack)
             if play.kept:
                 self._flush(env_id)
-        self._want_actions(env_id, obs, ended, logged)
+        self._want_actions(env_id, news, ended)
 
     def _observed(self, obs: dict[Any, Any], episode: RolloutEpisode) -> dict[Any, Any]:
         if self._observation_fn is None:
@@ -268,19 +214,9 @@ class BaseEnvSampler:
             raise ValueError(f"observation_fn: expected a dict by agent, got {type(seen).__name__}")
         return seen
 
-    def _outcomes(
-        self,
-        play: Play,
-        obs: Mapping[Any, Any],
-        rewards: Mapping[Any, float],
-        terminateds: Mapping[Any, bool],
-        truncateds: Mapping[Any, bool],
-        infos: Mapping[Any, Mapping[str, Any]],
-        over: tuple[bool, bool],
-        reached: bool,
-    ) -> set[Any]:
+    def _outcomes(self, play: Play, news: EnvNews, reached: bool) -> set[Any]:
         """Complete the rows that the results belong to; return the agents that have ended."""
-        for agent, reward in rewards.items():
+        for agent, reward in news.rewards.items():
             rows = play.agents.get(agent)
             if rows is not None and (rows.open or reward):
                 row = rows.open or rows.last
@@ -291,25 +227,26 @@ class BaseEnvSampler:
                 play.episode.add_reward(agent, reward)
         ended = set()
         for agent, rows in play.agents.items():
-            own = bool(terminateds.get(agent)), bool(truncateds.get(agent))
-            flags = own if any(own) else over
+            own = bool(news.terminateds.get(agent)), bool(news.truncateds.get(agent))
+            flags = own if any(own) else news.over
             if any(own):
                 ended.add(agent)
-            if rows.open is None or not (agent in obs or any(flags) or reached):
+            if rows.open is None or not (agent in news.obs or any(flags) or reached):
                 continue
-            self._require_last(play, agent, obs, own, over)
+            if agent not in news.obs and any(news.over) and not any(own):
+                self._require_no_last(play, agent)
             count = np.array([play.episode.length])
             flag = [np.array([one], np.bool_) for one in flags]
             ends = self._rules.ends(count, flag[0], flag[1])
             result = {
-                INFOS: without_marker(infos.get(agent, {})),
+                INFOS: without_marker(news.infos.get(agent, {})),
                 CUT: ends.cuts[0],
                 TERMINATEDS: ends.terminateds[0],
                 TRUNCATEDS: ends.truncateds[0],
             }
-            if any(over) or reached:
+            if any(news.over) or reached:
                 result[AGENTS] = len(play.agents)
-            rows.complete(obs.get(agent), result)
+            rows.complete(news.obs.get(agent), result)
         return ended
 
     def _tell_late(self, episode: RolloutEpisode, agent: Any, reward: float) -> None:
@@ -327,31 +264,21 @@ class BaseEnvSampler:
                 reward,
             )
 
-    def _require_last(
-        self,
-        play: Play,
-        agent: Any,
-        obs: Mapping[Any, Any],
-        own: tuple[bool, bool],
-        over: tuple[bool, bool],
-    ) -> None:
-        """Raise ValueError if an env that we step omits a live agent's last observation."""
-        missing = agent not in obs and any(over) and not any(own)
-        if missing and self._env.can_reset and not self._rules.no_done_at_end:
+    def _require_no_last(self, play: Play, agent: Any) -> None:
+        """Raise ValueError if the env, which omits a live agent's last observation, has one."""
+        if self._env.can_reset and not self._rules.no_done_at_end:
             raise ValueError(
                 f"episode {play.episode.episode_id}: it ended for all agents, but the last "
                 f"observation of agent {agent!r} is missing: an env that sets "
                 '"__all__" has to give the last observations of all live agents'
             )
 
-    def _want_actions(
-        self, env_id: Any, obs: Mapping[Any, Any], ended: set[Any], logged: Mapping[Any, Any]
-    ) -> None:
+    def _want_actions(self, env_id: Any, news: EnvNews, ended: set[Any]) -> None:
         """Collect the agents that wait for an action."""
         play = self._plays[env_id]
-        if logged:
-            self._logged[env_id] = dict(logged)
-        for agent, seen in obs.items():
+        if news.logged:
+            self._logged[env_id] = dict(news.logged)
+        for agent, seen in news.obs.items():
             if agent in ended:
                 continue
             policy_id = play.episode.policy_for(agent)
@@ -425,24 +352,13 @@ class BaseEnvSampler:
         self._episodes += 1
         return play
 
-    def _note(
-        self, play: Play, obs: Mapping[Any, Any], infos: Mapping[Any, Mapping[str, Any]]
-    ) -> None:
-        for agent, seen in obs.items():
+    def _note(self, play: Play, news: EnvNews) -> None:
+        for agent, seen in news.obs.items():
             rows = play.agents.get(agent)
             last = rows.last if rows is not None else None
             action = None if last is None else last.action
             play.episode.policy_for(agent)
-            play.episode.note(agent, seen, action, infos.get(agent, {}))
-
-    def _hook(self, episode: RolloutEpisode) -> dict[str, Any]:
-        return {
-            "worker": self._finisher.worker,
-            "base_env": self._env,
-            "policies": self._policies,
-            "episode": episode,
-            "env_index": episode.env_id,
-        }
+            play.episode.note(agent, seen, action, news.infos.get(agent, {}))
 
     def _end(self, env_id: Any, play: Play, going_on: dict[Any, Any], *, soft: bool) -> None:
         """End the episode.
@@ -450,7 +366,7 @@ class BaseEnvSampler:
         With a soft horizon the env continues under a new id. `going_on`: the agents that continue,
         with their observations.
         """
-        self._callbacks.on_episode_end(**self._hook(play.episode))
+        self._callbacks.on_episode_end(**self._hook(play.episode, self._env))
         self._recorder.add(play.episode.metrics(self._recorder.perf_stats()))
         self._restarts.progressed(env_id)
         self._played += 1
@@ -460,7 +376,7 @@ class BaseEnvSampler:
             self._flush(env_id)
         del self._plays[env_id]
         if soft:
-            self._take(env_id, going_on, {}, {}, {}, {}, {})
+            self._take(env_id, EnvNews(going_on))
             self._plays[env_id].states |= play.states
             return
         began = self._env.try_reset(env_id)

@@ -7,27 +7,24 @@ with one call per column. Only the environment's own step is done row by row.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from policy.algorithms.trainable_policy import Actor, TrainablePolicy
-from policy.envs.env_runner import Restarts
 from policy.envs.vector_env import Copies, Stepped
 from policy.inference.numpy_policy import Actions
-from policy.sampling.callbacks import Callbacks, is_overridden
 from policy.sampling.episode import RolloutEpisode
 from policy.sampling.fragment_buffers import CUT, INFOS, FragmentBuffers
-from policy.sampling.metrics import MetricsRecorder
-from policy.sampling.postprocessing import RowFinisher, env_columns
+from policy.sampling.postprocessing import env_columns
 from policy.sampling.sampler import (
     FRAGMENT_CUT,
     TRAINING_ENABLED,
     CutRules,
     Ends,
+    Sampler,
     is_excluded,
     without_marker,
 )
@@ -55,12 +52,10 @@ Index = npt.NDArray[np.intp]
 _FIRST_ROOM = 128
 
 
-class VectorSampler:
+class VectorSampler(Sampler):
     """Samples from `copies`; `next_batch` is a fragment of one of them, or a whole episode.
 
-    `restarts` counts failures; `finisher` has the policy. Batches have `actions_env` columns if
-    clipping changed an action. An error within a round leaves copies and rows in an inconsistent
-    state, so nothing more is sampled: every later call raises the same error.
+    Batches have `actions_env` columns if clipping changed an action.
     """
 
     def __init__(
@@ -69,29 +64,15 @@ class VectorSampler:
         policy: TrainablePolicy,
         policy_id: str,
         rules: CutRules,
-        *,
-        finisher: RowFinisher,
-        recorder: MetricsRecorder,
-        restarts: Restarts,
-        rng: np.random.Generator,
-        clip_actions: bool = True,
-        explore: bool = True,
+        **common: Any,
     ) -> None:
+        super().__init__(rules, **common)
         self._copies, self._policy, self._policy_id = copies, policy, policy_id
-        self._rules, self._finisher, self._recorder = rules, finisher, recorder
-        self._restarts, self._rng = restarts, rng
-        self._clip, self._explore = clip_actions, explore and policy.settings.explore
-        self._callbacks: Callbacks = finisher.callbacks
-        self._watched = is_overridden(self._callbacks, "on_episode_step")
-        self._hooked = finisher.is_hooked(policy)
+        self._explore = self._explore and policy.settings.explore
+        self._hooked = self._finisher.is_hooked(policy)
         self._actor: Actor = policy.actor()
         self._set_up(len(copies.envs))
-        self._ready: deque[SampleBatch] = deque()
-        self.excluded: Callable[[SampleBatch], None] | None = None
-        self._excluded_steps = 0  # since the last batch
-        self._episodes_played = 0
         self._started = False
-        self._stopped_by: Exception | None = None
 
     def _set_up(self, count: int) -> None:
         spec = self._policy.spec
@@ -126,48 +107,18 @@ class VectorSampler:
     def _paths(space: Any) -> list[tuple[str, Any]]:
         return [(leaf.path, leaf) for leaf in leaves(space)]
 
-    # public methods
+    def _renew_actors(self) -> None:
+        self._actor = self._policy.actor()
 
-    def next_batch(self) -> SampleBatch:
-        """The next fragment or episode, or a batch without rows: see `Sampler`.
-
-        Raises the error of an environment that is not restarted, and again at every later call.
-        """
-        if not self._ready:
-            self._actor = self._policy.actor()
-        while not self._ready:
-            self._play_on()
-            if self._excluded_steps >= self._rules.fragment and not self._ready:
-                self._ready.append(self._finisher.no_rows(self._policy_id))
-        self._excluded_steps = 0
-        return self._ready.popleft()
-
-    def simulate(self, episodes: int) -> None:
-        target = self._episodes_played + episodes
-        while self._episodes_played < target:
-            self._actor = self._policy.actor()
-            self._play_on()
-            self._ready.clear()
-
-    def _play_on(self) -> None:
-        """Play one round, after the first resets; raises the error of an earlier round."""
-        if self._stopped_by is not None:
-            raise self._stopped_by
-        try:
-            self._start()
-            self._round()
-        except Exception as error:
-            self._stopped_by = error
-            raise
-
-    def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            self._begin(self._copies.reset(range(len(self._episodes))))
+    def _put_no_rows(self) -> None:
+        self._ready.append(self._finisher.no_rows(self._policy_id))
 
     # one round
 
     def _round(self) -> None:
+        if not self._started:
+            self._started = True
+            self._begin(self._copies.reset(range(len(self._episodes))))
         waiting = self._waiting
         begin = time.perf_counter()
         sent = self._act(waiting) if len(waiting) else []
@@ -257,7 +208,7 @@ class VectorSampler:
             names = self._action_names.items()
             action = {path: self._buffers.last(name, copy) for path, name in names}
             episode.note(DEFAULT_AGENT, obs, action.get("", action), stepped.infos[row])
-            self._callbacks.on_episode_step(**self._hook(episode, copy))
+            self._callbacks.on_episode_step(**self._hook(episode, self._copies))
 
     def _noted(self, copy: int) -> RolloutEpisode:
         """The copy's episode, updated to the current length and reward."""
@@ -269,15 +220,6 @@ class VectorSampler:
         episode.total_reward = reward
         episode.agent_rewards = {(DEFAULT_AGENT, episode.policy_for(DEFAULT_AGENT)): reward}
         return episode
-
-    def _hook(self, episode: RolloutEpisode, copy: int) -> dict[str, Any]:
-        return {
-            "worker": self._finisher.worker,
-            "base_env": self._copies,
-            "policies": self._finisher.policies,
-            "episode": episode,
-            "env_index": copy,
-        }
 
     # episodes
 
@@ -301,7 +243,7 @@ class VectorSampler:
         if self._hooked:
             self._by_number[number] = episode
         self._buffers.begin_episode(copy, episode.episode_id, number)
-        self._callbacks.on_episode_start(**self._hook(episode, copy))
+        self._callbacks.on_episode_start(**self._hook(episode, self._copies))
 
     def _policy_of(self, agent_id: Any, episode: RolloutEpisode) -> str:
         return self._policy_id
@@ -311,10 +253,10 @@ class VectorSampler:
         for row in np.flatnonzero(ends.over).tolist():
             copy = int(index[row])
             episode = self._noted(copy)
-            self._callbacks.on_episode_end(**self._hook(episode, copy))
+            self._callbacks.on_episode_end(**self._hook(episode, self._copies))
             self._recorder.add(episode.metrics(self._recorder.perf_stats()))
             self._restarts.progressed(copy)
-            self._episodes_played += 1
+            self._played += 1
             if self._skipped[copy]:
                 self._exclude(copy)
                 self._by_number.pop(int(self._numbers[copy]), None)
