@@ -90,8 +90,9 @@ CrossFit = Annotated[
 Acts = Annotated[
     str | None,
     typer.Option(
-        help="Action rule: sample[:temperature], epsilon_greedy[:epsilon] or greedy; "
-        "default: the declared one, or the algorithm's."
+        help="Action rule: sample[:temperature], epsilon_greedy[:epsilon], squarecb[:gamma] or "
+        "greedy, each also with +explore:SHARE, a floor; default: the declared one, or the "
+        "algorithm's."
     ),
 ]
 AlphaBudget = Annotated[

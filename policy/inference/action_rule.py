@@ -4,6 +4,7 @@
 |---|---|---|
 | sample | temperature > 0, 1 by default | sampled; it divides logits and multiplies a Box's std |
 | epsilon_greedy | 0 <= epsilon <= 1, 0.05 by default | the best one, with probability epsilon any |
+| squarecb | gamma >= 0, 100 by default | another one less often, the worse its value is |
 | greedy | | the best one |
 
 The best one has the largest logit or action value; ties share its probability. A rule applies
@@ -27,14 +28,20 @@ from typing import Any, Literal, get_args
 
 __all__ = ["GREEDY", "SAMPLE", "ActionRule", "Kind"]
 
-Kind = Literal["sample", "epsilon_greedy", "greedy"]
+Kind = Literal["sample", "epsilon_greedy", "squarecb", "greedy"]
 _PARAMETERS: Mapping[str, tuple[str, float] | None] = {
     "sample": ("temperature", 1.0),
     "epsilon_greedy": ("epsilon", 0.05),
+    "squarecb": ("gamma", 100.0),
     "greedy": None,
 }
-_OWN = ("temperature", "epsilon")
-_EXPECTED = {"temperature": "> 0", "epsilon": "from 0 to 1", "explore": "from 0 to 1"}
+_OWN = ("temperature", "epsilon", "gamma")
+_EXPECTED = {
+    "temperature": "> 0",
+    "epsilon": "from 0 to 1",
+    "gamma": ">= 0",
+    "explore": "from 0 to 1",
+}
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,12 @@ class ActionRule:
 
     Args:
         kind: "sample" from the distribution; "epsilon_greedy": the best action, but any with
-            probability epsilon; or "greedy", the best action.
+            probability epsilon; "squarecb", which explores a value that is worse by d with a
+            probability of 1 / (n + gamma d), for outputs that are rewards; or "greedy", the best.
         temperature: only of "sample", above 0; None stands for 1. It divides logits and multiplies
             a Box's standard deviation.
         epsilon: only of "epsilon_greedy", 0 to 1; None stands for 0.05.
+        gamma: only of "squarecb", 0 or more, in units of 1 / reward; None stands for 100.
         explore: the probability with which a choice is any allowed option, in addition to the rule;
             0 to 1. Needs choices: a Box has no such floor.
     """
@@ -54,6 +63,7 @@ class ActionRule:
     kind: Kind = "sample"
     temperature: float | None = None
     epsilon: float | None = None
+    gamma: float | None = None
     explore: float = 0.0
 
     def __post_init__(self) -> None:
@@ -76,7 +86,8 @@ class ActionRule:
 
         If not, other policies cannot be judged on episodes of this rule.
         """
-        return self.kind == "sample" or bool(self.epsilon) or bool(self.explore)
+        always = self.kind in ("sample", "squarecb")
+        return always or bool(self.epsilon) or bool(self.explore)
 
     def to_json(self) -> dict[str, Any]:
         """The rule as it stands in a spec, without parameters of other kinds."""
@@ -101,7 +112,7 @@ class ActionRule:
 
     @classmethod
     def parse(cls, text: str) -> ActionRule:
-        """Parse `sample`, `sample:0.5`, `epsilon_greedy:0.1` or `greedy`. Raises ValueError.
+        """Parse `sample:0.5`, `epsilon_greedy:0.1`, `squarecb:200` or `greedy`. Raises ValueError.
 
         A floor follows the rule: `greedy+explore:0.05`.
         """
@@ -112,7 +123,8 @@ class ActionRule:
         own = _PARAMETERS.get(kind)
         if kind not in _PARAMETERS or (colon and own is None):
             raise ValueError(
-                "action_rule: expected sample[:temperature], epsilon_greedy[:epsilon] or greedy, "
+                "action_rule: expected sample[:temperature], epsilon_greedy[:epsilon], "
+                "squarecb[:gamma] or greedy, "
                 f"got {text!r:.80}"
             )
         if own is None or not colon:
@@ -137,7 +149,8 @@ def _read(number: str) -> float | str:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"action_rule: expected {name} as a number, got {value!r:.80}")
-    fits = 0 < value < math.inf if name == "temperature" else 0 <= value <= 1
+    least = value > 0 if name == "temperature" else value >= 0
+    fits = least and value < math.inf if name in ("temperature", "gamma") else 0 <= value <= 1
     try:
         number = float(value)
     except OverflowError:

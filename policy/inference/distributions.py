@@ -212,12 +212,15 @@ def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatAr
 
         sample          x / temperature; log std + log temperature, clipped to LOG_STD_RANGE
         epsilon_greedy  log(epsilon / n + (1 - epsilon) / k) for a best one, else log(epsilon / n)
+        squarecb        log(1 / (n + gamma (max x - x))) for another than the best ones, which
+                        share the rest
         greedy          log(1 / k), else -inf; a log std of -inf: the mean, without a density
 
     With a floor e = `explore` and the probability p by one of these, log(e / n + (1 - e) p).
 
-    Softmax of x / temperature: Sutton & Barto 2018, eq. 2.11; epsilon-greedy: section 2.2. A bit is
-    a choice between the logits 0 and x.
+    Softmax of x / temperature: Sutton & Barto 2018, eq. 2.11; epsilon-greedy: section 2.2.
+    SquareCB: Foster & Rakhlin 2020, Beyond UCB, algorithm 1, with mu = n. A bit is a choice between
+    the logits 0 and x.
     """
     if rule == SAMPLE:
         return inputs
@@ -250,8 +253,13 @@ def choice_logits(rule: ActionRule, logits: FloatArray) -> FloatArray:
             parts = np.exp(found)
             probs = parts / parts.sum(axis=-1, keepdims=True)
         else:
-            epsilon, is_best = rule.epsilon or 0.0, logits == best
-            probs = epsilon * equal + (1 - epsilon) * is_best / is_best.sum(axis=-1, keepdims=True)
+            is_best = logits == best
+            if rule.gamma is None:
+                probs = (rule.epsilon or 0.0) * equal
+            else:
+                probs = np.where(is_best, 0.0, equal / (1 + rule.gamma * (best - logits) * equal))
+            left = 1 - probs.sum(axis=-1, keepdims=True)
+            probs = probs + left * is_best / is_best.sum(axis=-1, keepdims=True)
         found = np.log(rule.explore * equal + (1 - rule.explore) * probs)
     return found
 

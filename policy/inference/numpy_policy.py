@@ -342,7 +342,7 @@ def _choose(logits: list[float], rule: ActionRule, uniform: float) -> tuple[int,
 
 def _ruled(logits: list[float], rule: ActionRule) -> list[float]:
     """`distributions.ruled` for one choice; faster than numpy for few options."""
-    if rule.explore:
+    if rule.explore or rule.gamma is not None:
         found: list[float] = choice_logits(rule, np.array(logits)).tolist()
         return found
     best = max(logits)

@@ -151,7 +151,7 @@ class PolicySpec:
         is_discrete = self.layout.is_discrete
         if not isinstance(self.action_rule, ActionRule):
             raise SpecError(f"action_rule: expected an ActionRule, got {self.action_rule!r:.80}")
-        if self.action_rule.kind == "epsilon_greedy" and not is_discrete:
+        if self.action_rule.kind in ("epsilon_greedy", "squarecb") and not is_discrete:
             raise SpecError(
                 f"action_rule: expected sample or greedy for continuous actions, got "
                 f"{self.action_rule}: {self.action} has no best action with a probability"

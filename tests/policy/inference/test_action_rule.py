@@ -33,6 +33,10 @@ RULES = [
     ActionRule("epsilon_greedy", epsilon=0.0),
     ActionRule("epsilon_greedy", epsilon=1.0),
     ActionRule("greedy"),
+    ActionRule("sample", temperature=0.5, explore=0.2),
+    ActionRule("greedy", explore=0.3),
+    ActionRule("squarecb", gamma=3.0),
+    ActionRule("squarecb", gamma=0.0, explore=0.1),
 ]
 # Logits with ties for the best in each choice; of the bits, the middle one is a tie.
 TIED = [
@@ -80,6 +84,9 @@ def test_the_default_is_what_specs_without_a_rule_mean():
         ({"kind": "epsilon_greedy", "epsilon": 1.5}, "expected epsilon from 0 to 1"),
         ({"kind": "greedy", "temperature": 1.0}, "greedy takes no temperature"),
         ({"kind": "greedy", "other": 1}, "expected kind and its parameter"),
+        ({"kind": "greedy", "explore": 1.1}, "expected explore from 0 to 1"),
+        ({"kind": "squarecb", "gamma": -1}, "expected gamma >= 0"),
+        ({"kind": "squarecb"}, "expected gamma as a number, got None"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(document, text):
@@ -92,7 +99,10 @@ def test_defaults_are_a_temperature_of_1_and_an_epsilon_of_5_percent():
     """In code and on a command line; greedy has no parameter, and must be named."""
     assert ActionRule() == ActionRule("sample", temperature=1) == SAMPLE
     assert ActionRule("epsilon_greedy") == ActionRule("epsilon_greedy", epsilon=0.05)
-    assert [rule.explores for rule in RULES] == [True, True, True, True, False, True, False]
+    assert [rule.explores for rule in RULES] == [
+        *(True, True, True, True, False, True, False),
+        *(True, True, True, True),
+    ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -100,7 +110,10 @@ def test_a_rule_is_read_as_it_is_printed(rule):
     assert ActionRule.parse(str(rule)) == rule
 
 
-@pytest.mark.parametrize("text", ["", "boltzmann", "greedy:1", "sample:", "epsilon_greedy:2"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "boltzmann", "greedy:1", "sample:", "epsilon_greedy:2", "sample+explore:x", "squarecb:-1"],
+)
 def test_a_text_that_names_no_rule_is_refused(text):
     with pytest.raises(ValueError, match=r"^action_rule: expected"):
         ActionRule.parse(text)
@@ -195,6 +208,12 @@ def test_known_propensities():
     some = ActionRule("epsilon_greedy", epsilon=0.3)
     np.testing.assert_allclose(probabilities(some), [0.1, 0.45, 0.45], **close)
     np.testing.assert_allclose(probabilities(GREEDY), [0, 0.5, 0.5], **close)
+    floor = ActionRule("greedy", explore=0.3)
+    np.testing.assert_allclose(probabilities(floor), [0.1, 0.45, 0.45], **close)
+    both = ActionRule("sample", explore=0.3)
+    np.testing.assert_allclose(probabilities(both), [0.24, 0.38, 0.38], **close)
+    square = ActionRule("squarecb", gamma=2 / math.log(2))
+    np.testing.assert_allclose(probabilities(square), [0.2, 0.4, 0.4], **close)
 
 
 def test_a_temperature_scales_the_deviation_of_continuous_actions():
