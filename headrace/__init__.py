@@ -189,6 +189,7 @@ if TYPE_CHECKING:
     from storage.shards.shard import ShardWriter as ShardWriter
     from storage.shards.shard import read_shard as read_shard
     from storage.shards.shard import to_pandas as to_pandas
+    from storage.spaces.candidates import Candidates as Candidates
     from storage.spaces.descriptors import Box as Box
     from storage.spaces.descriptors import Dict as Dict
     from storage.spaces.descriptors import Discrete as Discrete
@@ -289,6 +290,7 @@ _NAMES = {
     "storage.shards.names": "ShardDamaged ShardError ShardInfo ShardWriteError WriterDied",
     "storage.shards.output_writer": "ParquetOutputWriter",
     "storage.shards.shard": "ShardWriter read_shard to_pandas",
+    "storage.spaces.candidates": "Candidates",
     "storage.spaces.descriptors": (
         "Box Dict Discrete MultiBinary MultiDiscrete Space SpaceError Text Tuple parse_space "
         "space_from_json space_to_json"

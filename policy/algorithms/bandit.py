@@ -39,7 +39,12 @@ from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.distributions import ActionDistribution
 from policy.networks.modules import PolicyModule
 from policy.networks.policy import Policy
-from policy.ope.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
+from policy.ope.value_models import (
+    CandidateRewardModel,
+    LinearRewardModel,
+    RewardModel,
+    SmoothedMeanRewardModel,
+)
 from policy.progress import Progress, no_progress
 from storage.experience.endings import UNOBSERVED
 from storage.experience.sample_batch import (
@@ -83,7 +88,10 @@ class BanditConfig(OfflineConfig):
     ] = "mean"
     reward_model: Annotated[
         Literal["linear", "mean"],
-        Meta(description="ridge regression per action, or a smoothed mean per action; dr only"),
+        Meta(
+            description="ridge regression per action (of candidates: one for all), or a smoothed "
+            "mean per action; dr only"
+        ),
     ] = "linear"
     reward_l2: Annotated[
         float, Meta(gt=0, description="penalty of the ridge regression; dr only")
@@ -302,7 +310,10 @@ class Bandit(OfflineAlgorithm[BanditConfig]):
         return q_all[np.arange(count), actions - space.start], q_all
 
     def _model_maker(self, space: Discrete) -> Callable[[], RewardModel]:
-        config = self.config
+        config, candidates = self.config, self.policy.spec.candidates
+        if config.reward_model == "linear" and candidates is not None:
+            how: dict[str, Any] = {"l2": config.reward_l2, "start": space.start}
+            return lambda: CandidateRewardModel(space.n, candidates.width, **how)
         if config.reward_model == "linear":
             return lambda: LinearRewardModel(space.n, l2=config.reward_l2, start=space.start)
         return lambda: SmoothedMeanRewardModel(space.n, start=space.start)

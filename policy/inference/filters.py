@@ -8,8 +8,8 @@ which a driver merges:
     driver.apply_changes(worker)      # adds the worker's buffer, nothing twice
     worker.sync(driver)               # takes the driver's statistics and an empty buffer
 
-A filter of F features may be called with wider observations: an action mask, which follows the
-features, stays as it is.
+A filter of S numbers may be called with wider observations: candidates and an action mask, which
+follow the state, stay as they are.
 
 Statistics are merged pairwise in float64 (Chan, Golub & LeVeque 1979, eq. 2.1), so that many small
 pushes, one large push, and a merge of filters give the same result.

@@ -109,7 +109,10 @@ class NumpyPolicy:
         self._filter = make_filter(spec.observation_filter, spec.flattener.features, filter_state)
         self._filters = spec.observation_filter != "NoFilter"
         self._activate = _ACTIVATIONS[spec.module.activation]
-        self._pi = _tower(checked, "pi", len(spec.module.hidden))
+        self._candidates = spec.candidates
+        where = "pi" if self._candidates is None else "pi.layers"
+        self._pi = _tower(checked, where, len(spec.module.hidden))
+        self._cross = checked.get("pi.cross", np.empty((0, 0), np.float32)).copy()
         self._vf = _tower(checked, "vf", len(spec.module.hidden)) if spec.module.value_head else []
         self._log_std = np.clip(checked.get("log_std", np.empty(0, np.float32)), *LOG_STD_RANGE)
         self._products = products(spec)
@@ -117,8 +120,13 @@ class NumpyPolicy:
         self._hidden, self._last = self._pi[:-1], self._pi[-1]
         self._features = spec.flattener.features
         self._mask = spec.action_mask
+        self._masked = spec.flattener.size - (spec.layout.head if self._mask else 0)
         self._start = spec.action.start if isinstance(spec.action, Discrete) else 0
-        self._few_options = isinstance(spec.action, Discrete) and spec.action.n <= _FEW_OPTIONS
+        self._few_options = (
+            isinstance(spec.action, Discrete)
+            and spec.action.n <= _FEW_OPTIONS
+            and self._candidates is None
+        )
 
     @classmethod
     def published(cls, manifest: Manifest, weights: bytes) -> NumpyPolicy:
@@ -151,7 +159,7 @@ class NumpyPolicy:
         the network computes from it, is not finite, and SpaceError if its mask allows no action.
         """
         if self._mask is not None:
-            self._mask.valid({self._mask.leaf.path: flat[:, self._features :]})
+            self._mask.valid({self._mask.leaf.path: flat[:, self._masked :]})
         return choose(self._products[explore], self.dist_inputs(flat), rng)
 
     def act_where_finite(
@@ -183,13 +191,35 @@ class NumpyPolicy:
 
     def dist_inputs(self, flat: FlatArray) -> FlatArray:
         """(B, K) float32 parameters of the action distributions for flat observations (B, D)."""
-        head = self._run(self._pi, self._observed(flat))
+        if self._candidates is None:
+            head = self._run(self._pi, self._observed(flat))
+        else:
+            head = self._scores(self._observed(flat), flat[:, self._features : self._masked])
         if self._mask is not None:
-            head[flat[:, self._features :] == 0] = MASKED
+            head[flat[:, self._masked :] == 0] = MASKED
         if not self._log_std.size:
             return head
         stds = np.broadcast_to(self._log_std, (len(head), self._log_std.size))
         return np.concatenate([head, stds], axis=1)
+
+    def _scores(self, state: FlatArray, rest: FlatArray) -> FlatArray:
+        """(B, n) scores of the candidates `rest` (B, n F) in states (B, S): see `ModuleSpec`."""
+        found = self._candidates
+        if found is None:
+            raise TypeError("expected a scorer")
+        items = np.asarray(rest, np.float32).reshape(len(state), found.most, found.width)
+        by_item = state @ self._cross[:-1] + self._cross[-1]
+        crossed = np.matmul(items, by_item[:, :-1, None])[:, :, 0] + by_item[:, -1:]
+        (weight, bias), *later = self._pi
+        # the first layer reads the state once for all candidates
+        split = state.shape[1]
+        rows = np.matmul(items, weight[:, split:].T)
+        rows += (state @ weight[:, :split].T + bias)[:, None]
+        for weight, bias in later:
+            self._activate(rows, rows)
+            rows = np.matmul(rows, weight.T)
+            rows += bias
+        return np.asarray(crossed + rows[:, :, 0], np.float32)
 
     def values(self, flat: FlatArray) -> FlatArray:
         """(B,) float32 estimates of the value head; raises ValueError for a module without one."""
@@ -231,7 +261,7 @@ class NumpyPolicy:
         return Action(one.actions[0], float(one.logp[0]), one.dist_inputs[0], one.actions_env[0])
 
     def _act_discrete(self, flat: FlatArray, rng: np.random.Generator, explore: bool) -> Action:
-        mask = flat[self._features :]
+        mask = flat[self._masked :]
         h: FlatArray = flat[: self._features] if self._mask is not None else flat
         h = self._filter(h) if self._filters else h
         activate = self._activate

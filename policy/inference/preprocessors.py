@@ -2,9 +2,9 @@
 
 A Box becomes its elements, a Discrete a one-hot vector, a MultiDiscrete one-hot vectors in
 sequence, a MultiBinary zeros and ones. The leaves of Dict and Tuple follow each other in canonical
-order (storage.spaces.codec), but an action mask comes last: a flat observation has F features and
-then the mask's elements, which no network reads as features. Shards contain the raw observation: it
-is flattened where a policy reads it.
+order (storage.spaces.codec), but candidates and an action mask come last: a flat observation has S
+numbers of the state, then those of the candidates, then the mask. Shards contain the raw
+observation: it is flattened where a policy reads it.
 
     flat = Flattener(space)
     flat.value({"speed": 0.5, "gear": 2})            # (D,) for one observation
@@ -14,7 +14,7 @@ is flattened where a policy reads it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,11 @@ _NEAR = 1e6
 class Flattener:
     """Flattens the observations of one space.
 
-    `size` is D, the length of a flat observation, and `features` F, the length without the leaf
-    `mask`, an action mask. Raises SpaceError for a space with Text.
+    `size` is D, the length of a flat observation, and `features` S, the length without the leaves
+    in `last`, which come last. Raises SpaceError for a space with Text.
     """
 
-    def __init__(self, space: Space, mask: Leaf | None = None) -> None:
+    def __init__(self, space: Space, last: Sequence[Leaf] = ()) -> None:
         self.space = space
         self.leaves = leaves(space)
         for leaf in self.leaves:
@@ -64,13 +64,13 @@ class Flattener:
                 raise SpaceError(f"{where}: a policy can't read a Text space")
         sizes = [_leaf_size(leaf) for leaf in self.leaves]
         self.size = sum(sizes)
-        self.features = self.size - (0 if mask is None else _leaf_size(mask))
-        self._places, at = [], 0
-        for leaf, size in zip(self.leaves, sizes, strict=True):
-            is_mask = mask is not None and leaf.path == mask.path
-            begin = self.features if is_mask else at
-            self._places.append(slice(begin, begin + size))
-            at += 0 if is_mask else size
+        paths = [leaf.path for leaf in last]
+        order = [*(leaf.path for leaf in self.leaves if leaf.path not in paths), *paths]
+        widths = {leaf.path: size for leaf, size in zip(self.leaves, sizes, strict=True)}
+        ends = np.cumsum([widths[path] for path in order]).tolist()
+        places = {p: slice(end - widths[p], end) for p, end in zip(order, ends, strict=True)}
+        self._places = [places[leaf.path] for leaf in self.leaves]
+        self.features = self.size - sum(widths[path] for path in paths)
         box = self.leaves[0] if len(self.leaves) == 1 and isinstance(space, Box) else None
         self._only_box = box
         self._box_shape = box.shape if box is not None else ()
@@ -101,7 +101,7 @@ class Flattener:
         return self._joined(arrays, len(arrays[0]))
 
     def features_of(self, flat: FloatArray) -> FloatArray:
-        """(B, F): flat observations (B, D) without their action mask."""
+        """(B, S): flat observations (B, D) without candidates and action mask."""
         return flat[:, : self.features]
 
     def _joined(self, arrays: list[Array], count: int) -> FloatArray:

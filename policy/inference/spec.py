@@ -21,6 +21,7 @@ from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import FILTERS
 from policy.inference.preprocessors import Flattener
 from storage.spaces.action_mask import ACTION_MASK, ActionMask
+from storage.spaces.candidates import CANDIDATES, Candidates
 from storage.spaces.descriptors import (
     Json,
     Space,
@@ -33,6 +34,7 @@ from storage.spaces.descriptors import (
 __all__ = ["ACTIVATIONS", "FORMAT_VERSION", "ModuleSpec", "PolicySpec", "SpecError"]
 
 FORMAT_VERSION = 1
+KINDS = ("mlp", "scorer")
 ACTIVATIONS = ("tanh", "relu", "silu")
 # limits for the network that a spec from another process can make a client build
 _MOST_LAYERS = 32
@@ -48,7 +50,9 @@ class ModuleSpec:
     """A network. Raises SpecError for unknown kinds and sizes beyond its limits.
 
     Args:
-        kind: "mlp", fully connected layers; there is no other.
+        kind: "mlp", fully connected layers; or "scorer", which scores each of an observation's
+            candidates (storage.spaces.candidates) with the same weights: the score of features c
+            in a state s is [s; 1]^T W [c; 1] + f(s, c), with a matrix W and fully connected f.
         hidden: units of each hidden layer, at most 32 layers of 65,536; () is a linear policy.
         activation: "tanh", "relu" or "silu".
         value_head: whether there is a value network `vf`, with `hidden` layers of its own, in
@@ -62,8 +66,8 @@ class ModuleSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        if self.kind != "mlp":
-            raise SpecError(f"module: expected the kind 'mlp', got {self.kind!r:.80}")
+        if self.kind not in KINDS:
+            raise SpecError(f"module: expected a kind of {KINDS}, got {self.kind!r:.80}")
         if self.activation not in ACTIVATIONS:
             raise SpecError(
                 f"module: expected an activation of {ACTIVATIONS}, got {self.activation!r:.80}"
@@ -147,6 +151,11 @@ class PolicySpec:
                     f"{self.observation}"
                 )
             object.__setattr__(self, "mask", found is not None)
+        if self.module.kind == "scorer" and (self.candidates is None or not self.mask):
+            raise SpecError(
+                f"module: expected the keys {CANDIDATES!r} and {ACTION_MASK!r} in the observation "
+                f"space of a scorer, got {self.observation}"
+            )
         _ = self.flattener  # refuses a space that no policy can observe
         is_discrete = self.layout.is_discrete
         if not isinstance(self.action_rule, ActionRule):
@@ -165,7 +174,14 @@ class PolicySpec:
     @cached_property
     def flattener(self) -> Flattener:
         """Raw observations -> flat float32 vectors."""
-        return Flattener(self.observation, self.action_mask.leaf if self.action_mask else None)
+        last = [one.leaf for one in (self.candidates, self.action_mask) if one is not None]
+        return Flattener(self.observation, last)
+
+    @cached_property
+    def candidates(self) -> Candidates | None:
+        """The candidates that the policy scores, if it is a scorer."""
+        is_scorer = self.module.kind == "scorer"
+        return Candidates.of(self.observation, self.action) if is_scorer else None
 
     @cached_property
     def action_mask(self) -> ActionMask | None:
@@ -199,15 +215,23 @@ class PolicySpec:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every weight, all float32, with torch's names."""
-        shapes = dict(self._tower("pi", self.layout.head))
+        if self.candidates is not None:
+            sizes = self.flattener.features, self.candidates.width
+            shapes: dict[str, tuple[int, ...]] = {"pi.cross": (sizes[0] + 1, sizes[1] + 1)}
+            shapes.update(self._tower("pi.layers", 1, sum(sizes)))
+        else:
+            shapes = dict(self._tower("pi", self.layout.head))
         if self.layout.log_stds:
             shapes["log_std"] = (self.layout.log_stds,)
         if self.module.value_head:
             shapes.update(self._tower("vf", 1))
         return shapes
 
-    def _tower(self, name: str, outputs: int) -> list[tuple[str, tuple[int, ...]]]:
-        sizes = (self.flattener.features, *self.module.hidden, outputs)
+    def _tower(
+        self, name: str, outputs: int, inputs: int | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
+        first = self.flattener.features if inputs is None else inputs
+        sizes = (first, *self.module.hidden, outputs)
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for i, (into, out) in enumerate(pairwise(sizes)):
             # every second module of torch's sequence is an activation

@@ -45,7 +45,7 @@ from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Int
 from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolicy
 from policy.ope.margins import Margin
 from policy.ope.reward_cap import AUTO, FIRST_SHARE, Cap, cap_note, parse_cap, proposed_cap
-from policy.ope.value_models import LinearRewardModel
+from policy.ope.value_models import CandidateRewardModel, LinearRewardModel, RewardModel
 from policy.progress import Progress, no_progress
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
@@ -470,14 +470,16 @@ class _Gathered:
     def _data(self, block: JudgedBlock, units: npt.NDArray[np.int64] | None) -> Judged:
         space = self._policy.spec.action
         start, names = (space.start, space.names) if isinstance(space, Discrete) else (0, ())
-        taken = None
+        spec, flat, taken = self._policy.spec, block.flat, None
+        if spec.candidates is not None and spec.flattener.features:
+            flat = spec.flattener.features_of(flat)  # as one model for each position would be large
         if isinstance(space, Discrete):
             taken = block.steps["actions"].astype(np.int64) - start
         return Judged(
             rewards=np.asarray(block.steps[REWARDS], np.float64),
             lengths=block.lengths,
             behaviour_logp=np.asarray(block.steps[ACTION_LOGP], np.float64),
-            flat=block.flat,
+            flat=flat,
             taken=taken,
             start=start,
             names=names or (),
@@ -759,8 +761,15 @@ class _Estimating:
         folds = min(self.folds, len(log.lengths))
         if folds < 2:
             return None, "cross-fitting needs 2 or more episodes"
+        candidates = policy.spec.candidates
+
+        def make() -> RewardModel:
+            if candidates is not None:
+                return CandidateRewardModel(space.n, candidates.width, start=space.start)
+            return LinearRewardModel(space.n, start=space.start)
+
         return cross_fit(
-            lambda: LinearRewardModel(space.n, start=space.start),
+            make,
             log.flat,
             log.steps["actions"],
             log.steps[REWARDS],

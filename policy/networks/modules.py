@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from policy.inference.action_layout import LOG_STD_RANGE, MASKED
 from policy.inference.spec import ModuleSpec, PolicySpec
 
-__all__ = ["PolicyModule", "ValueNetwork", "build_module", "mlp"]
+__all__ = ["PolicyModule", "Scorer", "ValueNetwork", "build_module", "mlp"]
 
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -38,16 +38,21 @@ class PolicyModule(nn.Module):
         super().__init__()
         size, module = spec.flattener.features, spec.module
         self.features, self.is_masked = size, spec.mask
-        self.pi = mlp(size, module, spec.layout.head, _HEAD_GAIN, generator)
+        self.pi: nn.Module
+        if spec.candidates is not None:
+            self.pi = Scorer(spec, spec.candidates.most, spec.candidates.width, generator)
+        else:
+            self.pi = mlp(size, module, spec.layout.head, _HEAD_GAIN, generator)
+        self.masked = spec.flattener.size - (spec.layout.head if spec.mask else 0)
         self.vf = mlp(size, module, 1, 1.0, generator) if module.value_head else None
         stds = spec.layout.log_stds
         self.log_std = nn.Parameter(torch.zeros(stds)) if stds else None
 
     def dist_inputs(self, flat: Tensor) -> Tensor:
         """(B, K) float32 distribution parameters for filtered flat observations (B, D)."""
-        head: Tensor = self.pi(flat[:, : self.features])
+        head: Tensor = self.pi(flat[:, : self.masked])
         if self.is_masked:
-            head = head.masked_fill(flat[:, self.features :] == 0, MASKED)
+            head = head.masked_fill(flat[:, self.masked :] == 0, MASKED)
         if self.log_std is None:
             return head
         # shape[0], not len(), which would fix the batch size of an exported network
@@ -65,8 +70,28 @@ class PolicyModule(nn.Module):
         return self.dist_inputs(flat)
 
 
+class Scorer(nn.Module):
+    """A score for each candidate, by the same weights: see `ModuleSpec`."""
+
+    def __init__(self, spec: PolicySpec, most: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self._state, self._most, self._width = spec.flattener.features, most, width
+        self.cross = nn.Parameter(torch.zeros(self._state + 1, width + 1))
+        self.layers = mlp(self._state + width, spec.module, 1, _HEAD_GAIN, generator)
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """(B, n) scores for flat observations without their mask (B, S + n F)."""
+        state, rest = flat[:, : self._state], flat[:, self._state :]
+        items = rest.reshape(-1, self._most, self._width)
+        by_item = state @ self.cross[:-1] + self.cross[-1]
+        crossed = (items * by_item[:, None, :-1]).sum(dim=2) + by_item[:, -1:]
+        each = state[:, None, :].expand(-1, self._most, -1)
+        scores: Tensor = crossed + self.layers(torch.cat([each, items], dim=2))[:, :, 0]
+        return scores
+
+
 class ValueNetwork(nn.Module):
-    """V(s) of an observation without its action mask: a critic beside a policy, of its sizes."""
+    """V(s) of the state alone: a critic beside a policy, of its sizes."""
 
     def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
         super().__init__()

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 __all__ = [
     "BoundedRewardModel",
+    "CandidateRewardModel",
     "LinearRewardModel",
     "RewardModel",
     "SmoothedMeanRewardModel",
@@ -235,6 +236,58 @@ def _spread(spread: FloatArray, center: FloatArray) -> FloatArray:
 
 def _with_ones(features: FloatArray) -> FloatArray:
     return np.column_stack([features, np.ones(len(features))])
+
+
+class CandidateRewardModel:
+    """Ridge regression of the reward on features of the state and of the chosen candidate.
+
+    One model for all candidates: its features are the products of [s; 1] and [c; 1] for a state s
+    and a candidate's features c. Observations are flat, (n, S + A F + A): the state, F features of
+    each of A candidates, and the action mask.
+    """
+
+    def __init__(self, n_actions: int, width: int, *, l2: float = 10.0, start: int = 0) -> None:
+        _check_n_actions(n_actions)
+        self.n_actions, self.width, self.start = n_actions, width, start
+        self._model = LinearRewardModel(1, l2=l2)
+
+    def fit(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
+        chosen = self._chosen(obs, actions)
+        self._model.fit(chosen, np.zeros(len(chosen), np.int64), rewards)
+        return self
+
+    def q(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:
+        return self._model.q_all(self._chosen(obs, actions))[:, 0]
+
+    def q_all(self, obs: npt.ArrayLike) -> FloatArray:
+        states, items = self._split(obs)
+        found = np.empty(items.shape[:2])
+        for place in range(self.n_actions):
+            found[:, place] = self._model.q_all(_products(states, items[:, place]))[:, 0]
+        return found
+
+    def _chosen(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:
+        index = _action_index(actions, self.n_actions, self.start)
+        states, items = self._split(obs)
+        return _products(states, items[np.arange(len(index)), index])
+
+    def _split(self, obs: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """States (n, S), and candidates (n, A, F)."""
+        flat, numbers = _features(obs), self.n_actions * self.width
+        state = flat.shape[1] - numbers - self.n_actions
+        if state < 0:
+            raise ValueError(
+                f"obs: expected {numbers + self.n_actions} or more numbers a row, those of "
+                f"candidates and mask, got {flat.shape[1]}"
+            )
+        items = flat[:, state : state + numbers].reshape(-1, self.n_actions, self.width)
+        return flat[:, :state], items
+
+
+def _products(states: FloatArray, items: FloatArray) -> FloatArray:
+    """(n, (S + 1) (F + 1) - 1): all products of [s; 1] and [c; 1], without the constant."""
+    both = _with_ones(states)[:, :, None] * _with_ones(items)[:, None, :]
+    return both.reshape(len(states), -1)[:, :-1]
 
 
 class BoundedRewardModel:

@@ -30,7 +30,7 @@ from policy.data.run_once import Document, once, require_all
 from policy.data.schemas import HELD_OUT, never_stored, require_fit
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import MeanStdFilter
-from policy.inference.spec import PolicySpec
+from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
@@ -53,7 +53,8 @@ from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve, Select, ShardReader
-from storage.spaces.descriptors import Space
+from storage.spaces.candidates import Candidates
+from storage.spaces.descriptors import Space, SpaceError
 from storage.weights.folds import Fold, Folds, fold_files
 from storage.weights.manifest import finite
 from storage.wording import counted
@@ -293,7 +294,14 @@ def declared_spec(root: Root, policy_id: str) -> PolicySpec | None:
 
 
 def _default_spec(observation: Space, action: Space) -> PolicySpec:
-    return PolicySpec(observation, action, observation_filter="MeanStdFilter")
+    module = ModuleSpec()
+    try:
+        if Candidates.of(observation, action) is not None:
+            module = ModuleSpec(kind="scorer")
+        return PolicySpec(observation, action, module, observation_filter="MeanStdFilter")
+    except SpaceError:  # leaves of release 0.1.0, which gave these names no meaning
+        kind = "MeanStdFilter"
+        return PolicySpec(observation, action, observation_filter=kind, mask=False)
 
 
 def _stored_spec(reader: ShardReader) -> PolicySpec:

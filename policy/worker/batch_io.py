@@ -14,13 +14,15 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policy.sampling.episode import SamplingWorker
-from policy.sampling.sampler import Sampler
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
+
+if TYPE_CHECKING:  # it loads torch, which an IOContext does not need
+    from policy.sampling.sampler import Sampler
 
 __all__ = [
     "AsyncSamplerInput",

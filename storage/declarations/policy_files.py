@@ -9,16 +9,18 @@ from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.errors import ObjectUnusable
 from storage.objects.opening import Root, objects_at
 from storage.spaces.action_mask import ActionMask
+from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import SpaceError
 
 
 def save_declaration(root: Root, declaration: PolicyDeclaration) -> Path:
     """Write `policies/{id}.json` atomically and durably, and return its path.
 
-    Raises DeclarationError for an action mask that does not fit the action space.
+    Raises DeclarationError for an action mask, or candidates, that do not fit the action space.
     """
     try:
         ActionMask.of(declaration.observation, declaration.action)
+        Candidates.of(declaration.observation, declaration.action)
     except SpaceError as error:
         raise DeclarationError(f"policy {declaration.policy_id}: {error}") from error
     objects, name = objects_at(root), f"policies/{declaration.policy_id}.json"

@@ -3,4 +3,4 @@
 Imports only numpy, except `gymnasium_spaces`, which needs gymnasium.
 """
 
-__all__ = ["action_mask", "codec", "descriptors", "gymnasium_spaces", "leaves"]
+__all__ = ["action_mask", "candidates", "codec", "descriptors", "gymnasium_spaces", "leaves"]

@@ -16,6 +16,7 @@ from policy.ope import estimators
 from policy.ope.cross_fitting import EarlierScores, cross_fit
 from policy.ope.value_models import (
     BoundedRewardModel,
+    CandidateRewardModel,
     LinearRewardModel,
     RewardModel,
     SmoothedMeanRewardModel,
@@ -421,3 +422,22 @@ def test_rows_may_be_added_in_blocks():
         model.add(obs[part], actions[part], rewards[part])
     fitted = LinearRewardModel(3).fit(obs, actions, rewards)
     assert model.solved().q_all(obs) == pytest.approx(fitted.q_all(obs), rel=1e-9)
+
+
+def test_one_model_of_all_candidates_recovers_a_bilinear_reward():
+    """Of a candidate wherever it stands; of one that was never shown, by its features."""
+    rng = np.random.default_rng(4)
+    rows, most, width = 4_000, 3, 2
+    states, items = rng.normal(size=(rows, 2)), rng.normal(size=(rows, most, width))
+    taste = np.array([[1.0, -2.0], [0.5, 3.0]])
+    value = 0.5 + np.einsum("nu,uf,nkf->nk", states, taste, items) + items[:, :, 0]
+    actions = rng.integers(0, most, rows)
+    obs = np.concatenate([states, items.reshape(rows, -1), np.ones((rows, most))], axis=1)
+    model = CandidateRewardModel(most, width, l2=1e-6, start=2)
+    model.fit(obs, actions + 2, value[np.arange(rows), actions])
+    np.testing.assert_allclose(model.q_all(obs), value, atol=1e-6)
+    np.testing.assert_allclose(
+        model.q(obs, actions + 2), value[np.arange(rows), actions], atol=1e-6
+    )
+    with pytest.raises(ValueError, match="expected 9 or more numbers a row"):
+        model.q_all(obs[:, :8])

@@ -1,0 +1,88 @@
+"""Candidates: the leaf `candidates` of an observation has the features of what can be chosen now.
+
+A `Dict` of observations has candidates if it has the keys `candidates`, a `Box` of floats of shape
+(most, F), and `action_mask`, next to an action space `Discrete(most)`: row i has the F features of
+what action i stands for this time. Rows beyond the candidates of a decision are zeros, and masked.
+
+    candidates = Candidates(observation, action)
+    candidates.observed({"age": 31.0}, rows)    # pads rows (k, F), and adds the mask
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from storage.spaces.action_mask import ACTION_MASK, ActionMask
+from storage.spaces.descriptors import Array, Box, Dict, Discrete, Space, SpaceError
+from storage.spaces.leaves import leaves
+
+__all__ = ["CANDIDATES", "Candidates"]
+
+CANDIDATES = "candidates"
+"""The key of the leaf in a `Dict` of observations."""
+
+
+class Candidates:
+    """The candidates of one pair of spaces: at most `most` of them, with `width` features each.
+
+    Raises SpaceError for spaces that have no candidates (`of` returns None), or where they do not
+    fit the action space or have no `action_mask` beside them.
+    """
+
+    def __init__(self, observation: Space, action: Space) -> None:
+        space = _inner(observation).get(CANDIDATES)
+        is_table = isinstance(space, Box) and space.dtype.kind == "f" and len(space.shape) == 2
+        shape = space.shape if isinstance(space, Box) and is_table else (0, 0)
+        if space is None or not isinstance(action, Discrete) or shape[0] != action.n:
+            raise SpaceError(
+                f"observation.{CANDIDATES}: expected a Box of floats of shape (n, features) next "
+                f"to an action space Discrete(n), got {space} and {action}; give the leaf another "
+                "name if its rows are not what actions stand for"
+            )
+        mask = ActionMask.of(observation, action)
+        if mask is None:
+            raise SpaceError(
+                f"observation.{CANDIDATES}: expected the key {ACTION_MASK!r} beside it, which says "
+                "how many there are, got none"
+            )
+        (self.leaf,) = leaves(space, CANDIDATES)
+        self.mask = mask
+        self.most, self.width = shape
+
+    @classmethod
+    def of(cls, observation: Space, action: Space) -> Candidates | None:
+        """The candidates of these spaces, None if the observation has no key `candidates`."""
+        return cls(observation, action) if CANDIDATES in _inner(observation) else None
+
+    def observed(self, context: Mapping[str, Any], rows: Any) -> dict[str, Any]:
+        """An observation: `context` has its other leaves, `rows` (k, F) the candidates' features.
+
+        A context may have a mask (k,) of those that may be chosen; by default all of them. Raises
+        SpaceError for too many candidates, none, or rows of another width.
+        """
+        features = np.asarray(rows, np.float64)
+        if features.ndim != 2 or features.shape[1] != self.width:
+            raise SpaceError(
+                f"{CANDIDATES}: expected rows of {self.width} features, got shape {features.shape}"
+            )
+        count = len(features)
+        if not 0 < count <= self.most:
+            raise SpaceError(f"{CANDIDATES}: expected 1 to {self.most} candidates, got {count}")
+        allowed = np.asarray(context.get(ACTION_MASK, np.ones(count)))
+        if allowed.shape != (count,):
+            raise SpaceError(
+                f"{ACTION_MASK}: expected an element for each of {count} candidates, got shape "
+                f"{allowed.shape}"
+            )
+        padded: Array = np.zeros((self.most, self.width), self.leaf.dtype)
+        padded[:count] = features
+        mask = np.zeros(self.most, self.mask.leaf.dtype)
+        mask[:count] = allowed
+        return {**context, CANDIDATES: padded, ACTION_MASK: mask}
+
+
+def _inner(observation: Space) -> dict[str, Space]:
+    return dict(observation.spaces) if isinstance(observation, Dict) else {}
