@@ -118,6 +118,7 @@ def _command_line() -> typer.Typer:
         rich_markup_mode=None,  # rich keeps a docstring's line breaks and drops what is in []
         context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
     )
+    from headrace.cli.declared import expanded
     from headrace.cli.options import Command, Group
     from headrace.cli.settings import SettingsCommand
 
@@ -126,7 +127,7 @@ def _command_line() -> typer.Typer:
         name = "import" if command.__name__ == "import_source" else None  # a keyword of Python
         summary = " ".join((command.__doc__ or "").partition("\n\n")[0].split())
         cls = SettingsCommand if command.__name__ in ("train", "up") else Command
-        app.command(name, cls=cls, short_help=summary)(command)
+        app.command(name, cls=cls, short_help=summary)(expanded(command))
     for group in _groups():
         app.add_typer(group)
     return app

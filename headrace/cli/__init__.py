@@ -9,6 +9,7 @@ settings of algorithms. A module is a group of commands, even if the group is on
 __all__ = [
     "canaries",
     "collecting",
+    "declared",
     "importing",
     "learning",
     "maintaining",

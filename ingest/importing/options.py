@@ -6,16 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
+from msgspec import Meta
+
 from ingest.protocol.errors import ImportFailed
-from storage.spaces.descriptors import OTHER
 from storage.wording import counted
 
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?(\[\])*")
 _KINDS = ("box", "discrete")
-_SUFFIX, _OTHER = ":categories", f":{OTHER}"
+_SUFFIX, _OTHER = ":categories", ":other"
 
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
 """Microseconds in a unit of `time_unit`."""
@@ -28,6 +29,20 @@ _APART = frozenset(
 
 _ADDED = frozenset(("sql", "types", "sample_prob", "sample_weight", "dedupe"))
 """Options that the first release did not have: unused, they leave an import's name as it was."""
+
+
+def _number_or_column(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _statement(text: str) -> str:
+    """The SQL, or that of the file that is named instead."""
+    if len(text.split()) > 1 or not Path(text).is_file():
+        return text
+    return Path(text).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -123,43 +138,121 @@ class ImportOptions:
             reason; all are counted.
     """
 
-    source: Any
-    query: str | None = None
-    sql: str | None = None
-    types: Mapping[str, str] = field(default_factory=dict)
-    observation: Sequence[str] | Mapping[str, Sequence[str]]
-    action: str | Sequence[str] | Mapping[str, str | Sequence[str]]
-    reward: str | Sequence[str]
-    final_observation: Sequence[str] | Mapping[str, Sequence[str]] = ()
-    address: str = "http://127.0.0.1:8642"
-    action_prob: str | None = None
-    action_logp: str | None = None
-    uniform: bool = False
-    sample_prob: str | float | None = None
-    sample_weight: str | None = None
-    dedupe: Sequence[str] = ()
-    episode: str | None = None
-    agent: str | None = None
-    policies: Mapping[str, str] = field(default_factory=dict)
-    policy: str | None = None
-    step: str | None = None
-    time: str | None = None
-    time_unit: str = "us"
-    timezone: str = "UTC"
-    terminated: str | None = None
-    truncated: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    infos: Mapping[str, str] = field(default_factory=dict)
-    missing: Literal["error", "drop", "value"] = "error"
-    default: Mapping[str, str] = field(default_factory=dict)
-    policy_id: str | None = None
-    schema_id: str | None = None
-    categories: Path | str | None = None
-    name: str | None = None
-    token: str | None = field(default=None, repr=False)
-    ca: Path | str | None = None
+    source: Annotated[
+        Any,
+        "File, folder, or URL of a database.",
+        Meta(extra={"argument": True, "parse": str}),
+    ]
+    observation: Annotated[
+        Sequence[str] | Mapping[str, Sequence[str]],
+        "Column, or NAME:categories[:other] if values are names. May be repeated. POLICY=COLUMN "
+        "with several policies.",
+    ]
+    action: Annotated[
+        str | Sequence[str] | Mapping[str, str | Sequence[str]],
+        "Columns of the action, in the same forms, or NAME:box, NAME:discrete.",
+    ]
+    reward: Annotated[
+        str | Sequence[str], "Column of the reward, or -COLUMN of a cost; repeated: the sum."
+    ]
+    final_observation: Annotated[
+        Sequence[str] | Mapping[str, Sequence[str]],
+        "Columns of the next observation, in the order of --observation.",
+    ] = ()
+    query: Annotated[str | None, "SQL, for the URL of a database."] = None
+    sql: Annotated[
+        str | None,
+        "SELECT over the rows of the source, the view `source`; or its file.",
+        Meta(extra={"parse": _statement}),
+    ] = None
+    types: Annotated[
+        Mapping[str, str],
+        "COLUMN=TYPE of a column in `source`. May be repeated.",
+        Meta(extra={"name": "--type", "form": "COLUMN=TYPE"}),
+    ] = field(default_factory=dict)
+    address: Annotated[
+        str, "Address of the collector.", Meta(extra={"envvar": "HEADRACE_ADDRESS"})
+    ] = "http://127.0.0.1:8642"
+    token: Annotated[
+        str | None,
+        "Token. Prefer the variable: `ps` shows options.",
+        Meta(extra={"envvar": "HEADRACE_TOKEN"}),
+    ] = field(default=None, repr=False)
+    ca: Annotated[
+        Path | str | None,
+        "PEM certificates to trust for https.",
+        Meta(extra={"envvar": "HEADRACE_CA"}),
+    ] = None
+    action_prob: Annotated[str | None, "Column of the action's probability, or density."] = None
+    action_logp: Annotated[str | None, "Or: column of its natural logarithm."] = None
+    uniform: Annotated[bool, "Or: all actions were equally likely."] = False
+    sample_prob: Annotated[
+        str | float | None,
+        "Column, or number: probability that a row was kept in the log.",
+        Meta(extra={"parse": _number_or_column}),
+    ] = None
+    sample_weight: Annotated[str | None, "Or: column of its inverse."] = None
+    dedupe: Annotated[
+        Sequence[str], "Column of a row's key; the first row is kept. May be repeated."
+    ] = ()
+    episode: Annotated[
+        str | None, "Column of the episode's key; without it episodes end at the flags."
+    ] = None
+    agent: Annotated[str | None, "Column of a row's agent."] = None
+    policies: Annotated[
+        Mapping[str, str],
+        "AGENT=POLICY; other agents have --policy-id. May be repeated.",
+        Meta(extra={"name": "--policy", "form": "AGENT=POLICY"}),
+    ] = field(default_factory=dict)
+    policy: Annotated[
+        str | None, "Or: column of a row's policy.", Meta(extra={"name": "--policy-column"})
+    ] = None
+    step: Annotated[str | None, "Column of the step's number; gaps are errors."] = None
+    time: Annotated[str | None, "Column of the time: numbers, or ISO 8601."] = None
+    time_unit: Annotated[str, "Unit of numeric times: s, ms, us or ns."] = "us"
+    timezone: Annotated[str, "Time zone of times without one."] = "UTC"
+    terminated: Annotated[str | None, "Column: true on an episode's last row."] = None
+    truncated: Annotated[str | None, "Column: true where a limit ended the episode."] = None
+    tags: Annotated[
+        Mapping[str, str],
+        "NAME=COLUMN. May be repeated.",
+        Meta(extra={"name": "--tag", "form": "NAME=COLUMN"}),
+    ] = field(default_factory=dict)
+    infos: Annotated[
+        Mapping[str, str],
+        "NAME=COLUMN of the info. May be repeated.",
+        Meta(extra={"name": "--info", "form": "NAME=COLUMN"}),
+    ] = field(default_factory=dict)
+    missing: Annotated[
+        Literal["error", "drop", "value"],
+        "For an empty cell: error, drop (the row), or value (0).",
+    ] = "error"
+    default: Annotated[
+        Mapping[str, str],
+        "COLUMN=VALUE for the column's empty cells. May be repeated.",
+        Meta(extra={"form": "COLUMN=VALUE"}),
+    ] = field(default_factory=dict)
+    categories: Annotated[
+        Path | str | None,
+        "For spaces without names: file of codes, one for all of the policy's logs.",
+    ] = None
+    name: Annotated[str | None, "Name of the import; default: a digest of its content."] = None
+    policy_id: Annotated[str | None, "Policy; default: the collector's only one."] = None
+    schema_id: Annotated[str | None, "Refuse a policy whose spaces have another schema."] = None
     timeout: float = 60.0
-    bad_shown: int = 10
+    bad_shown: Annotated[
+        int,
+        "Most rows with errors to list, a third of them for one reason.",
+        Meta(ge=0),
+    ] = 10
+
+    @classmethod
+    def from_words(cls, **given: Any) -> ImportOptions:
+        """The options of a command line: POLICY=COLUMN if there are several policies."""
+        if given.get("policies") or given.get("policy") is not None:
+            for name in ("observation", "action", "final_observation"):
+                given[name] = _by_policy(given.get(name, ()))
+        return cls(**given)
 
     def __post_init__(self) -> None:
         self._check_columns()
@@ -359,3 +452,13 @@ def _of(what: str, given: Any, policy_id: str | None) -> list[str]:
             raise ImportFailed(f"{what}: {text}")
         given = given[policy_id]
     return [given] if isinstance(given, str) else list(given)
+
+
+def _by_policy(words: Sequence[str]) -> Sequence[str] | dict[str, list[str]]:
+    """The columns, by policy if all words are POLICY=COLUMN."""
+    if not words or not all("=" in word for word in words):
+        return words
+    found: dict[str, list[str]] = {}
+    for policy, _, column in (word.partition("=") for word in words):
+        found.setdefault(policy, []).append(column)
+    return found

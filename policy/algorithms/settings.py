@@ -6,7 +6,8 @@
 
     changed(MineConfig(), {"lr": "3e-4"})    # MineConfig(lr=0.0003)
 
-The annotations are all that a command line needs: types, limits and meanings.
+The annotations are all that a command line needs: types, limits and meanings, each a text or a
+`Meta` (see headrace.cli.declared).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 __all__ = ["AnnotatedSettings", "Setting", "changed", "near_names", "settings_of"]
@@ -37,13 +37,27 @@ class Setting:
     meaning: str
 
     @property
+    def extra(self) -> dict[str, Any]:
+        """What a command line says of it that follows from neither name nor type."""
+        return {
+            name: one
+            for meta in _metas(self.annotation)
+            for name, one in (meta.extra or {}).items()
+        }
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Its least (`ge`, `gt`) and greatest (`le`) value, where there is one."""
+        return _limits(self.annotation)
+
+    @property
     def expected(self) -> str:
         """The values that it may have, in words."""
         return _expected(self.annotation)
 
     def parsed(self, value: Any, *, strict: bool) -> Any:
         """The value, converted from text unless `strict`. Raises ValueError that names it."""
-        plain = value.item() if isinstance(value, np.generic) else value
+        plain = value.item() if hasattr(value, "dtype") else value  # a number of numpy
         if not strict and isinstance(plain, str) and plain.lower() == "none":
             plain = None
         try:
@@ -98,21 +112,30 @@ def near_names(name: str, known: Collection[str]) -> str:
 
 
 def _meaning(annotation: Any) -> str:
-    texts = [meta.description for meta in _metas(annotation) if meta.description]
+    said = [one.description if isinstance(one, Meta) else one for one in _metadata(annotation)]
+    texts = [one for one in said if isinstance(one, str)]
     return texts[-1] if texts else ""
 
 
 def _metas(annotation: Any) -> list[Meta]:
-    return [one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Meta)]
+    return [one for one in _metadata(annotation) if isinstance(one, Meta)]
+
+
+def _metadata(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__metadata__", ())
+
+
+def _limits(annotation: Any) -> dict[str, Any]:
+    named = (
+        (name, getattr(one, name)) for one in _metas(annotation) for name in ("ge", "gt", "le")
+    )
+    return {name: limit for name, limit in named if limit is not None}
 
 
 def _expected(annotation: Any, limits: Mapping[str, Any] = MappingProxyType({})) -> str:
     """An annotation's values in words, such as "0 to 1" or "ips, snips or dr"."""
     if get_origin(annotation) is Annotated:
-        own = {
-            name: getattr(one, name) for one in _metas(annotation) for name in ("ge", "gt", "le")
-        }
-        return _expected(get_args(annotation)[0], own)
+        return _expected(get_args(annotation)[0], _limits(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(_expected(one, limits) for one in get_args(annotation))
     if get_origin(annotation) is Literal:

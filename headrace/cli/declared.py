@@ -1,0 +1,151 @@
+"""Options of a command from the annotated fields of the dataclasses that its work takes.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine:
+        steps: Annotated[int, "Steps per update.", Meta(ge=1)] = 256
+
+    def run(*, mine: Mine) -> None: ...       # expanded(run) has the option --steps
+
+A field is an option if its annotation has a text, the option's help, and is otherwise for programs
+alone. Its type says how it is written: a bool is a flag, a sequence is repeated, a mapping takes
+NAME=VALUE. `Meta(extra={...})` has the rest:
+
+- `name`: the option's name, or several; by default the field's.
+- `argument`: an argument in place of an option.
+- `parse`: a function of the text, or of all texts of an option that is repeated. It raises
+  ValueError, which names the option.
+- `form`: what a mapping's words are called, such as NAME=COLUMN. Only a VALUE may be empty.
+- `envvar`, `metavar`: as in typer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from policy.algorithms.settings import Setting, settings_of
+
+__all__ = ["expanded"]
+
+_AS_TYPER = ("envvar", "metavar")
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with an option for each field of its parameters that are dataclasses.
+
+    Fields of the same name, as those of a common base, share one option. A class method
+    `from_words` makes the dataclass if one field's words mean what another field says.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, tuple[type, list[_Option]]] = {}
+    found: dict[str, inspect.Parameter] = {}
+    for name, one in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[name] = kind, _options(kind)
+            for option in groups[name][1]:
+                found.setdefault(option.name, option.parameter())
+        else:
+            found[name] = one.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY)
+
+    def run(**given: Any) -> None:
+        own = {name: given[name] for name in given if name in hints}
+        for name, (kind, options) in groups.items():
+            values: dict[str, Any] = {}
+            for option in options:
+                values |= option.given(given)
+            own[name] = getattr(kind, "from_words", kind)(**values)
+        command(**own)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {name: one.annotation for name, one in found.items()}
+    run.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
+    return run
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A field as an option."""
+
+    setting: Setting
+    default: Any  # MISSING: it has to be given
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        given = self.setting.extra.get("name", ())
+        return (given,) if isinstance(given, str) else given
+
+    @property
+    def name(self) -> str:
+        """The parameter's name, which is also that of the environment variable."""
+        first = self.names[0] if self.names else self.setting.name
+        return first.partition("/")[0].strip("-").replace("-", "_")
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    def parameter(self) -> inspect.Parameter:
+        """What typer makes the option of; an empty collection is an option that is not given."""
+        default = None if self.default in ((), {}) else self.default
+        annotation = self._annotation(default)
+        default = inspect.Parameter.empty if default is MISSING else default
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, keyword, default=default, annotation=annotation)
+
+    def _annotation(self, default: Any) -> Any:
+        extra, limits = self.setting.extra, self.setting.limits
+        how: dict[str, Any] = {name: extra[name] for name in _AS_TYPER if name in extra}
+        how |= {to: limits[by] for by, to in (("ge", "min"), ("le", "max")) if by in limits}
+        kind = str if "parse" in extra else _written(self.setting.annotation)
+        typed = kind if default is not None else kind | None
+        if "argument" in extra:
+            return Annotated[typed, typer.Argument(help=self.setting.meaning, **how)]
+        names = self.names or ((self.flag,) if default is False else ())
+        return Annotated[typed, typer.Option(*names, help=self.setting.meaning, **how)]
+
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The field's value by its name; nothing if the option is not given."""
+        value, extra = values[self.name], self.setting.extra
+        if value is None or value == []:
+            return {}
+        if "parse" in extra:
+            value = extra["parse"](value)
+        elif "form" in extra:
+            value = _pairs(self.flag, extra["form"], value)
+        return {self.setting.name: value}
+
+
+def _options(config: type) -> list[_Option]:
+    factories = {one.name: one.default_factory for one in fields(config)}
+    defaults = {one.name: one.default for one in fields(config)}
+    defaults |= {name: make() for name, make in factories.items() if make is not MISSING}
+    return [_Option(one, defaults[one.name]) for one in settings_of(config) if one.meaning]
+
+
+def _written(annotation: Any) -> Any:
+    """The type as which an option's value is written."""
+    if get_origin(annotation) is Annotated:
+        return _written(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        kinds = [_written(one) for one in get_args(annotation) if one is not type(None)]
+        known = [one for one in (list[str], Path, str) if one in kinds]
+        return (known or kinds)[0]
+    if get_origin(annotation) in (Sequence, Mapping):
+        return list[str]
+    return str if get_origin(annotation) is Literal else annotation
+
+
+def _pairs(option: str, form: str, words: Sequence[str]) -> dict[str, str]:
+    """Parse words NAME=VALUE to a dict. Raises ValueError."""
+    pairs = [word.partition("=") for word in words]
+    for word, (name, equals, value) in zip(words, pairs, strict=True):
+        if not name or not equals or not (value or form.endswith("VALUE")):
+            raise ValueError(f"{option}: expected {form}, got {word!r}")
+    return {name: value for name, _, value in pairs}
