@@ -14,7 +14,8 @@ import uvloop
 
 from ingest.access.tokens import NOBODY_NEEDED
 from ingest.protocol import messages as wire
-from ingest.server.listening import Listening, bind
+from ingest.server.listening import bind
+from ingest.server.options import Listening
 from ingest.web.asgi import Request, Response, Router
 from ingest.web.limits import ServerLimits
 from storage.spaces.descriptors import parse_space, space_to_json

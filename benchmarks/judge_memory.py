@@ -25,6 +25,7 @@ from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.judging import judged_sample
 from policy.judging.evaluate import evaluate
+from policy.judging.settings import EvaluationSettings
 from policy.ope.cross_fitting import EarlierScores
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -119,7 +120,12 @@ def measured(way: str, root: Path, rows: int) -> dict[str, float]:
     else:
         (digest,) = WeightStore(root, "default").candidates()
         names = ("dm", "dr") if way == "with dm and dr" else None
-        evaluate(root, "default", digest, split="all", reward_range=(0.0, 1.0), estimators=names)
+        evaluate(
+            root,
+            "default",
+            digest,
+            settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0), estimators=names),
+        )
     return {
         "seconds": time.monotonic() - began,
         "processor": time.process_time() - spent,

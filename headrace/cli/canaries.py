@@ -11,26 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.options import ROOT, AdminToken, Ca, Json, MarginText, PolicyId, Root
+from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
 from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
+from policy.judging.settings import CanarySettings
 from storage.wording import counted
 
 CANNOT_TELL_EXIT = 4
 STATUSES = {"better": 0, "worse": 1}
-
-Age = Annotated[
-    float | None,
-    typer.Option(
-        help="Age in seconds at which an episode is counted, the same in each comparison; default: "
-        "twice the policy's episode timeout, and its reward window."
-    ),
-]
-CanaryCap = Annotated[
-    float | None,
-    typer.Option("--reward-cap", help="Compare min(reward, cap) per step, as for money."),
-]
 
 
 def share_of(text: str) -> float:
@@ -85,11 +74,10 @@ def start(
 
 
 def canary(
+    *,
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    age: Age = None,
-    reward_cap: CanaryCap = None,
-    margin: MarginText = "0",
+    settings: CanarySettings,
     token: AdminToken = None,
     ca: Ca = None,
     as_json: Json = False,
@@ -102,7 +90,7 @@ def canary(
     from headrace.output import console, results
     from policy.judging.canary import judge_canary
 
-    found = judge_canary(root, policy_id, age=age, reward_cap=reward_cap, margin=margin)
+    found = judge_canary(root, policy_id, settings)
     if found["verdict"] not in STATUSES:
         found["journal"] = _in_journal(root, policy_id, token, ca)
     if as_json:
@@ -126,17 +114,11 @@ def _in_journal(root: Root, policy_id: str, token: str | None, ca: Path | None) 
 
 
 def promote(
+    *,
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    gate: Annotated[
-        bool,
-        typer.Option(
-            "--gate/--no-gate", help="Promote only if its episodes show that it is better."
-        ),
-    ] = True,
-    age: Age = None,
-    reward_cap: CanaryCap = None,
-    margin: MarginText = "0",
+    gate: Annotated[bool, "Promote only if its episodes show that it is better."] = True,
+    settings: CanarySettings,
     wait: WaitFor = Wait.ALL,
     wait_for: WaitSeconds = WAIT_SECONDS,
     as_json: Json = False,
@@ -150,8 +132,7 @@ def promote(
     from headrace.output import console
     from policy.judging.canary import promote as run
 
-    asked: dict[str, Any] = {"age": age, "reward_cap": reward_cap, "margin": margin}
-    document = run(root, policy_id, gated=gate, **asked)
+    document = run(root, policy_id, settings, gated=gate)
     if not document["promoted"]:
         for reason in document["reasons"]:
             print(f"{document['verdict']}: {reason}", file=sys.stderr)

@@ -12,32 +12,31 @@ import contextlib
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Meta
 
 from headrace.cli.options import (
     LOCAL_ROOT,
     ROOT,
-    ActionSpace,
     AdminToken,
     Ca,
-    EnvSpaces,
     Json,
     LocalRoot,
-    ObservationSpace,
     PolicyId,
     Port,
-    Redeclare,
     Root,
-    Seed,
     local_root,
 )
 from headrace.cli.roots import require_root
 from headrace.cli.settings import Algorithm, Config, Set, setting_words
+from ingest.server.options import Declaring, DeclaringSpaces, Listening, ServeOptions
+from policy.data.log_options import Seed
 from storage.system.startup import loading, use_one_blas_thread
 from storage.wording import counted
 
@@ -46,27 +45,14 @@ if TYPE_CHECKING:
     from storage.declarations.declaration import PolicyDeclaration
 
 
-DeclaredRange = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        metavar="<low high>",
-        help="Least and most that a step can earn, such as 0 1; judging then has bounds that hold "
-        "at every sample size.",
-    ),
-]
-
-
 def demo(
     root: Annotated[
         Path,
-        typer.Option(
-            parser=local_root,
-            metavar="<path>",
-            help="Folder for its data; existing data is moved aside.",
-        ),
+        "Folder for its data; existing data is moved aside.",
+        Meta(extra={"parse": partial(local_root, "--root"), "metavar": "<path>"}),
     ] = LOCAL_ROOT / "demo",
-    data: Annotated[Path, typer.Option(help="Folder of the logs.")] = Path("data"),
-    live: Annotated[bool, typer.Option(help="Also run CartPole live.")] = True,
+    data: Annotated[Path, "Folder of the logs."] = Path("data"),
+    live: Annotated[bool, "Also run CartPole live."] = True,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -89,42 +75,13 @@ def demo(
 
 
 def collect(
+    *,
     root: LocalRoot = LOCAL_ROOT,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback requires tokens and TLS.")
-    ] = "127.0.0.1",
-    port: Port = 8642,
-    observation: ObservationSpace = None,
-    action: ActionSpace = None,
-    env: EnvSpaces = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy file (JSON).")] = None,
-    redeclare: Redeclare = False,
-    reward_window: Annotated[
-        float | None, typer.Option(help="Seconds in which a step accepts late rewards.")
-    ] = None,
-    reward_range: DeclaredRange = None,
-    compression: Annotated[str, typer.Option(help="Compression of shards: zstd or lz4.")] = "zstd",
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM certificate chain: serve HTTPS.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="PEM key; default: in the chain's file.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Host name that clients use. May be repeated.")
-    ] = None,
-    insecure_no_tls: Annotated[
-        bool, typer.Option("--insecure-no-tls", help="Send tokens in clear text.")
-    ] = False,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=NUMBER, such as max_connections=200; see docs/limits.md."),
-    ] = None,
-    supervise: Annotated[
-        bool, typer.Option("--supervise", help="Restart the serving process when it is killed.")
-    ] = False,
-    log_format: Annotated[str, typer.Option(help="text or json, one event per line.")] = "text",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    listening: Listening,
+    declaring: Declaring,
+    options: ServeOptions,
+    log_format: Annotated[str, "text or json, one event per line."] = "text",
+    log_level: Annotated[str, "debug, info, warning or error."] = "warning",
     as_json: Json = False,
 ) -> None:
     """Run the collector. SIGTERM or Ctrl-C drains and stops it.
@@ -136,19 +93,18 @@ def collect(
     use_one_blas_thread()
     with loading():
         from ingest.server.declare import declaration_of
-        from ingest.server.listening import Listening
         from ingest.server.logs import configure
-        from ingest.server.process import ServeOptions, serve
-        from ingest.web.limits import ServerLimits
+        from ingest.server.process import serve
 
-    if compression not in ("zstd", "lz4"):
-        raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
-    declared = declaration_of(observation=observation, action=action, env=env, file=policy)
+    declared = declaration_of(declaring)
     first = None
-    rewards = {"reward_window": reward_window, "reward_range": reward_range}
+    rewards = {
+        "reward_window": declaring.reward_window,
+        "reward_range": declaring.reward_range,
+    }
     if declared is not None or any(one is not None for one in rewards.values()):
-        settings = {"spaces_only": policy is None, "redeclare": redeclare, **rewards}
-        first = partial(_declare_first, root, declared, **settings)
+        settings = {"spaces_only": declaring.policy is None, "redeclare": declaring.redeclare}
+        first = partial(_declare_first, root, declared, **settings, **rewards)
     configure(log_format, log_level)  # type: ignore[arg-type]  # configure checks the values
     running: list[Collector] = []
 
@@ -156,9 +112,17 @@ def collect(
         running.append(collector)
         _greet(address, collector, root, as_json)
 
-    where = Listening(host, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_host or ()))
-    own, limits = version("headrace"), ServerLimits.of(limit or ())
-    status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise, first))
+    own = version("headrace")
+    status = serve(
+        replace(
+            options,
+            root=root,
+            listening=listening,
+            version=own,
+            announce=announce,
+            declare=first,
+        )
+    )
     if running and not as_json:
         steps, rows = running[0].assembler.steps, running[0].sealing.totals.rows
         print(f"Stopped: {counted(steps, 'step')} acknowledged so far, {rows:,} in shards.")
@@ -201,18 +165,14 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
 
 
 def up(
+    *,
     root: LocalRoot = LOCAL_ROOT,
     policy_id: PolicyId = "default",
     port: Port = 8642,
-    observation: ObservationSpace = None,
-    action: ActionSpace = None,
-    env: EnvSpaces = None,
-    redeclare: Redeclare = False,
-    steps_per_version: Annotated[
-        int, typer.Option(help="Steps acted with a version before the next.")
-    ] = 256,
+    declaring: DeclaringSpaces,
+    steps_per_version: Annotated[int, "Steps acted with a version before the next."] = 256,
     max_lag: Annotated[
-        int | None, typer.Option(help="Most versions that a step may be behind to be trained on.")
+        int | None, "Most versions that a step may be behind to be trained on."
     ] = None,
     algorithm: Algorithm = None,
     set: Set = None,
@@ -224,16 +184,16 @@ def up(
     from headrace.output import console, results
     from headrace.up import Up, require_settings
     from ingest.server.declare import declaration_of
-    from ingest.server.listening import Listening, bind_of
+    from ingest.server.listening import bind_of
     from ingest.server.logs import configure
     from storage.system.process import stop_on_signal
 
     words = setting_words(algorithm, set or (), config)
     require_settings(words)
-    declared = declaration_of(observation=observation, action=action, env=env, file=None)
+    declared = declaration_of(declaring)
     with contextlib.closing(bind_of(root, Listening(port=port))):  # a taken port declares nothing
         if declared is not None:
-            _declare_first(root, declared, spaces_only=True, redeclare=redeclare)
+            _declare_first(root, declared, spaces_only=True, redeclare=declaring.redeclare)
 
     configure()
 
@@ -287,14 +247,9 @@ def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json
 
 def verify(
     root: Root = ROOT,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Move damaged shards to quarantine/.")
-    ] = False,
+    quarantine: Annotated[bool, "Move damaged shards to quarantine/."] = False,
     second_reader: Annotated[
-        bool,
-        typer.Option(
-            "--second-reader", help="Also read all shards with fastparquet, and compare ([train])."
-        ),
+        bool, "Also read all shards with fastparquet, and compare ([train])."
     ] = False,
     token: AdminToken = None,
     ca: Ca = None,
@@ -346,7 +301,9 @@ def _reviewed(root: Root, on_progress: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def pseudonym(
-    value: Annotated[str, typer.Argument(help="Value whose field is redacted by `hash`.")],
+    value: Annotated[
+        str, "Value whose field is redacted by `hash`.", Meta(extra={"argument": True})
+    ],
     root: LocalRoot = LOCAL_ROOT,
     as_json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ NAME=VALUE. `Meta(extra={...})` has the rest:
 
 - `name`: the option's name, or several; by default the field's.
 - `argument`: an argument in place of an option.
-- `parse`: a function of the text, or of all texts of an option that is repeated. It raises
+- `parse`: a function of the text, or of all texts if the option is `repeated`. It raises
   ValueError, which names the option.
 - `form`: what a mapping's words are called, such as NAME=COLUMN. Only a VALUE may be empty.
 - `envvar`, `metavar`: as in typer.
@@ -37,30 +37,32 @@ _AS_TYPER = ("envvar", "metavar")
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with an option for each field of its parameters that are dataclasses.
+    """The command, as typer takes it: with an option for each of its parameters that has a text,
+    and for each field of those that are dataclasses.
 
-    Fields of the same name, as those of a common base, share one option. A class method
-    `from_words` makes the dataclass if one field's words mean what another field says.
+    Fields of the same name share one option. A class method `from_words` makes the dataclass if
+    one field's words mean what another field says.
     """
     hints = get_type_hints(command, include_extras=True)
+    plain: list[_Option] = []
     groups: dict[str, tuple[type, list[_Option]]] = {}
     found: dict[str, inspect.Parameter] = {}
     for name, one in inspect.signature(command).parameters.items():
         kind = hints[name]
         if isinstance(kind, type) and is_dataclass(kind):
-            groups[name] = kind, _options(kind)
-            for option in groups[name][1]:
-                found.setdefault(option.name, option.parameter())
+            options = _options(kind)
+            groups[name] = kind, options
         else:
-            found[name] = one.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY)
+            default = MISSING if one.default is inspect.Parameter.empty else one.default
+            options = [_Option(Setting(name, kind), default)]
+            plain += options
+        for option in options:
+            found.setdefault(option.name, option.parameter())
 
     def run(**given: Any) -> None:
-        own = {name: given[name] for name in given if name in hints}
+        own = _values(plain, given)
         for name, (kind, options) in groups.items():
-            values: dict[str, Any] = {}
-            for option in options:
-                values |= option.given(given)
-            own[name] = getattr(kind, "from_words", kind)(**values)
+            own[name] = getattr(kind, "from_words", kind)(**_values(options, given))
         command(**own)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -84,8 +86,8 @@ class _Option:
     @property
     def name(self) -> str:
         """The parameter's name, which is also that of the environment variable."""
-        first = self.names[0] if self.names else self.setting.name
-        return first.partition("/")[0].strip("-").replace("-", "_")
+        long = (one for one in self.names if one.startswith("--"))
+        return next(long, self.setting.name).partition("/")[0].strip("-").replace("-", "_")
 
     @property
     def flag(self) -> str:
@@ -94,6 +96,8 @@ class _Option:
     def parameter(self) -> inspect.Parameter:
         """What typer makes the option of; an empty collection is an option that is not given."""
         default = None if self.default in ((), {}) else self.default
+        if self.setting.extra.get("repeated"):
+            default = None
         annotation = self._annotation(default)
         default = inspect.Parameter.empty if default is MISSING else default
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -103,7 +107,8 @@ class _Option:
         extra, limits = self.setting.extra, self.setting.limits
         how: dict[str, Any] = {name: extra[name] for name in _AS_TYPER if name in extra}
         how |= {to: limits[by] for by, to in (("ge", "min"), ("le", "max")) if by in limits}
-        kind = str if "parse" in extra else _written(self.setting.annotation)
+        text = list[str] if extra.get("repeated") else str
+        kind = text if "parse" in extra else _written(self.setting.annotation)
         typed = kind if default is not None else kind | None
         if "argument" in extra:
             return Annotated[typed, typer.Argument(help=self.setting.meaning, **how)]
@@ -119,7 +124,13 @@ class _Option:
             value = extra["parse"](value)
         elif "form" in extra:
             value = _pairs(self.flag, extra["form"], value)
+        elif isinstance(self.default, tuple):
+            value = tuple(value)
         return {self.setting.name: value}
+
+
+def _values(options: list[_Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for option in options for name, one in option.given(given).items()}
 
 
 def _options(config: type) -> list[_Option]:
@@ -137,7 +148,7 @@ def _written(annotation: Any) -> Any:
         kinds = [_written(one) for one in get_args(annotation) if one is not type(None)]
         known = [one for one in (list[str], Path, str) if one in kinds]
         return (known or kinds)[0]
-    if get_origin(annotation) in (Sequence, Mapping):
+    if get_origin(annotation) in (Sequence, Mapping) or annotation == tuple[str, ...]:
         return list[str]
     return str if get_origin(annotation) is Literal else annotation
 

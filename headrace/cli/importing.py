@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Meta
 
 from headrace.cli.options import Json, Redeclare, local_root
 from ingest.importing.options import ImportOptions
@@ -24,16 +26,11 @@ if TYPE_CHECKING:
 def import_source(
     *,
     options: ImportOptions,
-    check: Annotated[
-        bool, typer.Option("--check", help="Send nothing: show what would be imported.")
-    ] = False,
+    check: Annotated[bool, "Send nothing: show what would be imported."] = False,
     declare: Annotated[
         Path | None,
-        typer.Option(
-            parser=local_root,
-            metavar="<path>",
-            help="Send nothing: declare the columns' spaces under this root.",
-        ),
+        "Send nothing: declare the columns' spaces under this root.",
+        Meta(extra={"parse": partial(local_root, "--declare"), "metavar": "<path>"}),
     ] = None,
     redeclare: Redeclare = False,
     as_json: Json = False,

@@ -17,30 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Meta
 
 from headrace.cli import canaries
-from headrace.cli.options import (
-    ROOT,
-    Ca,
-    Cluster,
-    Json,
-    Manifest,
-    MarginText,
-    PolicyId,
-    RetryFor,
-    RewardCap,
-    Root,
-    SchemaId,
-    Seed,
-    Since,
-    SinceLive,
-    Text,
-    Token,
-    Until,
-    Url,
-    judged_period,
-    period,
-)
+from headrace.cli.options import ROOT, Ca, Json, Manifest, PolicyId, Root, Text, Token, Url
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
 from headrace.cli.serving import (
@@ -52,6 +32,9 @@ from headrace.cli.serving import (
     report_served,
 )
 from headrace.cli.settings import Algorithm, Config, Set, ShowSettings, chosen
+from policy.data.log_options import RetryFor, SchemaId
+from policy.judging.settings import EvaluationSettings, Gate
+from policy.training.settings import FollowSettings, TrainSettings
 from storage.wording import counted
 
 if TYPE_CHECKING:
@@ -64,56 +47,8 @@ _WITHOUT_GATE = (
     "neither --url nor --manifest, nor an option of the gate: `canary` judges its own episodes, by "
     "the range that `collect --reward-range LOW HIGH` declares"
 )
-RewardRange = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        metavar="<low high>",
-        help="Least and most that a step can earn, such as 0 1; -inf inf: not known. "
-        "Default: the policy's declaration.",
-    ),
-]
-EvaluationShare = Annotated[
-    float | None,
-    typer.Option(
-        "--evaluation-share",
-        "--held-out",
-        help="Share of episodes to hold out for evaluate; default: 0.3; with --follow: 0.",
-    ),
-]
-CrossFit = Annotated[
-    int | None,
-    typer.Option(
-        help="Train on all episodes, and keep policies of the first of this many blocks, so that "
-        "all but the first block judge."
-    ),
-]
-Acts = Annotated[
-    str | None,
-    typer.Option(
-        help="Action rule: sample[:temperature], epsilon_greedy[:epsilon], squarecb[:gamma] or "
-        "greedy, each also with +explore:SHARE, a floor; default: the declared one, or the "
-        "algorithm's."
-    ),
-]
-AlphaBudget = Annotated[
-    float | None,
-    typer.Option(
-        help="Total error for all candidates judged on the same episodes; default: from the second "
-        "one on, 1 - confidence."
-    ),
-]
-OnConflict = Annotated[
-    str,
-    typer.Option(
-        help="With --follow, if another publisher makes weights live: reload them, or end."
-    ),
-]
-LeaseWait = Annotated[
-    float, typer.Option(help="With --follow: seconds to wait for another trainer to end.")
-]
-MinEss = Annotated[float, typer.Option(help="Least effective sample size.")]
 CandidateDigest = Annotated[
-    str, typer.Argument(help="Digest of a candidate (6 or more characters), or latest.")
+    str, "Digest of a candidate (6 or more characters), or latest.", Meta(extra={"argument": True})
 ]
 
 CANNOT_TELL_EXIT = 4
@@ -158,36 +93,21 @@ def freeze(
 
 
 def train(
+    *,
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     algorithm: Algorithm = None,
     set: Set = None,
     config: Config = None,
     show_settings: ShowSettings = False,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the log, not updates.")] = None,
-    evaluation_share: EvaluationShare = None,
-    cross_fit: CrossFit = None,
-    cluster: Cluster = None,
-    since: Since = None,
-    until: Until = None,
-    schema_id: SchemaId = None,
-    action_rule: Acts = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="The learner's checkpoint file.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    settings: TrainSettings,
     manifest: Manifest = None,
-    follow: Annotated[bool, typer.Option(help="Train PPO on live clients, and publish.")] = False,
-    steps_per_update: Annotated[int, typer.Option(help="With --follow: steps per update.")] = 256,
-    max_lag: Annotated[
-        int | None,
-        typer.Option(help="With --follow: train on steps at most this many versions behind."),
-    ] = None,
-    on_conflict: OnConflict = "reload",
-    lease_wait: LeaseWait = 0.0,
-    resume: Annotated[
-        bool, typer.Option(help="With --follow: resume from the checkpoint, or start anew.")
-    ] = True,
-    retry_for: RetryFor = 60.0,
-    seed: Seed = 0,
+    follow: Annotated[
+        bool,
+        "Train PPO on live clients, and publish.",
+        Meta(extra={"name": "--follow/--no-follow"}),
+    ] = False,
+    following: FollowSettings,
     as_json: Json = False,
 ) -> None:
     """Train on the shards; the result is a candidate, which no client uses yet.
@@ -198,35 +118,25 @@ def train(
     if show_settings:
         return _show_settings(chosen(algorithm, set or (), config, live=follow))
     require_root(root, policy_id)
-    if follow and not lease_wait:
+    if follow and not following.lease_wait:
         _require_no_other(root, policy_id)
     from headrace.output import console
     from policy.data.freeze import load_frozen
-    from policy.inference.action_rule import ActionRule
     from policy.training.train import train as run
     from policy.training.train import train_once
 
     picked = chosen(algorithm, set or (), config, live=follow)
-    job: dict[str, Any]
-    if schema_id is not None and (follow or manifest is not None):
+    if settings.schema_id is not None and (follow or manifest is not None):
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
-        _require_none_with_follow(action_rule, since, until, cross_fit)
-        job = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
-        job |= {"evaluation_share": evaluation_share or 0.0, "cluster": cluster or ""}
-        job |= {"on_conflict": on_conflict, "lease_wait": lease_wait, "resume": resume}
-        return _follow(root, policy_id, picked, job, as_json)
-    job = {"epochs": epochs, "evaluation_share": evaluation_share, "cross_fit": cross_fit}
-    job |= {"cluster": cluster or "", "checkpoint": checkpoint, "retry_for": retry_for}
-    job |= {"threads": threads, "seed": seed, **period(since, until)}
-    job["action_rule"] = None if action_rule is None else ActionRule.parse(action_rule)
+        _require_none_with_follow(settings)
+        return _follow(root, policy_id, picked, following, as_json)
     with console.progress() as progress:
         if manifest is None:
-            job["schema_id"] = schema_id
-            document = run(root, policy_id, picked, on_progress=progress, **job).to_dict()
+            document = run(root, policy_id, picked, settings, on_progress=progress).to_dict()
         else:
             frozen = load_frozen(manifest)
-            document = train_once(root, policy_id, picked, frozen, on_progress=progress, **job)
+            document = train_once(root, policy_id, picked, frozen, settings, on_progress=progress)
     return _show_trained(document, root, policy_id, as_json)
 
 
@@ -257,19 +167,17 @@ def _require_no_other(root: Root, policy_id: str) -> None:
         require_free(PolicyFiles(root, policy_id), time.time())
 
 
-def _require_none_with_follow(
-    action_rule: str | None, since: object, until: object, cross_fit: object
-) -> None:
-    if cross_fit is not None:
+def _require_none_with_follow(settings: TrainSettings) -> None:
+    if settings.cross_fit is not None:
         raise ValueError("--cross-fit: expected none with --follow, which publishes without a gate")
-    if action_rule is not None:
+    if settings.action_rule is not None:
         raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
-    if since is not None or until is not None:
+    if settings.since is not None or settings.until is not None:
         raise ValueError("--since and --until: expected none with --follow, which reads on")
 
 
 def _follow(
-    root: Root, policy_id: str, config: AlgorithmConfig, settings: dict[str, Any], as_json: bool
+    root: Root, policy_id: str, config: AlgorithmConfig, settings: FollowSettings, as_json: bool
 ) -> None:
     from headrace.output import console, results
     from ingest.server.logs import configure
@@ -286,8 +194,8 @@ def _follow(
         return console.line({"start_version": version}) if as_json else results.began(version)
 
     with stop_on_signal() as stop:
-        settings |= {"on_start": began, "on_update": show_update}
-        result = follow(root, policy_id, config, stop=stop.is_set, **settings)
+        tell: dict[str, Any] = {"on_start": began, "on_update": show_update}
+        result = follow(root, policy_id, config, settings, stop=stop.is_set, **tell)
     if as_json:
         console.line({"followed": asdict(result)})
     else:
@@ -301,42 +209,23 @@ def _follow(
 
 
 def evaluate(
+    *,
     weights: Annotated[
         str,
-        typer.Argument(
-            help="Digest of a candidate (6 or more characters), version number, latest or live."
-        ),
+        "Digest of a candidate (6 or more characters), version number, latest or live.",
+        Meta(extra={"argument": True}),
     ] = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     log: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="<path>", help="Another root, all of whose episodes are evaluated too."
-        ),
+        "Another root, all of whose episodes are evaluated too.",
+        Meta(extra={"metavar": "<path>"}),
     ] = None,
-    split: Annotated[str, typer.Option(help="Episodes of the root: held_out or all.")] = "held_out",
-    estimator: Annotated[
-        list[str] | None, typer.Option(help="Estimator. May be repeated; default: all.")
-    ] = None,
-    gamma: Annotated[float, typer.Option(help="Discount per step.")] = 1.0,
-    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
-    interval: Annotated[
-        str, typer.Option(help="Kind of interval: student or bootstrap.")
-    ] = "student",
-    reward_range: RewardRange = None,
-    reward_cap: RewardCap = None,
-    margin: MarginText = "0",
-    min_ess: MinEss = 100.0,
-    cluster: Cluster = None,
-    since: SinceLive = None,
-    until: Until = None,
-    schema_id: SchemaId = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG file of all intervals.")] = None,
-    html: Annotated[Path | None, typer.Option(help="HTML file of the whole report.")] = None,
+    settings: EvaluationSettings,
+    plot: Annotated[Path | None, "PNG file of all intervals."] = None,
+    html: Annotated[Path | None, "HTML file of the whole report."] = None,
     manifest: Manifest = None,
-    retry_for: RetryFor = 60.0,
-    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Judge weights off-policy on the logged episodes: better, worse, or cannot tell.
@@ -356,24 +245,11 @@ def evaluate(
             root,
             policy_id,
             chosen,
+            settings,
             others=log or (),
             manifest=manifest,
             plot=plot,
             on_progress=progress,
-            split=split,  # type: ignore[arg-type]  # checked by evaluate
-            estimators=estimator,
-            gamma=gamma,
-            confidence=confidence,
-            interval=interval,
-            reward_range=reward_range,
-            reward_cap=reward_cap,
-            margin=margin,
-            min_ess=min_ess,
-            cluster=cluster,
-            seed=seed,
-            **judged_period(since, until),
-            schema_id=schema_id,
-            retry_for=retry_for,
         )
     if html is not None:
         _write_page(html, document["logs"])
@@ -409,26 +285,17 @@ def _latest(store: WeightStore) -> str:
 
 
 def publish(
+    *,
     digest: CandidateDigest = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Judge it first.")] = True,
-    reward_range: RewardRange = None,
-    reward_cap: RewardCap = None,
-    margin: MarginText = "0",
-    min_ess: MinEss = 100.0,
-    confidence: Annotated[float, typer.Option(help="Confidence of the deciding intervals.")] = 0.95,
-    gamma: Annotated[float, typer.Option(help="Discount per step.")] = 1.0,
-    alpha_budget: AlphaBudget = None,
-    cluster: Cluster = None,
-    since: SinceLive = None,
-    until: Until = None,
+    gate: Annotated[bool, "Judge it first."] = True,
+    settings: Gate,
     manifest: Manifest = None,
     canary: Annotated[
-        Text,
-        typer.Option(help="Let it act as a canary in this share of the episodes, such as 10%."),
+        Text, "Let it act as a canary in this share of the episodes, such as 10%."
     ] = None,
-    refused_exit: Annotated[int, typer.Option(help="Exit status if it is worse.")] = 1,
+    refused_exit: Annotated[int, "Exit status if it is worse."] = 1,
     url: Url = None,
     token: Token = None,
     ca: Ca = None,
@@ -446,21 +313,9 @@ def publish(
     from headrace.output import console, results
     from policy.data.freeze import load_frozen
     from policy.inference.weight_store import WeightStore
-    from policy.judging.gate import Gate
     from policy.judging.gate import publish as run
 
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
-    settings = Gate(
-        min_ess=min_ess,
-        confidence=confidence,
-        gamma=gamma,
-        reward_range=reward_range,
-        reward_cap=reward_cap,
-        margin=margin,
-        alpha_budget=alpha_budget,
-        cluster=cluster,
-        **judged_period(since, until),
-    )
     if canary is not None:
         if url is not None or manifest is not None or settings != Gate():
             raise ValueError(f"--canary: expected {_WITHOUT_GATE}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import typer
+from msgspec import Meta
 
 from headrace.cli.options import ROOT, AdminToken, Ca, Json, Root
 from headrace.cli.publishing import person
@@ -20,20 +20,20 @@ from headrace.cli.roots import require_root
 def compact(
     root: Root = ROOT,
     megabytes: Annotated[
-        float, typer.Option(min=0.001, help="Largest size of a compacted shard, in MB.")
+        float, "Largest size of a compacted shard, in MB.", Meta(ge=0.001)
     ] = 128.0,
     hours: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Join only shards whose steps began in the same N hours."),
+        float | None, "Join only shards whose steps began in the same N hours.", Meta(ge=0.001)
     ] = None,
     grace_hours: Annotated[
-        float, typer.Option(min=0.0, help="Hours until a replaced shard may be deleted.")
+        float, "Hours until a replaced shard may be deleted.", Meta(ge=0.0)
     ] = 24.0,
     apply: Annotated[
         str | None,
-        typer.Option(metavar="<digest>", help="Apply a plan; `new` makes one and applies it."),
+        "Apply a plan; `new` makes one and applies it.",
+        Meta(extra={"metavar": "<digest>"}),
     ] = None,
-    why: Annotated[str, typer.Option(help="Reason, kept in the records.")] = "",
+    why: Annotated[str, "Reason, kept in the records."] = "",
     token: AdminToken = None,
     ca: Ca = None,
     as_json: Json = False,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.core
+from msgspec import Meta
 
 from storage.objects.opening import require_local
 
@@ -73,141 +74,57 @@ class Command(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def period(since: str | None, until: str | None) -> dict[str, int | None]:
-    """Convert `since` and `until` to microseconds since the epoch; without a zone they are in UTC.
-
-    Raises ValueError for text that is not an ISO 8601 date, and for an end not after the start.
-    """
-    found = {"since": _moment("--since", since), "until": _moment("--until", until)}
-    low, high = found["since"], found["until"]
-    if low is not None and high is not None and low >= high:
-        raise ValueError(f"--until: expected a time after --since {since}, got {until}")
-    return found
-
-
-def judged_period(since: str | None, until: str | None) -> dict[str, Any]:
-    """As `period`, where `since` may also be live: the live version's training."""
-    after_live = since == "live"
-    return {**period(None if after_live else since, until), "after_live": after_live}
-
-
-def _moment(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"{option}: expected a date of ISO 8601, got {text!r:.80}") from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1_000_000)
-
-
 ROOT = "data/run"
 """The default root."""
 LOCAL_ROOT = Path(ROOT)
 
-ADDRESS = "http://127.0.0.1:8642"
-"""The default address of a collector."""
-
 Text = str | None
-Texts = list[str] | None
 
 
-def local_root(text: str) -> Path:
+def local_root(option: str, text: str) -> Path:
     """Parse a root that has to be a local folder."""
     try:
-        return require_local(text, "root")
+        return require_local(text, option)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
 
 _ROOT: dict[str, Any] = {"envvar": "HEADRACE_ROOT", "metavar": "<path>"}
 Root = Annotated[
-    str, typer.Option(**_ROOT, help="Folder of journal, shards and weights, or a store's address.")
+    str, "Folder of journal, shards and weights, or a store's address.", Meta(extra=_ROOT)
 ]
 LocalRoot = Annotated[
-    Path, typer.Option(**_ROOT, parser=local_root, help="Folder of journal, shards and weights.")
+    Path,
+    "Folder of journal, shards and weights.",
+    Meta(extra={**_ROOT, "parse": partial(local_root, "--root")}),
 ]
-PolicyId = Annotated[str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Policy to use.")]
+PolicyId = Annotated[str, "Policy to use.", Meta(extra={"envvar": "HEADRACE_POLICY_ID"})]
 Manifest = Annotated[
     str | None,
-    typer.Option(
-        metavar="<path>",
-        help="Manifest of `freeze`: use only its data; a repeated run changes nothing.",
-    ),
-]
-RetryFor = Annotated[
-    float,
-    typer.Option(
-        envvar="HEADRACE_RETRY_FOR",
-        help="Seconds to retry a shard that cannot be read.",
-    ),
-]
-SchemaId = Annotated[
-    str | None,
-    typer.Option(help="Schema to read, if spaces have changed; default: the declared one."),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        help="tag:NAME: hold out and judge all episodes with the same tag value as one unit."
-    ),
-]
-Since = Annotated[
-    str | None,
-    typer.Option(help="Only episodes that began at or after this time: 2026-11-23, ...T08:00Z."),
-]
-SinceLive = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        help="As in train; or live: only episodes newer than what the live version was trained on.",
-    ),
-]
-Until = Annotated[str | None, typer.Option(help="Only episodes that began before this time.")]
-RewardCap = Annotated[
-    Text,
-    typer.Option(
-        help="Judge min(reward, cap) per step, as for amounts of money; auto: a cap from the first "
-        "tenth of the episodes, which are then not judged."
-    ),
-]
-MarginText = Annotated[
-    str,
-    typer.Option(
-        "--margin",
-        help="Better by at least this, in reward per episode or as 1% of the bar; -1%: not worse "
-        "by more.",
-    ),
+    "Manifest of `freeze`: use only its data; a repeated run changes nothing.",
+    Meta(extra={"metavar": "<path>"}),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),
+    "Print one line of JSON instead.",
+    Meta(extra={"name": "--json", "envvar": "HEADRACE_JSON"}),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")]
-ObservationSpace = Annotated[Text, typer.Option(help="Observation space, such as box:4.")]
-ActionSpace = Annotated[Text, typer.Option(help="Action space, such as discrete:2.")]
-EnvSpaces = Annotated[Text, typer.Option(help="Id of a gymnasium environment, for its spaces.")]
-Redeclare = Annotated[
-    bool,
-    typer.Option("--redeclare", help="Permit other spaces than those that the root declares."),
-]
-Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
-Address = Annotated[str, typer.Option(envvar="HEADRACE_ADDRESS", help="Address of the collector.")]
+Port = Annotated[int, "Port; 0 chooses a free one.", Meta(ge=0, le=65535)]
+Redeclare = Annotated[bool, "Permit other spaces than those that the root declares."]
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url", help="Address of a collector that publishes, instead of using a root's weights."
-    ),
+    "Address of a collector that publishes, instead of using a root's weights.",
 ]
 Token = Annotated[
     str | None,
-    typer.Option(envvar="HEADRACE_TOKEN", help="Token. Prefer the variable: `ps` shows options."),
+    "Token. Prefer the variable: `ps` shows options.",
+    Meta(extra={"envvar": "HEADRACE_TOKEN"}),
 ]
 AdminToken = Annotated[
     str | None,
-    typer.Option(envvar="HEADRACE_TOKEN", help="Token with scope admin, for a running collector."),
+    "Token with scope admin, for a running collector.",
+    Meta(extra={"envvar": "HEADRACE_TOKEN"}),
 ]
 Ca = Annotated[
-    Path | None, typer.Option(envvar="HEADRACE_CA", help="PEM certificates to trust for https.")
+    Path | None, "PEM certificates to trust for https.", Meta(extra={"envvar": "HEADRACE_CA"})
 ]

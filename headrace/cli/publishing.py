@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Token, Url
 from headrace.cli.roots import require_root
 from headrace.cli.serving import (
@@ -29,10 +27,8 @@ from headrace.cli.serving import (
 
 Why = Annotated[
     str,
-    typer.Option(
-        help="Reason, kept with the decision and shown while the policy is pinned; default: what "
-        "was done. It cannot be added later."
-    ),
+    "Reason, kept with the decision and shown while the policy is pinned; default: what "
+    "was done. It cannot be added later.",
 ]
 
 
@@ -47,10 +43,7 @@ def audited(event: str, **fields: Any) -> None:
 
 def rollback(
     to: Annotated[
-        int | None,
-        typer.Option(
-            help="Version to return to, not live; default: the previous one that was served."
-        ),
+        int | None, "Version to return to, not live; default: the previous one that was served."
     ] = None,
     why: Why = "",
     root: Root = ROOT,

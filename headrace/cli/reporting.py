@@ -7,15 +7,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from msgspec import Meta
 
-from headrace.cli.options import ROOT, Json, PolicyId, RetryFor, Root
+from headrace.cli.options import ROOT, Json, PolicyId, Root
 from headrace.cli.roots import require_root
+from policy.data.log_options import RetryFor
 from storage.wording import counted
 
 
 def report(
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path(
+    output: Annotated[Path, "File to write.", Meta(extra={"name": ("-o", "--output")})] = Path(
         "report.html"
     ),
     root: Root = ROOT,

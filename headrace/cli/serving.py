@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from msgspec import Meta
 
 from storage.objects.opening import Root, local_folder
 
@@ -46,10 +47,11 @@ class Wait(StrEnum):
 
 WaitFor = Annotated[
     Wait,
-    typer.Option("--wait", help="Wait until all registered collectors serve it, any, or none."),
+    "Wait until all registered collectors serve it, any, or none.",
+    Meta(extra={"name": "--wait"}),
 ]
 WaitSeconds = Annotated[
-    float, typer.Option("--wait-for", min=0.0, help="Seconds to wait; then the exit status is 5.")
+    float, "Seconds to wait; then the exit status is 5.", Meta(ge=0.0, extra={"name": "--wait-for"})
 ]
 WAIT_SECONDS = 35.0
 """Longer than the registration of a killed collector lasts."""

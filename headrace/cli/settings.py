@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from msgspec import Meta
 
 from headrace.cli.options import Command
 from headrace.extras import missing_extra
@@ -29,22 +29,17 @@ __all__ = [
 ]
 
 Algorithm = Annotated[
-    str | None,
-    typer.Option(help="Algorithm; default: dr, or ppo for live clients. See the list below."),
+    str | None, "Algorithm; default: dr, or ppo for live clients. See the list below."
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="<key=value>", help="A setting of the algorithm. May be repeated."
-    ),
+    "A setting of the algorithm. May be repeated.",
+    Meta(extra={"name": "--set", "metavar": "<key=value>"}),
 ]
 Config = Annotated[
-    Path | None,
-    typer.Option(help="TOML file of settings, with the key algorithm; --set replaces them."),
+    Path | None, "TOML file of settings, with the key algorithm; --set replaces them."
 ]
-ShowSettings = Annotated[
-    bool, typer.Option("--show-settings", help="Only print the settings that would be used.")
-]
+ShowSettings = Annotated[bool, "Only print the settings that would be used."]
 
 
 def chosen(

@@ -9,7 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Meta
 
+from headrace.cli.declared import expanded
 from headrace.cli.options import LOCAL_ROOT, Command, Json, LocalRoot
 from headrace.cli.roots import require_root
 
@@ -25,16 +27,16 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.command(cls=Command)
+@expanded
 def create(
-    name: Annotated[str, typer.Argument(help="Name of the token's user.")],
+    name: Annotated[str, "Name of the token's user.", Meta(extra={"argument": True})],
     scope: Annotated[
-        list[str],
-        typer.Option(help="log, act, weights:read, weights:publish or admin. May be repeated."),
+        list[str], "log, act, weights:read, weights:publish or admin. May be repeated."
     ],
     root: LocalRoot = LOCAL_ROOT,
-    expires: Annotated[str | None, typer.Option(help="Lifetime: 90d, 12h, 30m, 10s.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Most events per second.")] = None,
-    open_episodes: Annotated[int | None, typer.Option(help="Most open episodes at a time.")] = None,
+    expires: Annotated[str | None, "Lifetime: 90d, 12h, 30m, 10s."] = None,
+    rate: Annotated[float | None, "Most events per second."] = None,
+    open_episodes: Annotated[int | None, "Most open episodes at a time."] = None,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, once: only its hash is kept."""
@@ -62,6 +64,7 @@ def create(
 
 
 @app.command("list", cls=Command)
+@expanded
 def list_tokens(root: LocalRoot = LOCAL_ROOT, as_json: Json = False) -> None:
     """List all tokens with scopes, expiry and revocation."""
     require_root(root)
@@ -77,8 +80,9 @@ def list_tokens(root: LocalRoot = LOCAL_ROOT, as_json: Json = False) -> None:
 
 
 @app.command(cls=Command)
+@expanded
 def revoke(
-    which: Annotated[str, typer.Argument(help="A token's name or id.")],
+    which: Annotated[str, "A token's name or id.", Meta(extra={"argument": True})],
     root: LocalRoot = LOCAL_ROOT,
     as_json: Json = False,
 ) -> None:

@@ -39,8 +39,8 @@ from ingest.embedded.local_publisher import LocalPublisher, Publishable
 from ingest.embedded.worker_policies import IDENTITY, worker_policies
 from ingest.protocol.errors import CollectorFailed
 from ingest.server.declare import declare, keeping_settings
-from ingest.server.listening import Listening
-from ingest.server.process import ServeOptions, Server
+from ingest.server.options import Listening, ServeOptions
+from ingest.server.process import Server
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.experience.interfaces import InputReader, ReaderError, ReaderState

@@ -4,4 +4,4 @@ The only folder that imports all others of `ingest`. `collect` is separate from 
 parses a command line. `memory` is separate because it watches a load and serves nothing.
 """
 
-__all__ = ["collect", "declare", "listening", "logs", "process"]
+__all__ = ["collect", "declare", "listening", "logs", "options", "process"]

@@ -6,9 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from ingest.server.listening import WRONG, Listening, ServeError
+from ingest.server.listening import WRONG, ServeError
 from ingest.server.logs import LEVELS, configure
-from ingest.server.process import ServeOptions, serve
+from ingest.server.options import Listening, ServeOptions
+from ingest.server.process import serve
 from ingest.web.limits import ServerLimits
 from storage.errors import StorageError
 

@@ -1,6 +1,6 @@
 """The declarations of `collect`: short forms of spaces, an environment, or a policy file.
 
-declared = declaration_of(observation="box:4", action="discrete:2")
+declared = declaration_of(Declaring(observation="box:4", action="discrete:2"))
 for change in declare(root, declared):
     print(change)
 """
@@ -11,6 +11,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from ingest.server.options import Declaring, DeclaringSpaces
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, read_declaration, save_declaration
 from storage.spaces.descriptors import Space, SpaceError, parse_space
@@ -18,18 +19,14 @@ from storage.spaces.descriptors import Space, SpaceError, parse_space
 __all__ = ["declaration_of", "declare", "keeping_settings", "only_declaration"]
 
 
-def declaration_of(
-    *,
-    observation: str | None = None,
-    action: str | None = None,
-    env: str | None = None,
-    file: Path | None = None,
-) -> PolicyDeclaration | None:
+def declaration_of(given: DeclaringSpaces) -> PolicyDeclaration | None:
     """The declaration of one of the forms; None if none is given.
 
     Raises DeclarationError for several forms, half of one, an unknown environment, or no such file;
     SpaceError; OSError for a file that cannot be read.
     """
+    observation, action, env = given.observation, given.action, given.env
+    file = given.policy if isinstance(given, Declaring) else None
     forms = [(observation, action) != (None, None), env is not None, file is not None]
     if sum(forms) > 1:
         raise DeclarationError("expected one of --observation with --action, --env and --policy")

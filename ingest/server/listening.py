@@ -17,7 +17,6 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ingest.access.admission import Admission, Hosts, audit, host_of
@@ -25,6 +24,7 @@ from ingest.access.key_files import TokenFile
 from ingest.access.tokens import TokenBook, TokenError
 from ingest.collector.address_file import LiveAddress
 from ingest.protocol.errors import IngestError
+from ingest.server.options import Listening
 from storage.errors import FolderMoved, JournalFailed, JournalFull, JournalLocked
 
 log = logging.getLogger("headrace.server")
@@ -58,22 +58,6 @@ def starting() -> Iterator[None]:
         raise ServeError(str(error), TAKEN) from error
     except (FolderMoved, JournalFailed, JournalFull, OSError) as error:
         raise ServeError(str(error), TROUBLE) from error
-
-
-@dataclass(frozen=True)
-class Listening:
-    """The address to listen on, the accepted host names, and the certificate.
-
-    `insecure` allows an address other than loopback without TLS. Tokens and data are then sent in
-    clear text, so that a private network or a proxy must protect them.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8642
-    tls_cert: Path | str | None = None
-    tls_key: Path | str | None = None
-    insecure: bool = False
-    allow_hosts: tuple[str, ...] = ()
 
 
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,15 +32,15 @@ from ingest.collector.part_feed import Tap
 from ingest.collector.statistics import DROPPED, LATE, CountsRecord
 from ingest.collector.stores import Stores, stores_under
 from ingest.collector.trainer_watch import TrainerWatch
-from ingest.server.listening import Access, Listening, ServeError, bind_of, starting
+from ingest.server.listening import Access, ServeError, bind_of, starting
 from ingest.server.memory import MemoryWatch
+from ingest.server.options import ServeOptions
 from ingest.server.routes import Routes
 from ingest.server.supervisor import Supervisor
 from ingest.web.connections import ConnectionWatch, Handshake
 from ingest.web.limits import (
     BACKLOG,
     Budget,
-    ServerLimits,
     allow_all_descriptors,
     room_for_connections,
 )
@@ -66,25 +66,6 @@ FOLLOW_AGAIN_SECONDS = 1.0
 """Seconds between an unexpected error in a follower and the next try."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """How and where a collector serves. Without a root there are no tokens: loopback only.
-
-    `declare` is called when the address is bound, before anything is written under the root.
-    `listener` is a socket that is bound to the address in `listening`.
-    """
-
-    root: Path | None
-    listening: Listening = field(default_factory=Listening)
-    compression: str = "zstd"
-    version: str = ""
-    announce: Callable[[str, Collector], None] | None = None
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    supervise: bool = False
-    declare: Callable[[], None] | None = None
-    listener: socket.socket | None = None
 
 
 class _ServerTask(Protocol):

@@ -34,7 +34,13 @@ class Setting:
 
     name: str
     annotation: Any
-    meaning: str
+
+    @property
+    def meaning(self) -> str:
+        """What it is for; "" if its annotation has no text."""
+        known = getattr(self.annotation, "__metadata__", ())
+        said = (one.description if isinstance(one, Meta) else one for one in known)
+        return next((one for one in said if isinstance(one, str)), "")
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -83,9 +89,7 @@ class AnnotatedSettings:
 def settings_of(config: type) -> tuple[Setting, ...]:
     """The settings of a config's class, in their order."""
     hints = get_type_hints(config, include_extras=True)
-    return tuple(
-        Setting(one.name, hints[one.name], _meaning(hints[one.name])) for one in fields(config)
-    )
+    return tuple(Setting(one.name, hints[one.name]) for one in fields(config))
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
@@ -111,18 +115,8 @@ def near_names(name: str, known: Collection[str]) -> str:
     return f"; near {name}: {', '.join(near)}" if near else ""
 
 
-def _meaning(annotation: Any) -> str:
-    said = [one.description if isinstance(one, Meta) else one for one in _metadata(annotation)]
-    texts = [one for one in said if isinstance(one, str)]
-    return texts[-1] if texts else ""
-
-
 def _metas(annotation: Any) -> list[Meta]:
-    return [one for one in _metadata(annotation) if isinstance(one, Meta)]
-
-
-def _metadata(annotation: Any) -> tuple[Any, ...]:
-    return getattr(annotation, "__metadata__", ())
+    return [one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Meta)]
 
 
 def _limits(annotation: Any) -> dict[str, Any]:

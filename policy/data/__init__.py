@@ -4,4 +4,4 @@ Each job is done once per frozen data set (`run_once`) and can be repeated safel
 declarations and the weights' documents; nothing that learns, judges or speaks HTTP.
 """
 
-__all__ = ["freeze", "log_selection", "overview", "run_once", "schemas"]
+__all__ = ["freeze", "log_options", "log_selection", "overview", "run_once", "schemas"]

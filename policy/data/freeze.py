@@ -30,10 +30,11 @@ from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at, require_local
 from storage.reading.exclusion import TRANSIENT
 from storage.reading.objects_source import source_at
-from storage.reading.retries import RETRY_FOR, try_again
+from storage.reading.retries import try_again
 from storage.reading.sources import ScanIncomplete, ShardFile, StoredSource
 from storage.shards.names import ShardDamaged, ShardError, check_stream
 from storage.shards.shard import ShardMetadata, shard_metadata
+from storage.system.backoff import RETRY_FOR
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 from storage.wording import counted

@@ -5,4 +5,4 @@ Imports `policy.data`, the estimators and the weight store; nothing that trains 
 `tag_repeats` because it knows nothing of the episodes but their tags.
 """
 
-__all__ = ["canary", "gate", "log_review"]
+__all__ = ["canary", "gate", "log_review", "settings"]

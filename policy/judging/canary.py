@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.inference.weight_store import WeightStore
+from policy.judging.settings import CanarySettings
 from policy.ope.arms import LARGEST_RETURN, compare_arms, episodes_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL
 from policy.ope.margins import Margin
@@ -302,19 +303,13 @@ def _aged(
 def judge_canary(
     root: Root,
     policy_id: str,
+    settings: CanarySettings | None = None,
     *,
-    age: float | None = None,
-    reward_cap: float | None = None,
-    margin: str = "0",
     clock: Callable[[], float] = time.time,
 ) -> Document:
     """Compare the running canary with the live version, by their episodes.
 
-    `age`: seconds after its start at which an episode is counted; use the same at every look. The
-    default is twice the policy's episode timeout plus its reward window: then an episode whose last
-    event came within a timeout of its start is known to be abandoned. An equal canary is called
-    better or worse with a probability of at most `ERROR`. `reward_cap`: min(reward, cap) of each
-    step is compared. `margin`: by how much the canary has to be better, as in `evaluate`. `clock`:
+    An equal canary is called better or worse with a probability of at most `ERROR`. `clock`:
     seconds since the epoch.
 
     Returns a dict with the fields of `ArmsComparison.to_dict` (`verdict`, ...), the two versions,
@@ -322,6 +317,7 @@ def judge_canary(
     by the clock. Raises WeightsNotFound if no canary is running, and ValueError for an age that is
     not above the reward window.
     """
+    settings = settings or CanarySettings()
     store = WeightStore(root, policy_id)
     live = store.live()
     if live is None or live.canary_version is None:
@@ -329,13 +325,14 @@ def judge_canary(
         raise WeightsNotFound(f"{policy_id}: {text}")
     declaration = _declared(root, policy_id)
     window = declaration.reward_window
+    age, reward_cap = settings.age, settings.reward_cap
     if age is None:
         age = 2 * declaration.episode_timeout + window
     if not age > window or not math.isfinite(age):
         raise ValueError(f"age: expected more than the reward window of {window:.6g} s, got {age}")
     if reward_cap is not None and not math.isfinite(reward_cap):
         raise ValueError(f"reward_cap: expected a finite number, got {reward_cap}")
-    wanted, cap = Margin.parse(margin), math.inf if reward_cap is None else reward_cap
+    wanted, cap = Margin.parse(settings.margin), math.inf if reward_cap is None else reward_cap
     arms = read_arms(root, declaration, live, age=age - window, now=clock(), cap=cap)
     found = compare_arms(
         arms.returns,
@@ -487,15 +484,17 @@ def _latest(held: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
     return sorted(held.items(), key=lambda item: item[1][0])[-RECENT:]
 
 
-def promote(root: Root, policy_id: str, *, gated: bool = True, **settings: Any) -> Document:
+def promote(
+    root: Root, policy_id: str, settings: CanarySettings | None = None, *, gated: bool = True
+) -> Document:
     """Make the canary the live version if `judge_canary` finds it better, and record the decision.
 
-    `settings` are those of `judge_canary`. With `gated=False` the verdict is recorded, but does not
-    decide. Returns the result of `judge_canary` with `promoted`, `version`, `generation` and
-    `decision` (a file). Raises the errors of `judge_canary`, and GenerationConflict.
+    With `gated=False` the verdict is recorded, but does not decide. Returns the result of
+    `judge_canary` with `promoted`, `version`, `generation` and `decision` (a file). Raises the
+    errors of `judge_canary`, and GenerationConflict.
     """
     store = WeightStore(root, policy_id)
-    found = judge_canary(root, policy_id, **settings)
+    found = judge_canary(root, policy_id, settings)
     passed = not gated or found["verdict"] == BETTER
     expected = found["generation"]
     live = store.promote_canary(expected_generation=expected) if passed else None

@@ -1,6 +1,6 @@
 """The evaluation job: estimate the return of weights, and compare them with the live version.
 
-    result = evaluate("run", "default", digest, reward_range=(0.0, 1.0))
+    result = evaluate("run", "default", digest, EvaluationSettings(reward_range=(0.0, 1.0)))
     result.judgement.verdict, result.judgement.reasons   # "cannot tell", ("... 24,000 more ...",)
     for estimate in result.target:
         print(estimate.name, estimate.value, estimate.interval, estimate.ess)
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,9 @@ from policy.judging.action_cells import cells_of
 from policy.judging.fold_policies import FoldPolicies
 from policy.judging.judged_log import JUDGED_BY, JudgedBlock, JudgedLog, Lineage
 from policy.judging.judged_sample import Sample, Taken, ahead
-from policy.judging.report import EvaluationResult, Split
+from policy.judging.report import EvaluationResult
 from policy.judging.scratch import Scratch
+from policy.judging.settings import EvaluationSettings, Split
 from policy.ope.alpha_budget import candidates_note, confidence_of
 from policy.ope.cross_fitting import CrossFitted, cross_fit
 from policy.ope.diagnostics import LEAST_ESS, Diagnostic, at_most
@@ -62,7 +63,6 @@ from storage.experience.sample_batch import (
 )
 from storage.objects.opening import Root
 from storage.reading.ledger import Ranges
-from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
 from storage.system.memory import return_memory
@@ -81,7 +81,6 @@ _NO_DENSITY = "greedy actions have no density in a continuous space"
 
 RETURN_ROWS = 1 << 18
 """Rows between two requests to return freed memory to the operating system; each takes some ms."""
-NO_MARGIN = "0"
 MOST_LOST = 0.05
 MOST_LATE = 0.01
 MOST_WITHOUT_PROPENSITY = 0.5
@@ -94,81 +93,61 @@ def evaluate(
     root: Root,
     policy_id: str = DEFAULT_POLICY,
     weights: str | int | None = None,
+    settings: EvaluationSettings | None = None,
     *,
-    split: Split = "held_out",
-    evaluation_share: float | None = None,
-    cluster: str | None = None,
-    since: int | None = None,
-    until: int | None = None,
-    after_live: bool = False,
-    schema_id: str | None = None,
-    estimators: Sequence[str] | None = None,
-    gamma: float = 1.0,
-    confidence: float = 0.95,
-    interval: Literal["student", "bootstrap"] = "student",
-    reward_range: tuple[float, float] | None = None,
-    reward_cap: str | float | None = None,
-    margin: str = NO_MARGIN,
-    min_ess: float = 100.0,
     earlier: Sequence[Document] = (),
-    alpha_budget: float | None = None,
-    folds: int = 5,
-    seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
     store: WeightFolder | None = None,
     label: str | None = None,
-    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> EvaluationResult:
     """Judge weights by the shards under `root`.
 
     - `weights`: a candidate (digest) or version (number); None: the live version, compared with the
       logging policy only. `store`: the folder of the weights, by default under `root`.
-    - `split`: the episodes that training held out, or "all". `evaluation_share` and `cluster`: how
-      training reserved them; default: as recorded with the weights. With a cluster ("tag:NAME") the
-      sampling units are the tag's values; each has the mean of its episodes' returns.
-    - `since`, `until`: only episodes that began in this period (microseconds of the client's `ts`).
-      `after_live`: only those newer than all that the live version was trained on. `manifest`: only
-      these ordinals (stream -> ranges). `schema_id`: instead of the declared one. `retry_for`:
-      seconds for which an unreadable shard is tried again.
-    - `reward_range`: the limits of a step's reward, by default the declared ones, never the log's.
-      Without limits, or with infinite ones, the verdict is approximate. `gamma` discounts rewards;
-      `confidence` is of two-sided intervals; `min_ess`: effective sample size that a verdict needs.
-    - `reward_cap`: judge min(reward, cap). With "auto" the cap is taken from the first tenth of the
-      episodes, which are then not judged. A range's high end is at most the cap, so that a range of
-      0 to infinity is known with one. `margin`: better than each bar by at least this, in reward
-      per episode, or as "1%" of the bar's value; below 0: not worse by more.
-    - `earlier`: decisions, to count earlier looks. `alpha_budget`: see `policy.ope.alpha_budget`.
-    - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide.
+    - `manifest`: only these ordinals (stream -> ranges).
+    - `earlier`: decisions, to count earlier looks.
 
     Without usable episodes, the verdict says what is missing. Raises NothingYet if no weights are
     named and none are live, ValueError for invalid arguments and for spaces that do not fit.
     """
-    informing = _Estimating(gamma, confidence, interval, seed, folds)
-    _check_names(split, estimators)
+    settings = settings or EvaluationSettings()
+    informing = _Estimating(settings)
     declaration = load_declarations(root).get(policy_id)
     loaded, live = _load_both(store or WeightFolder(root, policy_id), weights)
-    reserve = _reserved(loaded, evaluation_share, cluster)
-    read: dict[str, Any] = {"since": since, "until": until, "schema_id": schema_id}
-    read |= {"manifest": manifest, "retry_for": retry_for}
-    selection = LogSelection(root=root, policy_id=policy_id, **read)
-    new = live if after_live else None
-    make_log = _log_of(loaded, live, new, reserve, split, declaration)
-    log = _capped(make_log, parse_cap(reward_cap), selection, on_progress)
-    how: dict[str, Any] = {"margin": Margin.parse(margin), "unit": _unit(reserve, split)}
-    how |= {"confidence": confidence, "gamma": gamma, "min_ess": min_ess}
-    rules = Rules(reward_range=_limits(reward_range, declaration, log.cap), **how)
+    reserve = _reserved(loaded, settings)
+    new = live if settings.since == "live" else None
+    selection = LogSelection(
+        root=root,
+        policy_id=policy_id,
+        since=None if settings.since == "live" else settings.since,
+        until=settings.until,
+        schema_id=settings.schema_id,
+        manifest=manifest,
+        retry_for=settings.retry_for,
+    )
+    make_log = _log_of(loaded, live, new, reserve, settings.split, declaration)
+    log = _capped(make_log, parse_cap(settings.reward_cap), selection, on_progress)
+    rules = Rules(
+        reward_range=_limits(settings.reward_range, declaration, log.cap),
+        margin=Margin.parse(settings.margin),
+        unit=_unit(reserve, settings.split),
+        confidence=settings.confidence,
+        gamma=settings.gamma,
+        min_ess=settings.min_ess,
+    )
     label = label or f"{policy_id} {str(loaded.name)[:12]}"
-    asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "since": since, "until": until}
+    asked: dict[str, Any] = {"policy_id": policy_id, "split": settings.split}
+    asked |= {"since": selection.since, "until": selection.until}
     asked |= _settings(log, rules, reserve, loaded, new, label)
     with Scratch() as scratch:
         gathered = _Gathered(log, loaded, live, rules, scratch)
         gathered.read(log.blocks(selection, on_progress))
         before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes, asked)
-        shared = candidates_note(before.others + 1, rules.confidence, alpha_budget)
-        rules = _with_earlier(rules, before, alpha_budget, streams=len(log.rows))
+        shared = candidates_note(before.others + 1, rules.confidence, settings.alpha_budget)
+        rules = _with_earlier(rules, before, settings.alpha_budget, streams=len(log.rows))
         found = gathered.judged(rules, [*_other_unit(log, live, earlier), *shared])
-    estimates = informing.found(loaded.policy, gathered.sample, log, estimators)
+    estimates = informing.found(loaded.policy, gathered.sample, log)
     return EvaluationResult(**asked, **_judged(log, live, rules, before, found), **estimates)
 
 
@@ -194,9 +173,9 @@ def _settings(
     }
 
 
-def _reserved(loaded: _Loaded, share: float | None, cluster: str | None) -> Reserve:
+def _reserved(loaded: _Loaded, settings: EvaluationSettings) -> Reserve:
     """What was held out: as given, or as recorded with the weights."""
-    own = loaded.reserve
+    own, share, cluster = loaded.reserve, settings.evaluation_share, settings.cluster
     return Reserve(
         own.share if share is None else share, own.cluster if cluster is None else cluster
     )
@@ -695,22 +674,20 @@ def _certain_check(log: JudgedLog, apart: float) -> Diagnostic:
 
 @dataclass(frozen=True)
 class _Estimating:
-    gamma: float
-    confidence: float
-    interval: str
-    seed: int
-    folds: int
+    """Raises ValueError for unknown estimators, and for a confidence outside (0, 1)."""
+
+    settings: EvaluationSettings
 
     def __post_init__(self) -> None:
-        if self.interval not in ("student", "bootstrap"):
-            raise ValueError(f"interval: expected student or bootstrap, got {self.interval!r}")
-        self._interval()  # raises ValueError for a confidence outside (0, 1)
+        names = self.settings.estimators
+        unknown = [name for name in names or () if name not in ESTIMATORS]
+        if unknown or (names is not None and not names):
+            raise ValueError(f"estimators: expected names of {sorted(ESTIMATORS)}, got {unknown}")
+        self._interval()
 
-    def found(
-        self, policy: FoldPolicies, sample: Sample, log: JudgedLog, names: Sequence[str] | None
-    ) -> dict[str, Any]:
+    def found(self, policy: FoldPolicies, sample: Sample, log: JudgedLog) -> dict[str, Any]:
         """The fields of a result that are for information."""
-        names = _fitting(policy.spec, log) if names is None else names
+        names = self.settings.estimators or _fitting(policy.spec, log)
         taken = sample.taken(log.excluded)
         target, unavailable = self.all(policy, taken, names)
         behaviour = None
@@ -746,19 +723,19 @@ class _Estimating:
         return estimates, unavailable
 
     def one(self, name: str, episodes: Episodes) -> Estimate:
-        return ESTIMATORS[name](episodes, gamma=self.gamma, interval=self._interval())
+        return ESTIMATORS[name](episodes, gamma=self.settings.gamma, interval=self._interval())
 
     def _interval(self) -> Interval:
-        if self.interval == "student":
-            return StudentT(self.confidence)
-        return Bootstrap(np.random.default_rng(self.seed), self.confidence)
+        if self.settings.interval == "student":
+            return StudentT(self.settings.confidence)
+        return Bootstrap(np.random.default_rng(self.settings.seed), self.settings.confidence)
 
     def _fit(self, policy: FoldPolicies, log: Taken) -> tuple[CrossFitted | None, str]:
         """q and v cross-fitted over the episodes, or why there are none."""
         space = policy.spec.action
         if not isinstance(space, Discrete):
             return None, "reward models need a Discrete action space"
-        folds = min(self.folds, len(log.lengths))
+        folds = min(self.settings.folds, len(log.lengths))
         if folds < 2:
             return None, "cross-fitting needs 2 or more episodes"
         candidates = policy.spec.candidates
@@ -776,8 +753,8 @@ class _Estimating:
             policy.probabilities(log.flat, log.steps[JUDGED_BY[0]]),
             lengths=log.lengths,
             terminated=log.steps["ended"][np.cumsum(log.lengths) - 1] == "terminated",
-            gamma=self.gamma,
-            rng=np.random.default_rng(self.seed),
+            gamma=self.settings.gamma,
+            rng=np.random.default_rng(self.settings.seed),
             folds=folds,
         ), ""
 
@@ -804,11 +781,3 @@ def _fitting(spec: PolicySpec, log: JudgedLog) -> tuple[str, ...]:
     if not log.one_step:
         return _ANY_LENGTH
     return _ONE_STEP if isinstance(spec.action, Discrete) else _ONE_STEP_ANY_ACTION
-
-
-def _check_names(split: str, estimators: Sequence[str] | None) -> None:
-    if split not in ("held_out", "all"):
-        raise ValueError(f"split: expected held_out or all, got {split!r}")
-    unknown = [name for name in estimators or () if name not in ESTIMATORS]
-    if unknown or (estimators is not None and not estimators):
-        raise ValueError(f"estimators: expected names of {sorted(ESTIMATORS)}, got {unknown}")

@@ -10,23 +10,23 @@ decision is recorded (storage.weights.decisions), also one without a gate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from policy.data.freeze import Frozen, load_frozen
 from policy.data.run_once import Document, once, require_all
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.judging.evaluate import NO_MARGIN, OTHER_UNIT, evaluate
-from policy.judging.report import Split, plot_intervals
+from policy.judging.evaluate import OTHER_UNIT, evaluate
+from policy.judging.report import plot_intervals
+from policy.judging.settings import EvaluationSettings, Gate, JudgeSettings
 from policy.ope.alpha_budget import CANDIDATES
 from policy.ope.comparison import BETTER
 from policy.ope.reward_cap import REWARD_CAP
 from policy.progress import Progress, no_progress
 from storage.errors import WeightStoreError
 from storage.objects.opening import Root, objects_at
-from storage.reading.retries import RETRY_FOR
 from storage.weights.decisions import load_decisions, record
 
 NOTED = (OTHER_UNIT, REWARD_CAP, CANDIDATES)
@@ -52,7 +52,7 @@ class Elsewhere(Protocol):
         """Make a candidate of a local store live there."""
 
 
-__all__ = ["WITHOUT_EXPLORATION", "Gate", "evaluate_logs", "evaluate_once", "publish"]
+__all__ = ["WITHOUT_EXPLORATION", "evaluate_logs", "evaluate_once", "publish"]
 
 
 WITHOUT_EXPLORATION = (
@@ -61,39 +61,21 @@ WITHOUT_EXPLORATION = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """The settings of a judgement; see `policy.judging.evaluate.evaluate`."""
-
-    min_ess: float = 100.0
-    confidence: float = 0.95
-    gamma: float = 1.0
-    reward_range: tuple[float, float] | None = None
-    reward_cap: str | float | None = None
-    margin: str = NO_MARGIN
-    alpha_budget: float | None = None
-    cluster: str | None = None
-    since: int | None = None
-    until: int | None = None
-    after_live: bool = False
-
-
 def evaluate_once(
     root: Root,
     policy_id: str,
     candidate: str,
     frozen: Frozen,
+    settings: EvaluationSettings | None = None,
     *,
-    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
-    **settings: Any,
 ) -> Document:
     """Judge a candidate on a frozen data set, unless that is recorded already.
 
-    `settings` are arguments of `policy.judging.evaluate.evaluate`, plain values only. Returns a
-    dict with `weights` (the full digest), `logs` (a list with the result as plain types),
+    Returns a dict with `weights` (the full digest), `logs` (a list with the result as plain types),
     `manifest` and `unchanged`. Raises DataIncomplete, and the errors of `evaluate`.
     """
+    settings = settings or EvaluationSettings()
     candidate = WeightStore(root, policy_id).candidate(candidate).digest
     key = {"policy_id": policy_id, "candidate": candidate, **_key(settings)}
 
@@ -102,11 +84,10 @@ def evaluate_once(
             root,
             policy_id,
             candidate,
+            settings,
             manifest=frozen.streams,
             earlier=load_decisions(root, policy_id).known,
-            retry_for=retry_for,
             on_progress=on_progress,
-            **settings,
         )
         require_all(frozen, result.skipped)
         return {"weights": candidate, "logs": [result.to_dict()]}
@@ -118,50 +99,46 @@ def evaluate_logs(
     root: Root,
     policy_id: str,
     weights: str | int | None,
+    settings: EvaluationSettings,
     *,
     others: Sequence[Root] = (),
     manifest: Path | str | None = None,
     plot: Path | None = None,
-    split: Split = "held_out",
-    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
-    **settings: Any,
 ) -> Document:
     """Judge weights by the log under `root`, and by all episodes of the logs `others` (roots).
 
-    `settings` are arguments of `policy.judging.evaluate.evaluate`. Returns a dict with `weights`,
-    `logs` (one result per log, as plain types) and `plot` (the path of a PNG, or None). With a
-    manifest file it calls `evaluate_once`, without other logs or a plot. Raises ValueError for
-    settings that exclude each other, and the errors of `evaluate`.
+    Returns a dict with `weights`, `logs` (one result per log, as plain types) and `plot` (the path
+    of a PNG, or None). With a manifest file it calls `evaluate_once`, without other logs or a plot.
+    Raises ValueError for settings that exclude each other, and the errors of `evaluate`.
     """
     if manifest is not None:
         if others or plot or not isinstance(weights, str):
             raise ValueError("--manifest: expected a candidate, and neither --log nor --plot")
-        if settings.pop("schema_id", None) is not None:
+        if settings.schema_id is not None:
             raise ValueError("--schema-id: expected none with --manifest, which is of one schema")
-        frozen, settings = load_frozen(manifest), {"split": split, **settings}
-        options: dict[str, Any] = {"retry_for": retry_for, "on_progress": on_progress}
-        return evaluate_once(root, policy_id, weights, frozen, **options, **settings)
-    store = WeightStore(root, policy_id)
-    shared = {
-        "store": store,
-        "earlier": load_decisions(root, policy_id).known,
-        "retry_for": retry_for,
-        "on_progress": on_progress,
-        **settings,
-    }
+        frozen = load_frozen(manifest)
+        return evaluate_once(root, policy_id, weights, frozen, settings, on_progress=on_progress)
+    store, earlier = WeightStore(root, policy_id), load_decisions(root, policy_id).known
+    logs = [(root, settings), *((other, replace(settings, split="all")) for other in others)]
     judged = [
-        evaluate(root, policy_id, weights, split=split, label=_name(root), **shared),
-        *(
-            evaluate(other, policy_id, weights, split="all", label=_name(other), **shared)
-            for other in others
-        ),
+        evaluate(
+            log,
+            policy_id,
+            weights,
+            how,
+            store=store,
+            earlier=earlier,
+            label=_name(log),
+            on_progress=on_progress,
+        )
+        for log, how in logs
     ]
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot_intervals(judged, plot)
-    logs = [result.to_dict() for result in judged]
-    return {"weights": weights, "logs": logs, "plot": plot and str(plot)}
+    found = [result.to_dict() for result in judged]
+    return {"weights": weights, "logs": found, "plot": plot and str(plot)}
 
 
 def _name(root: Root) -> str:
@@ -227,15 +204,20 @@ def publish(
 
     if frozen is None:
         return work()
-    gate = settings and _key(asdict(settings))
+    # records of the first release have a gate's `alpha_budget`, also without one
+    gate = settings and {"alpha_budget": settings.alpha_budget, **_key(settings)}
     key = {"policy_id": policy_id, "candidate": candidate, "gate": gate}
     return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
 
 
-def _key(settings: Document) -> Document:
+_LATER = ("reward_cap", "margin", "evaluation_share", "alpha_budget", "folds", "schema_id")
+
+
+def _key(settings: JudgeSettings) -> Document:
     """The settings that identify a job; later ones only if given, so that earlier records hold."""
-    added = {"reward_cap": None, "margin": NO_MARGIN, "after_live": False}
-    return {name: one for name, one in settings.items() if name not in added or one != added[name]}
+    own, usual = asdict(settings), asdict(type(settings)())
+    own.pop("retry_for", None)
+    return {name: own[name] for name in own if name not in _LATER or own[name] != usual[name]}
 
 
 def _notes(decided: Document | None, *, explores: bool) -> list[str]:
@@ -280,11 +262,11 @@ def _judge(
         root,
         store.policy_id,
         candidate,
+        EvaluationSettings(**asdict(settings)),
         manifest=None if frozen is None else frozen.streams,
         store=store,
         earlier=load_decisions(root, store.policy_id).known,
         on_progress=on_progress,
-        **asdict(settings),
     )
     if frozen is not None:
         require_all(frozen, result.skipped)

@@ -24,10 +24,10 @@ from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import ACTION_LOGP, EPS_ID, REWARDS, SampleBatch
 from storage.objects.opening import Root
 from storage.reading.holdout import TAGS, tag_values
-from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Box, Discrete, Space, SpaceError
 from storage.spaces.leaves import leaves
+from storage.system.backoff import RETRY_FOR
 
 __all__ = ["ImportReview", "review"]
 

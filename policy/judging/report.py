@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from policy.judging.settings import Split
 from policy.ope.estimators import Estimate
 from policy.ope.judgement import Judgement
 
 __all__ = ["EvaluationResult", "plot_intervals"]
-
-Split: TypeAlias = Literal["held_out", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)

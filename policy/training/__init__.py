@@ -3,4 +3,4 @@
 Imports `policy.data`, the learner and the weight store; nothing that judges or speaks HTTP.
 """
 
-__all__ = ["train", "train_live"]
+__all__ = ["settings", "train", "train_live"]

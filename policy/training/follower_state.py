@@ -17,9 +17,9 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,7 @@ from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from policy.training.checkpoint_files import CHECKPOINT, CheckpointFiles
 from policy.training.retrying import Retrying
+from policy.training.settings import FollowSettings
 from storage.errors import (
     GenerationConflict,
     NewerFormat,
@@ -38,7 +39,7 @@ from storage.errors import (
 from storage.experience.interfaces import ReaderState
 from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
-from storage.reading.shard_reader import Reserve, ShardReader
+from storage.reading.shard_reader import ShardReader
 from storage.reading.untrained_rows import UntrainedRows, position_without
 from storage.system.formats import require_format
 from storage.weights.lease import Lease
@@ -46,12 +47,11 @@ from storage.weights.manifest import Live, Manifest, canonical, finite
 from storage.weights.off_chain import mark_off_chain
 from storage.wording import counted
 
-__all__ = ["FollowerState", "FollowerStateSettings", "OnConflict", "OutOfTurn"]
+__all__ = ["FollowerState", "OutOfTurn"]
 
 log = logging.getLogger("headrace.trainer")
 
 FORMAT_VERSION = 1
-OnConflict: TypeAlias = Literal["reload", "end"]
 _ANEW = "`headrace train --follow --no-resume` (resume=False in a program)"
 SUPERSEDED = "superseded"
 """The reason for rows whose training was lost, because other weights were made live instead."""
@@ -77,29 +77,6 @@ class OutOfTurn(Exception):
     """Another process published or rolled back, and the job is set to end then."""
 
 
-@dataclass(frozen=True)
-class FollowerStateSettings:
-    """What a follower stores.
-
-    `checkpoint_every`: the number of updates between checkpoints while nothing is published, and
-    between removals of versions. `keep_versions`: how many versions stay. `on_conflict`: continue
-    from the live weights ("reload") or end the job ("end"). `reserve`: the episodes not trained on.
-    """
-
-    publish: bool
-    checkpoint_every: int
-    keep_versions: int
-    on_conflict: OnConflict
-    reserve: Reserve = field(default_factory=Reserve)
-
-    def __post_init__(self) -> None:
-        for name in ("checkpoint_every", "keep_versions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)!r}")
-        if self.on_conflict not in get_args(OnConflict):
-            raise ValueError(f"on_conflict: expected reload or end, got {self.on_conflict!r}")
-
-
 class FollowerState:
     """The checkpoints, candidates and versions of one follower.
 
@@ -115,7 +92,7 @@ class FollowerState:
         files: CheckpointFiles,
         lease: Lease,
         retrying: Retrying,
-        settings: FollowerStateSettings,
+        settings: FollowSettings,
     ) -> None:
         self._learner, self._reader, self._store = learner, reader, store
         self._files, self._lease, self._retrying = files, lease, retrying
@@ -336,8 +313,8 @@ class FollowerState:
                 "algorithm": type(learner.config).__name__,
                 "config": finite(asdict(learner.config)),
                 **finite(metrics),
-                "evaluation_share": self._settings.reserve.share,
-                "cluster": self._settings.reserve.cluster,
+                "evaluation_share": self._settings.evaluation_share or 0.0,
+                "cluster": self._settings.cluster or "",
                 "chain": self._chain,
                 "update": learner.counts.updates,
                 "rows_trained": learner.counts.rows_trained,

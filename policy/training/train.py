@@ -1,6 +1,6 @@
 """The training job: shards -> learner -> candidate.
 
-    result = train("run", "default", BanditConfig(objective="dr"), seed=7)
+    result = train("run", "default", BanditConfig(objective="dr"), TrainSettings(seed=7))
     result.candidate           # digest of weights/default/candidates/{digest}
     result.rows_trained, result.excluded
 
@@ -35,6 +35,7 @@ from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from policy.training.cross_fit import FirstBlocks, blocks_in_order, require_blocks, up_to
+from policy.training.settings import TrainSettings
 from storage.declarations.declaration import DeclarationError
 from storage.declarations.policy_files import load_declarations
 from storage.errors import NothingYet, WeightStoreError
@@ -51,7 +52,6 @@ from storage.experience.sample_batch import (
 from storage.objects.opening import Root, objects_at
 from storage.reading.holdout import tag_names
 from storage.reading.ledger import Ranges
-from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve, Select, ShardReader
 from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import Space, SpaceError
@@ -118,60 +118,38 @@ def train(
     root: Root,
     policy_id: str = DEFAULT_POLICY,
     algorithm: AlgorithmConfig | None = None,
+    settings: TrainSettings | None = None,
     *,
     spec: PolicySpec | None = None,
-    action_rule: ActionRule | None = None,
-    evaluation_share: float | None = None,
-    cross_fit: int | None = None,
-    cluster: str = "",
-    since: int | None = None,
-    until: int | None = None,
-    schema_id: str | None = None,
-    epochs: int | None = None,
-    seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
-    checkpoint: Path | str | None = None,
-    threads: int = 1,
-    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> TrainResult:
     """Train a policy on the shards under `root`, and store the weights as a candidate.
 
-    - `algorithm` defaults to `BanditConfig()`; `epochs` replaces its `updates` by passes.
+    - `algorithm` defaults to `BanditConfig()`.
     - `spec` defaults to the declared one, or to a default network between the declared (or stored)
-      spaces, which standardises observations. `action_rule` defaults to the spec's (see
-      `acting_spec`).
-    - `evaluation_share`: the share of the episodes that is reserved for evaluation, by default 0.3.
-      With `cluster` "tag:NAME" it is the share of the tag's values, each with all its episodes.
-    - `cross_fit`: instead, train on all episodes, and keep fold policies that judge all but the
-      first of this number of blocks (policy.training.cross_fit).
-    - `since` and `until`: only episodes that began in this period, in microseconds of the client's
-      `ts`. `manifest`: read only these ordinals (stream -> inclusive ranges).
-    - `schema_id`: read this schema instead of the declared one. Its rows must fit the spec;
-      `not_read` counts the rows of other schemas.
-    - `checkpoint`: a file for the learner's state and the reader's position.
-    - `threads`: torch's threads; more than one slows down a collector on the same machine.
-    - `retry_for`: seconds for which an unreadable shard is tried again. A damaged one is left out
-      and named in `skipped`.
+      spaces, which standardises observations.
+    - `manifest`: read only these ordinals (stream -> inclusive ranges).
 
     Raises NothingYet if later episodes may be trained on, and NothingToTrainOn if the stored rows
     or the selection do not fit; ValueError for settings, spaces or shards that do not fit, and
     ReaderError, which names the shards, if they cannot be read.
     """
-    torch.set_num_threads(threads)
-    config = _configured(algorithm, epochs)
+    settings = settings or TrainSettings()
+    torch.set_num_threads(settings.threads)
+    config = _configured(algorithm, settings)
     wanted = spec or declared_spec(root, policy_id)
-    reserve = _reserve(evaluation_share, cross_fit, cluster)
+    reserve = _reserve(settings)
     selection = LogSelection(
         root=root,
         policy_id=policy_id,
-        since=since,
-        until=until,
+        since=settings.since,
+        until=settings.until,
         manifest=manifest,
-        schema_id=schema_id,
-        retry_for=retry_for,
+        schema_id=settings.schema_id,
+        retry_for=settings.retry_for,
     )
-    make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
+    make = partial(_learner, config=config, settings=settings)
     not_reserved = _NotReserved(reserve)
     columns = (*reserve.columns, *config.columns)
     with selection.reader(batch_size=READ_ROWS, select=not_reserved, columns=columns) as reader:
@@ -181,19 +159,22 @@ def train(
             raise _nothing(selection, reserve, learner, reader)
         reserve.require_tag(not_reserved.tags)
         folds = None
-        if cross_fit is not None:
+        if settings.cross_fit is not None:
             again = partial(_learn_part, wanted=learner.policy.spec, make=make, columns=columns)
-            folds = _fold_policies(again, selection, reserve, learner, cross_fit, on_progress)
-        if checkpoint is not None:
-            learner.save(checkpoint, reader_state=reader.state_dict())
-        result = _result(learner, reader, metrics, policy_id, seed, reserve)
-        return _keep(learner, replace(result, cross_fit=cross_fit), root, checkpoint, folds)
+            folds = _fold_policies(
+                again, selection, reserve, learner, settings.cross_fit, on_progress
+            )
+        if settings.checkpoint is not None:
+            learner.save(settings.checkpoint, reader_state=reader.state_dict())
+        result = _result(learner, reader, metrics, policy_id, settings, reserve)
+        return _keep(learner, result, root, settings.checkpoint, folds)
 
 
-def _reserve(share: float | None, cross_fit: int | None, cluster: str) -> Reserve:
-    if cross_fit is None:
+def _reserve(settings: TrainSettings) -> Reserve:
+    share, cluster = settings.evaluation_share, settings.cluster or ""
+    if settings.cross_fit is None:
         return Reserve(HELD_OUT if share is None else share, cluster)
-    require_blocks(cross_fit, held_out=bool(share))
+    require_blocks(settings.cross_fit, held_out=bool(share))
     return Reserve(0.0, cluster)
 
 
@@ -271,9 +252,9 @@ def _folds(
     return Folds(folds, by_all, in_order)
 
 
-def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> AlgorithmConfig:
+def _configured(algorithm: AlgorithmConfig | None, settings: TrainSettings) -> AlgorithmConfig:
     config = algorithm or BanditConfig()
-    return config if epochs is None else replace(config, epochs=epochs)
+    return config if settings.epochs is None else replace(config, epochs=settings.epochs)
 
 
 def declared_spec(root: Root, policy_id: str) -> PolicySpec | None:
@@ -330,11 +311,9 @@ def new_policy(spec: PolicySpec, seed: int) -> Policy:
     return Policy(spec, seed=seed, filter_state=state)
 
 
-def _learner(
-    spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None, seed: int
-) -> Learner:
-    acting = acting_spec(spec, config, action_rule)
-    learner = Learner(new_policy(acting, seed), config, seed=seed)
+def _learner(spec: PolicySpec, config: AlgorithmConfig, settings: TrainSettings) -> Learner:
+    acting = acting_spec(spec, config, settings.action_rule)
+    learner = Learner(new_policy(acting, settings.seed), config, seed=settings.seed)
     learner.warns = False  # the result, or the error without one, counts what is left out
     return learner
 
@@ -379,7 +358,7 @@ def _result(
     reader: ShardReader,
     metrics: Mapping[str, float],
     policy_id: str,
-    seed: int,
+    settings: TrainSettings,
     reserve: Reserve,
 ) -> TrainResult:
     not_read = dict(reader.stats.excluded)
@@ -387,13 +366,14 @@ def _result(
         candidate="",
         policy_id=policy_id,
         algorithm=type(learner.config).__name__,
-        seed=seed,
+        seed=settings.seed,
         evaluation_share=reserve.share,
         cluster=reserve.cluster,
         action_rule=learner.policy.spec.action_rule.to_json(),
         rows_read=learner.counts.rows_read,
         rows_trained=learner.counts.rows_trained,
         rows_held_out=not_read.pop("select", 0),
+        cross_fit=settings.cross_fit,
         excluded=dict(learner.counts.excluded),
         not_read=not_read,
         lineage=learner.lineage,
@@ -487,18 +467,8 @@ def train_once(
     policy_id: str,
     algorithm: AlgorithmConfig,
     frozen: Frozen,
+    settings: TrainSettings | None = None,
     *,
-    action_rule: ActionRule | None = None,
-    evaluation_share: float | None = None,
-    cross_fit: int | None = None,
-    cluster: str = "",
-    since: int | None = None,
-    until: int | None = None,
-    epochs: int | None = None,
-    seed: int = 0,
-    checkpoint: Path | str | None = None,
-    threads: int = 1,
-    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> Document:
     """Train on a frozen data set, unless the same training is recorded and its candidate exists.
@@ -507,43 +477,27 @@ def train_once(
     `unchanged`. Raises DataIncomplete if a shard was skipped (the training is then not recorded),
     and the errors of `train`.
     """
-    config = algorithm if epochs is None else replace(algorithm, epochs=epochs)
+    settings = settings or TrainSettings()
+    config, rule = _configured(algorithm, settings), settings.action_rule
     declaration = load_declarations(root).get(policy_id)
     key = {
         "policy_id": policy_id,
         "spec": declaration and declaration.spec,
         "algorithm": type(config).__name__,
         "config": asdict(config),
-        "evaluation_share": _reserve(evaluation_share, cross_fit, cluster).share,
-        "cluster": cluster,
-        "since": since,
-        "until": until,
-        "seed": seed,
+        "evaluation_share": _reserve(settings).share,
+        "cluster": settings.cluster or "",
+        "since": settings.since,
+        "until": settings.until,
+        "seed": settings.seed,
     }
-    if cross_fit is not None:
-        key["cross_fit"] = cross_fit
-    if action_rule is not None:
-        key["action_rule"] = action_rule.to_json()
+    key |= {} if settings.cross_fit is None else {"cross_fit": settings.cross_fit}
+    key |= {} if rule is None else {"action_rule": rule.to_json()}
     store = WeightStore(root, policy_id)
 
     def work() -> Document:
-        result = train(
-            root,
-            policy_id,
-            config,
-            action_rule=action_rule,
-            evaluation_share=evaluation_share,
-            cross_fit=cross_fit,
-            cluster=cluster,
-            since=since,
-            until=until,
-            seed=seed,
-            manifest=frozen.streams,
-            checkpoint=checkpoint,
-            threads=threads,
-            retry_for=retry_for,
-            on_progress=on_progress,
-        )
+        again = partial(train, manifest=frozen.streams, on_progress=on_progress)
+        result = again(root, policy_id, config, settings)
         require_all(frozen, result.skipped)
         return result.to_dict()
 

@@ -40,13 +40,9 @@ from policy.data.schemas import schema_to_read
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.training.checkpoint_files import CheckpointFiles
-from policy.training.follower_state import (
-    FollowerState,
-    FollowerStateSettings,
-    OnConflict,
-    OutOfTurn,
-)
+from policy.training.follower_state import FollowerState, OutOfTurn
 from policy.training.retrying import Retrying, Stopped
+from policy.training.settings import FollowSettings
 from policy.training.train import acting_spec, declared_spec, new_policy
 from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations
@@ -62,7 +58,6 @@ __all__ = ["FollowResult", "follow"]
 
 log = logging.getLogger("headrace.trainer")
 
-KEEP_VERSIONS = 32
 _WAIT = 0.1  # seconds between calls of `stop` while nothing arrives
 _REFUSED_SECONDS = 5.0  # between updates while a collector does not serve the latest version
 _QUIET_SECONDS = 10.0  # without new rows after a shard was left out, before an update is made
@@ -94,76 +89,49 @@ def follow(
     root: Root,
     policy_id: str = DEFAULT_POLICY,
     config: AlgorithmConfig | None = None,
+    settings: FollowSettings | None = None,
     *,
     stop: Callable[[], bool],
     spec: PolicySpec | None = None,
-    steps_per_update: int = 256,
-    max_lag: int | None = None,
-    evaluation_share: float = 0.0,
-    cluster: str = "",
-    publish: bool = True,
-    checkpoint_dir: Path | str | None = None,
-    checkpoint_every: int = 10,
-    resume: bool = True,
-    keep_versions: int = KEEP_VERSIONS,
     on_start: Callable[[int], None] | None = None,
     on_update: Callable[[Metrics], None] | None = None,
     tensorboard: Path | str | None = None,
-    seed: int = 0,
-    threads: int = 1,
-    on_conflict: OnConflict = "reload",
-    lease_wait: float = 0.0,
 ) -> FollowResult:
     """Train on clients' steps as they arrive, until `stop()`, which is called between reads.
 
     - `config` defaults to `PPOConfig()`, `spec` to the declared, the live or a default one.
-    - `steps_per_update`: the on-policy steps of an update. It has fewer if a collector holds the
-      policy and nothing more can be read.
-    - `max_lag`: rows whose policy lag is larger are left out as "stale".
-    - `evaluation_share` and `cluster`: as in `policy.training.train.train`. Rows of reserved
-      episodes count towards an update, but are left out as "reserved". By default none are
-      reserved, because versions go live without a judgement.
-    - `publish`: without it (and while a rollback pins the policy), a candidate is stored every
-      `checkpoint_every` updates and nothing goes live.
-    - `checkpoint_dir`: a local folder, by default `weights/{id}/checkpoints`. With `resume`, the
-      job continues from the latest intact checkpoint; if there is none, from the live weights.
-    - `keep_versions`: every `checkpoint_every` updates, older versions than these are removed.
     - `on_start` is called with the version that is live (-1: none) when the job begins to read.
     - `on_update` is called with the algorithm's metrics and `update`, `version`, `rows`,
       `rows_trained`, `seconds`, `publish_seconds`, `policy_lag_mean` and `policy_lag_max` (in
       versions; nan: unknown). `tensorboard`: a folder for event files with the same metrics.
-    - `on_conflict`: if another process publishes or rolls back, continue from its weights
-      ("reload") or end ("end").
-    - `lease_wait`: seconds to wait until another follower ends; `threads`: those of torch.
 
     Raises ValueError for invalid arguments, LeaseHeld while another follower trains the policy.
     """
-    torch.set_num_threads(threads)
-    reserve = Reserve(evaluation_share, cluster)
-    settings = _Settings(steps_per_update, max_lag, reserve)
-    leaving = FollowerStateSettings(publish, checkpoint_every, keep_versions, on_conflict, reserve)
+    settings = settings or FollowSettings()
+    torch.set_num_threads(settings.threads)
+    reserve = Reserve(settings.evaluation_share or 0.0, settings.cluster or "")
     config = config or PPOConfig()
     wanted = acting_spec(spec or _declared(root, policy_id), config)
-    folder = Path(checkpoint_dir or _checkpoints(root, policy_id))
+    folder = Path(settings.checkpoint_dir or _checkpoints(root, policy_id))
     with ExitStack() as stack:
         store = WeightStore(root, policy_id)
         try:
-            lease = _lease(store, lease_wait, stop)
+            lease = _lease(store, settings.lease_wait, stop)
             stack.callback(lease.release)
-            if spec is None and resume:
+            if spec is None and settings.resume:
                 wanted = _live_spec(root, store, wanted, Retrying(stop, lease.check))
         except Stopped:
             return FollowResult(policy_id=policy_id)
         tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
-        reader = stack.enter_context(_reader(root, policy_id, config, settings))
-        learner = Learner(new_policy(wanted, seed), config, seed=seed)
+        reader = stack.enter_context(_reader(root, policy_id, config, settings, reserve))
+        learner = Learner(new_policy(wanted, settings.seed), config, seed=settings.seed)
         files, retrying = CheckpointFiles(folder, lease.fence), Retrying(stop, lease.check)
-        state = FollowerState(learner, reader, store, files, lease, retrying, leaving)
+        state = FollowerState(learner, reader, store, files, lease, retrying, settings)
         held = partial(held_version, root, policy_id)
-        job = _Follower(learner, reader, state, held, settings)
+        job = _Follower(learner, reader, state, held, settings, reserve)
 
         def begin() -> None:
-            state.begin(resume=resume)
+            state.begin(resume=settings.resume)
             if on_start is not None:
                 on_start(learner.policy.version)
 
@@ -203,21 +171,6 @@ def _lease(store: WeightStore, wait: float, stop: Callable[[], bool]) -> Lease:
     return Retrying(stop).do("taking the lease", take)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """When an update is made, and which rows it uses."""
-
-    steps_per_update: int
-    max_lag: int | None
-    reserve: Reserve
-
-    def __post_init__(self) -> None:
-        if self.steps_per_update < 1:
-            raise ValueError(f"steps_per_update: expected 1 or more, got {self.steps_per_update!r}")
-        if self.max_lag is not None and self.max_lag < 0:
-            raise ValueError(f"max_lag: expected 0 or more, or None, got {self.max_lag!r}")
-
-
 class _Follower:
     """Gathers rows for the next update, and decides when it is due."""
 
@@ -227,11 +180,12 @@ class _Follower:
         reader: ShardReader,
         state: FollowerState,
         held: Callable[[], int | None],
-        settings: _Settings,
+        settings: FollowSettings,
+        reserve: Reserve,
     ) -> None:
         self._learner, self._reader, self._state = learner, reader, state
         self._held = held
-        self._settings = settings
+        self._settings, self._reserve = settings, reserve
         self._updated = time.monotonic()  # the latest update
         self._clear()
 
@@ -254,7 +208,7 @@ class _Follower:
     def _gather(self, batch: SampleBatch) -> None:
         mine = np.asarray(batch["source"] == "on_policy", np.bool_)
         stale = mine & self._stale(batch[POLICY_VERSION])
-        reserved = self._settings.reserve.rows(batch)
+        reserved = self._reserve.rows(batch)
         stale &= ~reserved
         leave = stale | reserved
         batch["_at"] = np.arange(batch.count)
@@ -417,9 +371,13 @@ def _live_spec(
 
 
 def _reader(
-    root: Root, policy_id: str, config: AlgorithmConfig, settings: _Settings
+    root: Root,
+    policy_id: str,
+    config: AlgorithmConfig,
+    settings: FollowSettings,
+    reserve: Reserve,
 ) -> ShardReader:
-    columns = (*config.columns, "source", EPS_ID, POLICY_VERSION, ROW, *settings.reserve.columns)
+    columns = (*config.columns, "source", EPS_ID, POLICY_VERSION, ROW, *reserve.columns)
     return ShardReader(
         root,
         policy_id=policy_id,

@@ -41,9 +41,9 @@ from storage.reading.loading import DEFAULT_COLUMNS, ENDED, STREAM_INDEX
 from storage.reading.objects_source import Roots, stores_at
 from storage.reading.position import FORMAT_VERSION, require_keys
 from storage.reading.prefetch import deadline_after
-from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Left, ReaderStats, Select, ShardReader
 from storage.reading.sources import POLL_INTERVAL, ShardSource
+from storage.system.backoff import RETRY_FOR
 from storage.wording import counted
 
 __all__ = ["JointStats", "MultiAgentReader"]

@@ -16,7 +16,6 @@ Result = TypeVar("Result")
 log = logging.getLogger("headrace.reader")
 
 DELAYS = Backoff(0.05, 10.0)
-RETRY_FOR = 60.0  # s for which a reader without `follow` retries
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ from storage.reading.loading import (
 from storage.reading.objects_source import Roots, source_at
 from storage.reading.position import FORMAT_VERSION, Position, require_version, restore_rows
 from storage.reading.prefetch import EndOfShards, Failure, Prefetcher, deadline_after
-from storage.reading.retries import RETRY_FOR, Retries
+from storage.reading.retries import Retries
 from storage.reading.sources import (
     POLL_INTERVAL,
     Content,
@@ -69,6 +69,7 @@ from storage.reading.sources import (
     StoredSource,
 )
 from storage.spaces.descriptors import Space
+from storage.system.backoff import RETRY_FOR
 from storage.wording import counted
 
 __all__ = [

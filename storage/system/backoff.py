@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["LONGEST_RETRY_AFTER", "Backoff"]
+__all__ = ["LONGEST_RETRY_AFTER", "RETRY_FOR", "Backoff"]
 
+RETRY_FOR = 60.0
+"""Seconds for which a job retries a shard that cannot be read."""
 LONGEST_RETRY_AFTER = 60.0
 _CHANCE = random.SystemRandom()  # does not change the program's random state
 

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "headrace.cli": (
         "headrace.demo headrace.extras headrace.output headrace.up ingest.access ingest.client"
         " ingest.collector ingest.delivery ingest.episodes ingest.importing ingest.protocol"
-        " ingest.server ingest.verification ingest.web policy.algorithms policy.data"
+        " ingest.server ingest.verification policy.algorithms policy.data"
         " policy.inference policy.judging policy.training storage.declarations storage.errors"
         " storage.experience storage.journal storage.maintenance storage.objects storage.system"
         " storage.verify storage.weights storage.wording msgspec typer"
@@ -93,7 +93,7 @@ MAY_IMPORT = {
     "policy.data": (
         "policy.progress storage.declarations storage.errors storage.experience"
         " storage.objects storage.reading storage.shards storage.spaces storage.system"
-        " storage.weights storage.wording numpy"
+        " storage.weights storage.wording msgspec numpy"
     ),
     # `vector_env` splits nested observations as acting does
     "policy.envs": (
@@ -107,7 +107,7 @@ MAY_IMPORT = {
     "policy.judging": (
         "policy.data policy.inference policy.ope policy.progress storage.declarations"
         " storage.errors storage.experience storage.objects storage.reading storage.spaces"
-        " storage.system storage.weights storage.wording matplotlib numpy"
+        " storage.system storage.weights storage.wording matplotlib msgspec numpy"
     ),
     "policy.networks": (
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from policy.inference.weight_store import WeightStore
+from policy.training.settings import FollowSettings
 from policy.training.train_live import follow
 from storage.experience.range_set import RangeSet
 from tests.collector_process import CollectorProcess
@@ -26,7 +27,7 @@ def test_a_follower_goes_on_from_its_checkpoint(
     reports: list[dict[str, float]] = []
     result = follow(
         root,
-        steps_per_update=EACH,
+        settings=FollowSettings(steps_per_update=EACH),
         stop=lambda: len(reports) >= more,
         on_update=reports.append,
     )

@@ -22,6 +22,7 @@ import urllib3
 
 from ingest.access.key_files import create_token
 from ingest.server.declare import declaration_of
+from ingest.server.options import DeclaringSpaces
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.spaces.descriptors import Discrete, MultiDiscrete, parse_space
@@ -183,7 +184,7 @@ def test_only_the_option_of_an_environment_needs_gymnasium(monkeypatch: pytest.M
     """The collector's extra does not install gymnasium, and spaces in words do not need it."""
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(DeclarationError, match=r"--env needs gymnasium, .*or give --observation"):
-        declaration_of(env="CartPole-v1")
+        declaration_of(DeclaringSpaces(env="CartPole-v1"))
 
 
 def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import urllib3
 from headrace import AsyncPolicyClient, PolicyClient, Refusal, ShardReader, SpaceError
 from policy.algorithms.bandit import BanditConfig
 from policy.inference.weight_store import WeightStore
+from policy.training.settings import TrainSettings
 from policy.training.train import train
 from storage.declarations.policy_files import load_declarations
 from storage.spaces.descriptors import Box, Dict, Discrete
@@ -101,7 +102,11 @@ def test_names_go_in_and_come_out(collector: CollectorProcess) -> None:
     assert (named["obs.age"] == codes["obs.age"]).all()
     assert headrace("verify", "--root", collector.root, "--second-reader").returncode == 0
 
-    result = train(collector.root, algorithm=BanditConfig(epochs=60), evaluation_share=0.0)
+    result = train(
+        collector.root,
+        settings=TrainSettings(evaluation_share=0.0),
+        algorithm=BanditConfig(epochs=60),
+    )
     WeightStore(collector.root, "default").publish(result.candidate)
     collector.restart()
     assert collector.get("/readyz")[0] == 200

@@ -75,7 +75,7 @@ def test_each_type_is_written_in_its_own_way() -> None:
         count=9,
         kind="b",
         where=Path("there"),
-        columns=["x", "y"],
+        columns=("x", "y"),
         tags={"k": "c"},
         default={"k": ""},
         limits=(0.0, float("inf")),

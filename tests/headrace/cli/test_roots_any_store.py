@@ -21,6 +21,8 @@ from policy.inference.weight_store import WeightStore
 from policy.judging.canary import judge_canary, promote, start_canary
 from policy.judging.evaluate import evaluate
 from policy.judging.gate import publish
+from policy.judging.settings import EvaluationSettings
+from policy.training.settings import TrainSettings
 from policy.training.train import train, train_once
 from policy.training.train_live import follow
 from storage.declarations.policy_files import load_declarations
@@ -88,17 +90,19 @@ def test_a_log_is_read_once_over_a_saved_position(root: Root) -> None:
 
 def test_the_way_from_a_log_to_a_live_version_and_back(root: Root, tmp_path: Path) -> None:
     """Train, evaluate, publish, roll back, canary, promote; every decision is recorded."""
-    first = train(root, "default", CONFIG, seed=1)
+    first = train(root, "default", CONFIG, settings=TrainSettings(seed=1))
     assert first.rows_trained + first.rows_held_out == ROWS + MORE
-    judged = evaluate(root, "default", first.candidate, reward_range=(0.0, 1.0))
+    judged = evaluate(
+        root, "default", first.candidate, settings=EvaluationSettings(reward_range=(0.0, 1.0))
+    )
     assert judged.episodes == first.rows_held_out
     assert publish(root, "default", first.candidate, None)["version"] == 1
     frozen = freeze(root)
     assert frozen.rows == ROWS + MORE
     assert freeze(root).unchanged
-    second = train_once(root, "default", CONFIG, frozen, seed=2)
+    second = train_once(root, "default", CONFIG, frozen, settings=TrainSettings(seed=2))
     assert not second["unchanged"]
-    assert train_once(root, "default", CONFIG, frozen, seed=2)["unchanged"]
+    assert train_once(root, "default", CONFIG, frozen, settings=TrainSettings(seed=2))["unchanged"]
     decided = publish(root, "default", second["candidate"], None, frozen=frozen)
     assert (decided["version"], decided["published"]) == (2, True)
     if not isinstance(root, MemoryObjects):

@@ -9,7 +9,8 @@ from typing import Any
 from headrace.output.report_page import report_page
 from policy.data.overview import overview
 from policy.judging.canary import promote, start_canary
-from policy.judging.gate import Gate, publish
+from policy.judging.gate import publish
+from policy.judging.settings import Gate
 from tests.policy.judging.test_canary import EQUAL, SHARE, Traffic
 from tests.policy.judging.test_evaluate_verdicts import probabilities, stored, uniform_log
 

@@ -27,7 +27,8 @@ import requests
 from ingest.access.key_files import create_token, revoke_token
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import BufferFull, CollectorUnavailable, Refusal
-from ingest.server.listening import Access, Listening, ServeError, bind
+from ingest.server.listening import Access, ServeError, bind
+from ingest.server.options import Listening
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy

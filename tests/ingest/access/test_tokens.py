@@ -284,7 +284,7 @@ def test_a_follower_reads_only_what_changed(tmp_path: Path) -> None:
 MOVED_BETWEEN = """
 import sys
 from pathlib import Path
-from ingest.server.listening import Access, Listening
+from ingest.server.listening import Access
 from ingest.access.key_files import create_token
 
 root = Path(sys.argv[1])

@@ -10,6 +10,7 @@ import pytest
 from ingest.client.policy_client import PolicyClient
 from policy.inference.weight_store import WeightStore
 from policy.judging.canary import judge_canary
+from policy.judging.settings import CanarySettings
 from storage.experience.hashed import ARM, is_canary
 from tests.collector_process import CollectorProcess
 from tests.ingest.client.test_episode_calls_multi_agent import declare_two, publish_two, see, tracks
@@ -78,6 +79,6 @@ def test_all_agents_of_an_episode_are_of_its_arm(tmp_path: Path, mode: str) -> N
         assert {json.loads(step["tags"]).get(ARM) for step in steps} == {arm}, (name, agent)
         chosen.add((policy, canary))
     assert len(chosen) == 4
-    found = judge_canary(tmp_path, "walker", age=0.001)
+    found = judge_canary(tmp_path, "walker", settings=CanarySettings(age=0.001))
     assert found["episodes"] + found["young"] == len(names), "episodes, not tracks"
     assert (found["crossed"], found["incomplete"]) == (0, 0)

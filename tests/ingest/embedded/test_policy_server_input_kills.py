@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest.server.listening import Listening, bind
+from ingest.server.listening import bind
+from ingest.server.options import Listening
 from tests.faults.account import Account
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,9 @@ from policy.algorithms.bandit import BanditConfig
 from policy.data.freeze import FrozenDataError, NothingToFreeze, freeze, load_frozen
 from policy.data.run_once import DataIncomplete, once
 from policy.inference.weight_store import WeightStore
-from policy.judging.gate import Gate, evaluate_once, publish
+from policy.judging.gate import evaluate_once, publish
+from policy.judging.settings import EvaluationSettings, Gate
+from policy.training.settings import TrainSettings
 from policy.training.train import train_once
 from storage.errors import NewerFormat, NothingYet
 from storage.objects.memory import MemoryObjects
@@ -135,15 +137,15 @@ def test_training_twice_trains_once(bandit_log, tmp_path):
     """The second run finds the candidate; other settings are another run."""
     bandit_log(200).write(tmp_path)
     frozen = freeze(tmp_path)
-    first = train_once(tmp_path, "default", CONFIG, frozen, seed=1)
+    first = train_once(tmp_path, "default", CONFIG, frozen, settings=TrainSettings(seed=1))
     (record,) = records(tmp_path, "train")
     written = record.stat().st_mtime_ns
-    again = train_once(tmp_path, "default", CONFIG, frozen, seed=1)
+    again = train_once(tmp_path, "default", CONFIG, frozen, settings=TrainSettings(seed=1))
     assert (first["unchanged"], again["unchanged"]) == (False, True)
     assert again == first | {"unchanged": True}
     assert record.stat().st_mtime_ns == written
     assert record.name.startswith(f"{frozen.hash}.train-")
-    other = train_once(tmp_path, "default", CONFIG, frozen, seed=2)
+    other = train_once(tmp_path, "default", CONFIG, frozen, settings=TrainSettings(seed=2))
     assert (other["unchanged"], len(records(tmp_path, "train"))) == (False, 2)
 
 
@@ -221,8 +223,12 @@ def test_evaluating_twice_judges_once(bandit_log, tmp_path):
     bandit_log(200).write(tmp_path)
     frozen = freeze(tmp_path)
     digest = train_once(tmp_path, "default", CONFIG, frozen)["candidate"]
-    first = evaluate_once(tmp_path, "default", digest, frozen, gamma=0.9)
-    again = evaluate_once(tmp_path, "default", digest[:12], frozen, gamma=0.9)
+    first = evaluate_once(
+        tmp_path, "default", digest, frozen, settings=EvaluationSettings(gamma=0.9)
+    )
+    again = evaluate_once(
+        tmp_path, "default", digest[:12], frozen, settings=EvaluationSettings(gamma=0.9)
+    )
     assert again == first | {"unchanged": True}
     assert not evaluate_once(tmp_path, "default", digest, frozen)["unchanged"]
     assert len(records(tmp_path, "evaluate")) == 2
@@ -245,7 +251,10 @@ def test_a_late_retry_does_not_bring_back_an_old_version(bandit_log, tmp_path):
     bandit_log(200).write(tmp_path)
     frozen, store = freeze(tmp_path), WeightStore(tmp_path, "default")
     old, new = (
-        train_once(tmp_path, "default", CONFIG, frozen, seed=seed)["candidate"] for seed in (1, 2)
+        train_once(tmp_path, "default", CONFIG, frozen, settings=TrainSettings(seed=seed))[
+            "candidate"
+        ]
+        for seed in (1, 2)
     )
     for digest in (old, new, old):
         answer = publish(tmp_path, "default", digest, OPEN, frozen=frozen)

@@ -14,7 +14,9 @@ from policy.data.schemas import require_fit
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.judging.evaluate import evaluate
-from policy.judging.gate import Gate, publish
+from policy.judging.gate import publish
+from policy.judging.settings import EvaluationSettings, Gate
+from policy.training.settings import FollowSettings, TrainSettings
 from policy.training.train import NothingToTrainOn, train, train_once
 from policy.training.train_live import follow
 from storage.declarations.declaration import PolicyDeclaration
@@ -39,7 +41,7 @@ def changed(tmp_path: Path) -> tuple[Path, str, str]:
 def test_the_declared_schema_is_trained_on_and_judged_by(changed: tuple[Path, str, str]) -> None:
     """Rows of the schema before the change, and of other policies, are counted as not read."""
     root, _, new = changed
-    result = train(root, algorithm=ONCE, evaluation_share=0.5)
+    result = train(root, settings=TrainSettings(evaluation_share=0.5), algorithm=ONCE)
     assert result.rows_trained + result.rows_held_out == 50
     assert result.not_read == {"other_schema": 30, "other_policy": 7}
     judged = evaluate(root, weights=result.candidate)
@@ -60,8 +62,8 @@ def test_a_follower_reads_the_declared_schema(changed: tuple[Path, str, str]) ->
     asked = count()
     result = follow(
         root,
+        settings=FollowSettings(steps_per_update=50),
         config=ONCE,
-        steps_per_update=50,
         on_update=updates.append,
         stop=lambda: bool(updates) or next(asked) > 600,
     )
@@ -75,15 +77,19 @@ def test_another_schema_is_read_where_it_fits(tmp_path: Path) -> None:
     country = Discrete.of(["DE", "FR"])
     old = log(tmp_path, (country, ACTION), 30)
     new = log(tmp_path, (Discrete.of(["DE", "FR", "IT"]), ACTION), 50)
-    result = train(tmp_path, algorithm=ONCE, schema_id=old, evaluation_share=0.5)
+    result = train(
+        tmp_path, settings=TrainSettings(schema_id=old, evaluation_share=0.5), algorithm=ONCE
+    )
     assert result.rows_trained + result.rows_held_out == 30
     assert result.not_read == {"other_schema": 50}
-    judged = evaluate(tmp_path, weights=result.candidate, schema_id=old)
+    judged = evaluate(
+        tmp_path, settings=EvaluationSettings(schema_id=old), weights=result.candidate
+    )
     assert (judged.episodes, judged.not_read["other_schema"]) == (result.rows_held_out, 50)
     assert freeze(tmp_path, schema_id=old).rows == 30
     assert freeze(tmp_path, schema_id=new).rows == 50
     with pytest.raises(NothingToTrainOn, match="other schema: 80"):
-        train(tmp_path, algorithm=ONCE, schema_id="0123456789ab")
+        train(tmp_path, settings=TrainSettings(schema_id="0123456789ab"), algorithm=ONCE)
     with pytest.raises(NothingToFreeze, match="other schemas: 80 rows"):
         freeze(tmp_path, schema_id="0123456789ab")
 
@@ -95,7 +101,7 @@ def test_a_schema_that_nothing_has_may_come_unless_another_is_declared(tmp_path:
     with pytest.raises(NothingYet):
         freeze(tmp_path, schema_id="0123456789ab")
     with pytest.raises(NothingYet):
-        train(tmp_path, algorithm=ONCE, schema_id="0123456789ab", spec=spec)
+        train(tmp_path, settings=TrainSettings(schema_id="0123456789ab"), algorithm=ONCE, spec=spec)
     declared = PolicyDeclaration(observation=spec.observation, action=spec.action)
     save_declaration(tmp_path, declared)
     with pytest.raises(NothingYet):
@@ -104,7 +110,7 @@ def test_a_schema_that_nothing_has_may_come_unless_another_is_declared(tmp_path:
     with pytest.raises(NothingToFreeze, match=reason):
         freeze(tmp_path, schema_id="0123456789ab")
     with pytest.raises(NothingToTrainOn, match=reason):
-        train(tmp_path, algorithm=ONCE, schema_id="0123456789ab")
+        train(tmp_path, settings=TrainSettings(schema_id="0123456789ab"), algorithm=ONCE)
 
 
 def test_a_schema_that_does_not_fit_is_refused(changed: tuple[Path, str, str]) -> None:
@@ -113,10 +119,10 @@ def test_a_schema_that_does_not_fit_is_refused(changed: tuple[Path, str, str]) -
     with pytest.raises(
         ValueError, match=rf"schema {old}: observation: .*\(3,\).*{new} has it, got"
     ):
-        train(root, algorithm=ONCE, schema_id=old)
+        train(root, settings=TrainSettings(schema_id=old), algorithm=ONCE)
     candidate = train(root, algorithm=ONCE).candidate
     with pytest.raises(ValueError, match=f"schema {old}: observation"):
-        evaluate(root, weights=candidate, schema_id=old)
+        evaluate(root, settings=EvaluationSettings(schema_id=old), weights=candidate)
     with pytest.raises(ValueError, match=f"schema {old}: observation"):
         train_once(root, "default", ONCE, freeze(root, schema_id=old))
 
@@ -142,7 +148,9 @@ def test_without_a_declaration_one_of_several_has_to_be_named(changed: Any) -> N
         train(root, algorithm=ONCE)
     with pytest.raises(ValueError, match=r"3 schemas: .*pass schema_id= \(--schema-id\)"):
         freeze(root)
-    result = train(root, algorithm=ONCE, schema_id=old, evaluation_share=0.0)
+    result = train(
+        root, settings=TrainSettings(schema_id=old, evaluation_share=0.0), algorithm=ONCE
+    )
     assert result.rows_trained == 30
     assert result.not_read == {"other_schema": 50, "other_policy": 7}
 

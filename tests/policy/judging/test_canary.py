@@ -12,6 +12,7 @@ import pytest
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.judging.canary import judge_canary, promote, start_canary
+from policy.judging.settings import CanarySettings
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -154,13 +155,17 @@ def test_what_is_missing_is_said(traffic: Traffic) -> None:
     assert "0 episodes of the canary and 0 of the live version are compared: more of both" in none
     traffic.log(200, {True: 1.0, False: 1.0})
     wall = 699.0  # the last one started; each counts 165 s after its start, or later
-    found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
+    found = judge_canary(
+        traffic.root, "default", settings=CanarySettings(age=100.0), clock=lambda: wall
+    )
     alike, young = found["reasons"]
     assert "no difference in returns is to be seen yet: more episodes" in alike
     assert "165 episodes are too recent: one counts about 165 s after its start" in young
     assert (found["young"], found["waiting"]) == (165, 0)
     wall = 800.0  # no episode since
-    found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
+    found = judge_canary(
+        traffic.root, "default", settings=CanarySettings(age=100.0), clock=lambda: wall
+    )
     _, young, waiting = found["reasons"]
     assert "64 episodes are too recent" in young
     assert "101 episodes are old enough, but counted once" in waiting
@@ -173,11 +178,13 @@ def test_an_episode_counts_a_reward_window_later_than_its_age_is_over(tmp_path: 
     start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
     traffic.log(200, EQUAL)
     wall = 199.0 + 60.0  # the last one started; its window has closed
-    found = judge_canary(tmp_path, "default", age=70.0, clock=lambda: wall)
+    found = judge_canary(tmp_path, "default", settings=CanarySettings(age=70.0), clock=lambda: wall)
     assert found["episodes"] == 65, "the first 65 started 195 s ago, or earlier"
     assert "135 episodes are too recent: one counts about 195 s after" in found["reasons"][-1]
     assert (found["young"], found["waiting"]) == (135, 0)
-    found = judge_canary(tmp_path, "default", age=70.0, clock=lambda: wall + 1)
+    found = judge_canary(
+        tmp_path, "default", settings=CanarySettings(age=70.0), clock=lambda: wall + 1
+    )
     assert "counted once a step that arrived 135 s after the start" in found["reasons"][-1]
     assert (found["young"], found["waiting"]) == (135, 1)
 
@@ -190,7 +197,9 @@ def test_an_episode_of_a_programs_own_rule_is_not_one_of_the_other_version(
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     traffic.log(100, EQUAL, acted=acted)
     traffic.log(200, EQUAL)
-    found = judge_canary(traffic.root, "default", age=20.0, clock=lambda: 1000.0)
+    found = judge_canary(
+        traffic.root, "default", settings=CanarySettings(age=20.0), clock=lambda: 1000.0
+    )
     assert (found["crossed"], found["unacted"]) == (crossed, unacted)
 
 
@@ -300,11 +309,11 @@ def test_episodes_count_at_the_same_age(tmp_path: Path) -> None:
     found = judge_canary(tmp_path, "default")
     assert (found["age"], found["young"], found["episodes"]) == (20.0, 22, 178)
     assert (found["failures"]["canary"], found["open"]) == (1.0, 0)
-    early = judge_canary(tmp_path, "default", age=5.0)
+    early = judge_canary(tmp_path, "default", settings=CanarySettings(age=5.0))
     assert (early["young"], early["episodes"], early["open"]) == (7, 193, 193)
     assert early["failures"]["canary"] == 0.0, "at that age they were open"
     with pytest.raises(ValueError, match="more than the reward window"):
-        judge_canary(tmp_path, "default", age=0.0)
+        judge_canary(tmp_path, "default", settings=CanarySettings(age=0.0))
 
 
 def test_without_a_reward_range_the_verdict_is_approximate(tmp_path: Path) -> None:
@@ -339,7 +348,7 @@ def test_a_cap_is_a_finite_number(traffic: Traffic, cap: float) -> None:
     """Others would leave nothing to compare, or be no JSON."""
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     with pytest.raises(ValueError, match="reward_cap: expected a finite number, got"):
-        judge_canary(traffic.root, "default", reward_cap=cap)
+        judge_canary(traffic.root, "default", settings=CanarySettings(reward_cap=cap))
 
 
 def test_without_a_canary_there_is_nothing_to_judge(traffic: Traffic) -> None:

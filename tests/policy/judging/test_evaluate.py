@@ -16,8 +16,10 @@ from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.judging.evaluate import evaluate
 from policy.judging.report import plot_intervals
+from policy.judging.settings import EvaluationSettings
 from policy.networks.policy import Policy
 from policy.ope.estimators import ESTIMATORS, Episodes
+from policy.training.settings import TrainSettings
 from policy.training.train import train
 from storage.errors import NothingYet
 from storage.experience.episode import Part
@@ -59,7 +61,9 @@ def true_value(slope=8.0):
 def test_estimates_cover_the_known_value_of_a_known_policy(bandit_log, tmp_path):
     """The estimates and the logging policy's value are within 4 standard errors of the truth."""
     bandit_log(6000).write(tmp_path)
-    result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    result = evaluate(
+        tmp_path, "default", store_best(tmp_path), settings=EvaluationSettings(split="all")
+    )
     found = {one.name: one for one in result.target}
     assert set(found) == {"ips", "snips", "dm", "dr"}
     for name in ("ips", "snips", "dr"):
@@ -73,7 +77,9 @@ def test_estimates_cover_the_known_value_of_a_known_policy(bandit_log, tmp_path)
 def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
     """The candidate stores the share; trained and judged episodes make the whole log."""
     bandit_log(2000).write(tmp_path)
-    trained = train(tmp_path, "default", BanditConfig(lr=3e-3), evaluation_share=0.4)
+    trained = train(
+        tmp_path, "default", BanditConfig(lr=3e-3), settings=TrainSettings(evaluation_share=0.4)
+    )
     result = evaluate(tmp_path, "default", trained.candidate)
     assert result.evaluation_share == 0.4
     assert result.episodes == trained.rows_held_out
@@ -91,7 +97,9 @@ def test_episodes_that_cannot_be_used_are_counted_by_reason(bandit_log, tmp_path
     log.ended[6:8] = [None] * 2
     log.logp[4:20] = np.nan
     log.write(tmp_path)
-    result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    result = evaluate(
+        tmp_path, "default", store_best(tmp_path), settings=EvaluationSettings(split="all")
+    )
     assert result.excluded == {"unfinished": 2, "no_propensity": 14}
     assert {one.n for one in (*result.target, result.behaviour)} == {484}
     assert result.behaviour.value < 1
@@ -110,12 +118,15 @@ def test_numbers_beyond_float32_leave_out_their_episodes(bandit_log, tmp_path, c
     getattr(log, column)[[3, 400, 999]] = number
     log.write(tmp_path / "odd")
     digest = store_best(tmp_path / "odd")
-    odd = evaluate(tmp_path / "odd", "default", digest, split="all")
+    odd = evaluate(tmp_path / "odd", "default", digest, settings=EvaluationSettings(split="all"))
     log = bandit_log(1000)
     log.ended = [None if i in (3, 400, 999) else "terminated" for i in range(1000)]
     log.write(tmp_path / "without")
     without = evaluate(
-        tmp_path / "without", "default", store_best(tmp_path / "without"), split="all"
+        tmp_path / "without",
+        "default",
+        store_best(tmp_path / "without"),
+        settings=EvaluationSettings(split="all"),
     )
     assert (odd.excluded, without.excluded) == ({"not_finite": 3}, {"unfinished": 3})
     assert (odd.target, odd.unavailable) == (
@@ -138,7 +149,12 @@ def test_an_observation_beyond_float32_leaves_out_its_episode(tmp_path):
     live = stored(tmp_path, probabilities(0.1, 0.3, 0.3, 0.3), spec=spec)
     WeightStore(tmp_path, "default").publish(live)
     digest = stored(tmp_path, probabilities(0.7, 0.1, 0.1, 0.1), spec=spec)
-    result = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
+    result = evaluate(
+        tmp_path,
+        "default",
+        digest,
+        settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0)),
+    )
     assert (result.episodes, result.excluded) == (n - 1, {"not_finite": 1})
     assert result.judgement.verdict == "better"
 
@@ -151,9 +167,12 @@ def test_a_network_that_overflows_leaves_out_the_episode(tmp_path):
     rewards = (rng.random((n, 1)) < np.array([0.9, 0.1, 0.1, 0.1])[actions]).astype(float)
     log_episodes(tmp_path, obs, actions, rewards, np.full((n, 1), 0.25))
     digest = stored(tmp_path, probabilities(0.7, 0.1, 0.1, 0.1))
-    assert evaluate(tmp_path, "default", digest, split="all").excluded == {}
+    assert (
+        evaluate(tmp_path, "default", digest, settings=EvaluationSettings(split="all")).excluded
+        == {}
+    )
     WeightStore(tmp_path, "default").publish(stored(tmp_path, np.eye(2, 4) * 1e9))
-    result = evaluate(tmp_path, "default", digest, split="all")
+    result = evaluate(tmp_path, "default", digest, settings=EvaluationSettings(split="all"))
     assert (result.episodes, result.excluded) == (n - 1, {"not_finite": 1})
     assert result.judgement.verdict == "better"
 
@@ -164,7 +183,9 @@ def test_many_episodes_beyond_float32_give_no_verdict(bandit_log, tmp_path, odd,
     log = bandit_log(1000)
     log.rewards[:odd] = 1e39
     log.write(tmp_path)
-    found = evaluate(tmp_path, "default", store_best(tmp_path), split="all").judgement
+    found = evaluate(
+        tmp_path, "default", store_best(tmp_path), settings=EvaluationSettings(split="all")
+    ).judgement
     [check] = [one for one in found.diagnostics if one.name == "not_finite"]
     assert check.passed is passed
     told = f"{odd} episodes ({odd / 1000:.1%}) with numbers beyond float32"
@@ -178,7 +199,12 @@ def test_a_reward_beyond_float32_breaks_the_promised_range(bandit_log, tmp_path)
     log.rewards[7] = 1e39
     log.write(tmp_path)
     digest = store_best(tmp_path)
-    result = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
+    result = evaluate(
+        tmp_path,
+        "default",
+        digest,
+        settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0)),
+    )
     assert result.excluded == {"not_finite": 1}
     assert result.judgement.verdict == "cannot tell"
     assert "1 reward outside of the declared range" in " ".join(result.judgement.reasons)
@@ -190,7 +216,12 @@ def test_the_result_is_strict_json_and_reproducible(bandit_log, tmp_path):
     digest = store_best(tmp_path)
 
     def run(seed):
-        result = evaluate(tmp_path, "default", digest, interval="bootstrap", seed=seed)
+        result = evaluate(
+            tmp_path,
+            "default",
+            digest,
+            settings=EvaluationSettings(interval="bootstrap", seed=seed),
+        )
         return json.dumps(result.to_dict(), allow_nan=False)
 
     assert run(1) == run(1) != run(2)
@@ -213,8 +244,10 @@ def test_weights_are_judged_on_another_log(bandit_log, tmp_path):
     bandit_log(400, seed=2).write(tmp_path / "away")
     store = WeightStore(tmp_path / "home", "default")
     digest = store_best(tmp_path / "home")
-    away = evaluate(tmp_path / "away", "default", digest, split="all", store=store)
-    home = evaluate(tmp_path / "home", "default", digest, split="all")
+    away = evaluate(
+        tmp_path / "away", "default", digest, settings=EvaluationSettings(split="all"), store=store
+    )
+    home = evaluate(tmp_path / "home", "default", digest, settings=EvaluationSettings(split="all"))
     assert estimate_of(away, "dr").interval[0] < estimate_of(home, "dr").interval[1]
     assert estimate_of(home, "dr").interval[0] < estimate_of(away, "dr").interval[1]
     assert away.behaviour.value != home.behaviour.value
@@ -225,13 +258,20 @@ def test_what_cannot_be_computed_is_named(bandit_log, tmp_path):
     log = bandit_log(1)
     log.write(tmp_path)
     digest = store_best(tmp_path)
-    result = evaluate(tmp_path, "default", digest, split="all", estimators=["ips", "dr"])
+    result = evaluate(
+        tmp_path,
+        "default",
+        digest,
+        settings=EvaluationSettings(split="all", estimators=["ips", "dr"]),
+    )
     assert list(result.unavailable) == ["dr"]
     assert "2 or more episodes" in result.unavailable["dr"]
-    alone = evaluate(tmp_path, "default", digest, split="all", estimators=["dr"])
+    alone = evaluate(
+        tmp_path, "default", digest, settings=EvaluationSettings(split="all", estimators=["dr"])
+    )
     assert (alone.target, list(alone.unavailable)) == ((), ["dr"])
     with pytest.raises(ValueError, match="estimators: expected names of"):
-        evaluate(tmp_path, "default", digest, estimators=["magic"])
+        evaluate(tmp_path, "default", digest, settings=EvaluationSettings(estimators=["magic"]))
 
 
 def test_nothing_to_judge_by_is_a_verdict(bandit_log, tmp_path):
@@ -239,12 +279,19 @@ def test_nothing_to_judge_by_is_a_verdict(bandit_log, tmp_path):
     log = bandit_log(10)
     log.logp[:] = np.nan
     log.write(tmp_path)
-    result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    result = evaluate(
+        tmp_path, "default", store_best(tmp_path), settings=EvaluationSettings(split="all")
+    )
     assert (result.judgement.verdict, result.behaviour, result.target) == ("cannot tell", None, ())
     assert "no_propensity: 10 episodes" in " ".join(result.judgement.reasons)
     full = bandit_log(10)
     full.write(tmp_path / "full")
-    whole = evaluate(tmp_path / "full", "default", store_best(tmp_path / "full"), split="all")
+    whole = evaluate(
+        tmp_path / "full",
+        "default",
+        store_best(tmp_path / "full"),
+        settings=EvaluationSettings(split="all"),
+    )
     assert result.to_dict().keys() == whole.to_dict().keys()
     plot_intervals([result], tmp_path / "intervals.png")
 
@@ -252,7 +299,9 @@ def test_nothing_to_judge_by_is_a_verdict(bandit_log, tmp_path):
 def test_intervals_are_drawn(bandit_log, tmp_path):
     """A PNG shows several results, also one with an infinite interval."""
     bandit_log(50).write(tmp_path)
-    result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    result = evaluate(
+        tmp_path, "default", store_best(tmp_path), settings=EvaluationSettings(split="all")
+    )
     endless = replace(
         result, label="one", behaviour=replace(result.behaviour, interval=(-np.inf, np.inf))
     )
@@ -310,7 +359,12 @@ def test_long_episodes_are_joined_over_their_parts_and_shards(tmp_path):
     lengths = [3, 5, 4, 6, 3, 4]
     columns = write_long_episodes(tmp_path, lengths, cut={1, 3}, gone={2})
     del columns[2], lengths[2]
-    result = evaluate(tmp_path, "default", store_best(tmp_path, slope=0.3), split="all", gamma=0.9)
+    result = evaluate(
+        tmp_path,
+        "default",
+        store_best(tmp_path, slope=0.3),
+        settings=EvaluationSettings(split="all", gamma=0.9),
+    )
     policy = Policy(SPEC)
     _, weights = WeightStore(tmp_path, "default").load_candidate(str(result.weights))
     policy.set_weights(weights)

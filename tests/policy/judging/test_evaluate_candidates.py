@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from policy.judging.evaluate import evaluate
-from policy.judging.gate import Gate, publish
+from policy.judging.gate import publish
+from policy.judging.settings import EvaluationSettings, Gate
 from storage.weights.decisions import load_decisions
 from tests.policy.judging.test_evaluate_verdicts import STREAM, probabilities, stored, uniform_log
 
@@ -53,10 +54,10 @@ def test_newer_episodes_than_the_live_versions_start_anew(root: Path) -> None:
             root,
             "default",
             again,
-            split="all",
-            reward_range=(0.0, 1.0),
+            EvaluationSettings(
+                split="all", reward_range=(0.0, 1.0), since="live" if after else None
+            ),
             earlier=load_decisions(root, "default").known,
-            after_live=after,
         )
         for after in (False, True)
     )

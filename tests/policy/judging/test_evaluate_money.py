@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from policy.judging.evaluate import evaluate
-from policy.judging.gate import Gate, publish
+from policy.judging.gate import publish
+from policy.judging.settings import EvaluationSettings, Gate
 from tests.policy.judging.test_evaluate_verdicts import (
     log_episodes,
     probabilities,
@@ -33,11 +34,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_revenue_passes_with_a_cap_that_the_log_proposes(shop: tuple[Path, str]) -> None:
     root, digest = shop
-    plain = evaluate(root, "default", digest, split="all").judgement
+    plain = evaluate(root, "default", digest, settings=EvaluationSettings(split="all")).judgement
     (tails,) = (one for one in plain.diagnostics if one.name == "heavy_tails")
     assert (plain.verdict, tails.passed) == ("cannot tell", False)
     assert "--reward-cap auto takes" in tails.sentence
-    own = evaluate(root, "default", digest, split="all", reward_cap="auto")
+    own = evaluate(
+        root, "default", digest, settings=EvaluationSettings(split="all", reward_cap="auto")
+    )
     assert own.judgement.verdict == "better"
     assert own.excluded == {"first_tenth": 3000}, "the cap's own tenth is not judged"
     assert f"takes {own.reward_cap:g} from" in tails.sentence
@@ -49,7 +52,10 @@ def test_revenue_passes_with_a_cap_that_the_log_proposes(shop: tuple[Path, str])
 def test_a_cap_makes_half_a_range_a_whole_one(shop: tuple[Path, str]) -> None:
     root, digest = shop
     found = evaluate(
-        root, "default", digest, split="all", reward_range=(0.0, math.inf), reward_cap=50.0
+        root,
+        "default",
+        digest,
+        settings=EvaluationSettings(split="all", reward_range=(0.0, math.inf), reward_cap=50.0),
     )
     assert found.reward_range == (0.0, 50.0)
     assert not found.judgement.approximate
@@ -71,5 +77,7 @@ def test_auto_changes_nothing_where_no_reward_dominates(tmp_path: Path) -> None:
     """No cap is found, and each episode counts once, although the log was read twice."""
     uniform_log(tmp_path, [0.5] * 4, n=400)
     digest = stored(tmp_path, probabilities(0.7, 0.1, 0.1, 0.1))
-    found = evaluate(tmp_path, "default", digest, split="all", reward_cap="auto")
+    found = evaluate(
+        tmp_path, "default", digest, settings=EvaluationSettings(split="all", reward_cap="auto")
+    )
     assert (found.reward_cap, found.episodes, found.excluded) == (None, 400, {})

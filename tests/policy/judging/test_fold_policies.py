@@ -13,7 +13,9 @@ import pytest
 from policy.algorithms.bandit import BanditConfig
 from policy.inference.weight_store import WeightStore
 from policy.judging.evaluate import evaluate
-from policy.judging.gate import Gate, publish
+from policy.judging.gate import publish
+from policy.judging.settings import EvaluationSettings, Gate
+from policy.training.settings import TrainSettings
 from policy.training.train import train
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.range_set import RangeSet
@@ -51,7 +53,9 @@ def test_three_nights(tmp_path: Path) -> None:
     """Each night trains on all rows and judges by all but the first block, with the bound."""
     store = WeightStore(tmp_path, "default")
     night(tmp_path, 0, 2000)
-    first = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=5).candidate
+    first = train(
+        tmp_path, settings=TrainSettings(cross_fit=5), algorithm=QUICK, spec=SPEC
+    ).candidate
     gate = publish(tmp_path, "default", first, Gate())["gate"]
     assert (gate["verdict"], gate["approximate"], gate["episodes"]) == ("better", False, 1600)
     assert gate["rows"] == {STREAM: [400, 1999]}
@@ -62,23 +66,27 @@ def test_three_nights(tmp_path: Path) -> None:
     assert [one.seen[STREAM].ranges() for one in live.folds] == [
         [(0, last)] for last in (399, 799, 1199, 1599)
     ]
-    part: Any = {"manifest": {STREAM: [(0, 799)]}, "evaluation_share": 0.0}
+    part: Any = {"manifest": {STREAM: [(0, 799)]}, "settings": TrainSettings(evaluation_share=0.0)}
     alone = store.load_candidate(train(tmp_path, algorithm=QUICK, spec=SPEC, **part).candidate)[1]
     for name, array in live.folds[1].weights.items():
         assert (array == alone[name]).all(), "it has seen the first two blocks, and no more"
-    second = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=5).candidate
+    second = train(
+        tmp_path, settings=TrainSettings(cross_fit=5), algorithm=QUICK, spec=SPEC
+    ).candidate
     found = evaluate(tmp_path, "default", second)
     assert (found.episodes, found.judgement.approximate) == (2400, False)
     assert found.excluded == {"in_lineage": 600}
     assert store.publish(second).version == 2
 
     night(tmp_path, 3000, 1000, best=1)
-    third = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=5).candidate
+    third = train(
+        tmp_path, settings=TrainSettings(cross_fit=5), algorithm=QUICK, spec=SPEC
+    ).candidate
     found = evaluate(tmp_path, "default", third)
     assert (found.episodes, found.judgement.approximate, found.live) == (3200, False, 2)
     sentences = [one.sentence for one in found.judgement.diagnostics if one.name == "cross_fit"]
     assert ["live version's" in one for one in sentences] == [False, True]
-    newest = evaluate(tmp_path, "default", third, after_live=True)
+    newest = evaluate(tmp_path, "default", third, EvaluationSettings(since="live"))
     assert newest.rows == {STREAM: [3000, 3999]}
 
 
@@ -86,7 +94,9 @@ def test_a_candidate_of_this_root_is_not_judged_by_what_it_has_seen(tmp_path: Pa
     """With the same weights in all folds the estimate is that of the published policy; a fold that
     acts otherwise changes it."""
     night(tmp_path, 0, 1000)
-    digest = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=2).candidate
+    digest = train(
+        tmp_path, settings=TrainSettings(cross_fit=2), algorithm=QUICK, spec=SPEC
+    ).candidate
     store = WeightStore(tmp_path, "default")
     candidate, weights = store.load_candidate(digest)
     folds = store.folds(digest)
@@ -109,15 +119,24 @@ def test_a_candidate_of_this_root_is_not_judged_by_what_it_has_seen(tmp_path: Pa
 
 def test_without_a_range_the_blocks_are_approximate(tmp_path: Path) -> None:
     night(tmp_path, 0, 2000, declared=None)
-    digest = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=4).candidate
+    digest = train(
+        tmp_path, settings=TrainSettings(cross_fit=4), algorithm=QUICK, spec=SPEC
+    ).candidate
     for limits, approximate in ((None, True), ((0.0, 1.0), False)):
-        found = evaluate(tmp_path, "default", digest, reward_range=limits).judgement
+        found = evaluate(
+            tmp_path, "default", digest, settings=EvaluationSettings(reward_range=limits)
+        ).judgement
         assert (found.verdict, found.approximate) == ("better", approximate)
 
 
 def test_with_a_cluster_a_unit_is_in_one_block(tmp_path: Path) -> None:
     night(tmp_path, 0, 1200, tag="user")
-    digest = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=3, cluster="tag:user").candidate
+    digest = train(
+        tmp_path,
+        settings=TrainSettings(cross_fit=3, cluster="tag:user"),
+        algorithm=QUICK,
+        spec=SPEC,
+    ).candidate
     folds = WeightStore(tmp_path, "default").folds(digest)
     assert folds is not None
     assert (len(folds.folds), folds.in_order) == (2, False)
@@ -136,7 +155,9 @@ def test_with_a_cluster_a_unit_is_in_one_block(tmp_path: Path) -> None:
 def test_rows_out_of_order_leave_no_bound(tmp_path: Path) -> None:
     """The first half is judged by the policy of the second one, which is not in order."""
     night(tmp_path, 0, 1000)
-    digest = train(tmp_path, algorithm=QUICK, spec=SPEC, cross_fit=3).candidate
+    digest = train(
+        tmp_path, settings=TrainSettings(cross_fit=3), algorithm=QUICK, spec=SPEC
+    ).candidate
     store = WeightStore(tmp_path, "default")
     candidate, weights = store.load_candidate(digest)
     folds = store.folds(digest)
@@ -167,7 +188,7 @@ def test_a_candidate_without_a_lineage_here_is_judged_by_every_row(tmp_path: Pat
 def test_blocks_and_a_share_exclude_each_other(tmp_path: Path) -> None:
     night(tmp_path, 0, 100)
     with pytest.raises(ValueError, match="cross_fit: expected no evaluation_share"):
-        train(tmp_path, cross_fit=3, evaluation_share=0.2)
+        train(tmp_path, settings=TrainSettings(cross_fit=3, evaluation_share=0.2))
     for blocks in (1, 51):
         with pytest.raises(ValueError, match="cross_fit: expected 2 to 50 blocks"):
-            train(tmp_path, cross_fit=blocks)
+            train(tmp_path, settings=TrainSettings(cross_fit=blocks))

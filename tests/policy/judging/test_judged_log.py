@@ -15,6 +15,7 @@ from policy.inference.weight_store import WeightStore
 from policy.judging import judged_log
 from policy.judging.evaluate import evaluate
 from policy.judging.scratch import Scratch
+from policy.judging.settings import EvaluationSettings
 from policy.ope.columns import MemoryColumn
 from tests.policy.judging.test_evaluate_verdicts import log_episodes, probabilities, stored
 
@@ -45,11 +46,11 @@ def test_blocks_change_nothing(
     live = stored(tmp_path, probabilities(0.3, 0.3, 0.2, 0.2))
     WeightStore(tmp_path, "default").publish(live)
     digest = stored(tmp_path, probabilities(0.7, 0.1, 0.1, 0.1))
-    settings: dict[str, Any] = {"split": "all", "cluster": cluster, "reward_range": (0.0, 1.0)}
-    whole = evaluate(tmp_path, "default", digest, **settings)
+    settings = EvaluationSettings(split="all", cluster=cluster, reward_range=(0.0, 1.0))
+    whole = evaluate(tmp_path, "default", digest, settings)
     monkeypatch.setattr(judged_log, "BLOCK_ROWS", 70)
     monkeypatch.setattr("policy.judging.scratch.BLOCK", 64)
-    blocks = evaluate(tmp_path, "default", digest, **settings)
+    blocks = evaluate(tmp_path, "default", digest, settings)
     assert whole.episodes == 1200
     assert len(whole.judgement.comparisons) == 2
     assert {one.n for one in whole.judgement.comparisons} == {150 if cluster else 1200}
@@ -69,7 +70,12 @@ def peak_of(root: Path, digest: str) -> int:
     gc.collect()
     tracemalloc.start()
     try:
-        evaluate(root, "default", digest, split="all", reward_range=(0.0, 1.0), estimators=["is"])
+        evaluate(
+            root,
+            "default",
+            digest,
+            settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0), estimators=["is"]),
+        )
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -27,6 +27,7 @@ from policy.networks.policy import Policy
 from policy.training import train_live
 from policy.training.checkpoint_files import CheckpointFiles
 from policy.training.follower_state import FollowerState
+from policy.training.settings import FollowSettings
 from policy.training.train_live import follow
 from storage.experience.sample_batch import SampleBatch
 from storage.reading.untrained_rows import UntrainedRows
@@ -93,10 +94,13 @@ def run(job: Job) -> None:
     left = iter(range(job.asked))
     lease.LEASE_SECONDS = job.lease_seconds
     follow(
-        job.root, "default", RecordingConfig(epochs=1), spec=SPEC, steps_per_update=100,
-        lease_wait=job.lease_wait,
+        job.root,
+        "default",
+        RecordingConfig(epochs=1),
+        settings=FollowSettings(steps_per_update=100, lease_wait=job.lease_wait),
+        spec=SPEC,
         stop=lambda: job.made >= job.updates or next(left, None) is None,
-    )  # fmt: skip
+    )
 
 
 def _then_die(owner: Any, name: str, job: Job, place: str) -> None:

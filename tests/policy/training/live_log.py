@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
+from policy.training.settings import FollowSettings
 from policy.training.train_live import FollowResult, follow
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -72,13 +73,15 @@ def run(
     """Follow for so many updates, or until no rows arrive for long; (result, reports)."""
     reports: list[dict[str, float]] = []
     asked = iter(range(stop_after))
-    settings = {"steps_per_update": 100, "on_update": reports.append, "spec": SPEC, **settings}
+    given = {"on_update": reports.append, "spec": SPEC}
+    given |= {name: settings.pop(name) for name in ("spec", "on_update") if name in settings}
     result = follow(
         root,
         "default",
         CONFIG,
+        FollowSettings(**{"steps_per_update": 100, **settings}),
         stop=lambda: len(reports) >= updates or next(asked, None) is None,
-        **settings,
+        **given,
     )
     return result, reports
 

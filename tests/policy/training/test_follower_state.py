@@ -19,6 +19,7 @@ import pytest
 
 from policy.inference.weight_store import WeightStore
 from policy.training.checkpoint_files import CheckpointFiles
+from policy.training.settings import FollowSettings
 from policy.training.train_live import FollowResult, follow
 from storage.errors import PolicyPinned
 from storage.weights.files import PolicyFiles
@@ -279,6 +280,11 @@ def follow_for(
 ) -> FollowResult:
     asked = iter(range(300))
     return follow(
-        root, "default", CONFIG, spec=SPEC, steps_per_update=100, checkpoint_every=1,
-        stop=lambda: len(seen) >= updates or next(asked, None) is None, on_update=on_update,
-    )  # fmt: skip
+        root,
+        "default",
+        CONFIG,
+        settings=FollowSettings(steps_per_update=100, checkpoint_every=1),
+        spec=SPEC,
+        stop=lambda: len(seen) >= updates or next(asked, None) is None,
+        on_update=on_update,
+    )

@@ -15,6 +15,7 @@ from policy.data.freeze import freeze
 from policy.inference.action_rule import ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
+from policy.training.settings import TrainSettings
 from policy.training.train import NothingToTrainOn, train
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -32,7 +33,7 @@ def test_shards_become_a_candidate_and_every_row_is_accounted_for(bandit_log, tm
     log.logp[:50] = np.nan
     log.ended[60:65] = ["abandoned"] * 5
     log.write(tmp_path)
-    result = train(tmp_path, "default", CONFIG, seed=3)
+    result = train(tmp_path, "default", CONFIG, settings=TrainSettings(seed=3))
     assert result.rows_read + result.rows_held_out == 1200
     assert result.rows_trained + sum(result.excluded.values()) == result.rows_read
     assert 0.25 < result.rows_held_out / 1200 < 0.35
@@ -56,7 +57,7 @@ def test_the_same_log_gives_the_same_candidate_however_it_is_cut(bandit_log, tmp
     log.write(tmp_path / "one", shard_rows=300)
     log.write(tmp_path / "two", shard_rows=41)
     one, two, other = (
-        train(tmp_path / root, "default", CONFIG, seed=seed).candidate
+        train(tmp_path / root, "default", CONFIG, settings=TrainSettings(seed=seed)).candidate
         for root, seed in (("one", 0), ("two", 0), ("two", 1))
     )
     assert one == two != other
@@ -68,7 +69,11 @@ def test_a_manifest_is_all_that_is_read(bandit_log, tmp_path):
     with ShardReader(tmp_path, policy_id="default") as reader:
         stream = next(iter(reader))["stream"][0]
     result = train(
-        tmp_path, "default", CONFIG, evaluation_share=0.0, manifest={stream: [[10, 19], [200, 249]]}
+        tmp_path,
+        "default",
+        CONFIG,
+        settings=TrainSettings(evaluation_share=0.0),
+        manifest={stream: [[10, 19], [200, 249]]},
     )
     assert result.lineage == {stream: [[10, 19], [200, 249]]}
     assert result.rows_trained == 60
@@ -83,8 +88,7 @@ def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path, monkeypatch):
         tmp_path,
         "default",
         BanditConfig(),
-        evaluation_share=0.0,
-        epochs=1,
+        settings=TrainSettings(evaluation_share=0.0, epochs=1),
         on_progress=lambda *args: calls.append(args),
     )
     assert result.rows_trained == 5000
@@ -125,7 +129,7 @@ class ActionValues(BanditConfig):
 def test_a_candidate_has_the_rule_that_it_was_asked_for(bandit_log, tmp_path, config, asked, rule):
     """Without a request it has its algorithm's rule, which for action values is not `sample`."""
     bandit_log(60).write(tmp_path)
-    result = train(tmp_path, "default", config, action_rule=asked)
+    result = train(tmp_path, "default", config, settings=TrainSettings(action_rule=asked))
     candidate, _ = WeightStore(tmp_path, "default").load_candidate(result.candidate)
     assert PolicySpec.from_json(candidate.spec).action_rule == rule
     assert result.action_rule == rule.to_json()
@@ -160,7 +164,7 @@ def test_a_checkpoint_is_kept_with_the_readers_position(bandit_log, tmp_path, as
     """The path may be a str or a Path, and the candidate names the file."""
     bandit_log(100).write(tmp_path)
     path = tmp_path / "learner.safetensors"
-    result = train(tmp_path, "default", CONFIG, checkpoint=as_given(path))
+    result = train(tmp_path, "default", CONFIG, settings=TrainSettings(checkpoint=as_given(path)))
     assert path.exists()
     store = WeightStore(tmp_path, "default")
     assert store.candidate(result.candidate).checkpoint == "learner.safetensors"
@@ -179,10 +183,16 @@ def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
         train(tmp_path, "default", CONFIG)
     frozen = freeze(tmp_path)
     with pytest.raises(NothingYet, match="held out: 40"):
-        train(tmp_path, "default", CONFIG, evaluation_share=0.999)
+        train(tmp_path, "default", CONFIG, settings=TrainSettings(evaluation_share=0.999))
     for share, manifest in ((0.999, frozen.streams), (1.0, None)):
         with pytest.raises(NothingToTrainOn, match="held out: 40"):
-            train(tmp_path, "default", CONFIG, evaluation_share=share, manifest=manifest)
+            train(
+                tmp_path,
+                "default",
+                CONFIG,
+                settings=TrainSettings(evaluation_share=share),
+                manifest=manifest,
+            )
     with pytest.raises(NothingYet, match="other policy: 40"):
         train(tmp_path, "other", CONFIG, spec=PolicySpec(Box((2,)), Discrete(3, 1)))
     assert WeightStore(tmp_path, "default").candidates() == []
@@ -195,5 +205,5 @@ def test_every_named_algorithm_trains(bandit_log, tmp_path):
     """The choices of the command line work, and the result is JSON."""
     bandit_log(60).write(tmp_path)
     for config in FROM_LOGS.values():
-        document = train(tmp_path, "default", config, epochs=1).to_dict()
+        document = train(tmp_path, "default", config, settings=TrainSettings(epochs=1)).to_dict()
         assert document["rows_trained"] > 0

@@ -12,6 +12,8 @@ from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.ppo import PPO
 from policy.inference.weight_store import WeightStore
 from policy.judging.evaluate import evaluate
+from policy.judging.settings import EvaluationSettings
+from policy.training.settings import TrainSettings
 from policy.training.train import NothingToTrainOn, train
 from storage.experience.sample_batch import SampleBatch
 from storage.reading.shard_reader import ReaderError
@@ -48,9 +50,9 @@ def test_a_shard_that_cannot_be_read_is_no_smaller_log(bandit_log: Any, tmp_path
     unreadable.unlink()
     unreadable.symlink_to("/proc/self/mem")
     with pytest.raises(ReaderError, match=r"gave up after 0\.2 s.*Input/output error") as trained:
-        train(tmp_path, "default", CONFIG, retry_for=0.2)
+        train(tmp_path, "default", CONFIG, settings=TrainSettings(retry_for=0.2))
     with pytest.raises(ReaderError, match=r"gave up after 0\.2 s.*Input/output error") as judged:
-        evaluate(tmp_path, "default", candidate, retry_for=0.2)
+        evaluate(tmp_path, "default", candidate, settings=EvaluationSettings(retry_for=0.2))
     assert all(str(unreadable) in str(one.value) for one in (trained, judged))
 
 
@@ -105,12 +107,14 @@ def test_a_one_shot_job_leaves_out_what_is_beyond_float32(bandit_log: Any, tmp_p
     log = bandit_log(40)
     log.rewards[7] = -1e200
     log.write(tmp_path / "one")
-    result = train(tmp_path / "one", "default", CONFIG, evaluation_share=0.0)
+    result = train(
+        tmp_path / "one", "default", CONFIG, settings=TrainSettings(evaluation_share=0.0)
+    )
     assert (result.rows_trained, result.excluded) == (39, {"not_finite": 1})
     log.rewards[:] = 1e200
     log.write(tmp_path / "all")
     with pytest.raises(NothingToTrainOn, match="not finite: 40"):
-        train(tmp_path / "all", "default", CONFIG, evaluation_share=0.0)
+        train(tmp_path / "all", "default", CONFIG, settings=TrainSettings(evaluation_share=0.0))
 
 
 def test_longer_episodes_are_pointed_at_what_learns_them(
@@ -120,5 +124,5 @@ def test_longer_episodes_are_pointed_at_what_learns_them(
     root = live_log.declare(tmp_path)
     live_log.write(root, live_log.part(0), live_log.part(1))
     with pytest.raises(NothingToTrainOn, match=r"not one step: .*use --algorithm cql"):
-        train(root, "default", evaluation_share=0.0)
+        train(root, "default", settings=TrainSettings(evaluation_share=0.0))
     assert not caplog.records

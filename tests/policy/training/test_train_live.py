@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
+from policy.training.settings import FollowSettings
 from policy.training.train_live import follow
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -42,13 +43,15 @@ def root(tmp_path):
 def run(root, updates, **settings):
     """Follow for so many updates, or until no rows arrive for long; (result, reports)."""
     reports, asked = [], iter(range(300))
-    settings = {"steps_per_update": 100, "on_update": reports.append, **settings}
+    given = {name: settings.pop(name) for name in ("spec", "tensorboard") if name in settings}
     result = follow(
         root,
         "default",
         CONFIG,
+        FollowSettings(**{"steps_per_update": 100, **settings}),
         stop=lambda: len(reports) >= updates or next(asked, None) is None,
-        **settings,
+        on_update=reports.append,
+        **given,
     )
     return result, reports
 
@@ -109,8 +112,8 @@ def test_rows_gathered_but_not_learned_from_are_read_again(root):
     """A run that stops with half an update's rows leaves them to the next run."""
     write(root, *(part(i, source=i % 2) for i in range(10)))  # 50 rows of its own, 50 logged
     asked = iter(range(10))
-    settings = {"steps_per_update": 100}
-    follow(root, "default", CONFIG, stop=lambda: next(asked, None) is None, **settings)
+    settings = FollowSettings(steps_per_update=100)
+    follow(root, "default", CONFIG, settings, stop=lambda: next(asked, None) is None)
     write(root, *(part(10 + i) for i in range(5)))
     result, _ = run(root, 1)
     assert (result.rows_read, result.rows_trained) == (150, 100)
@@ -135,9 +138,13 @@ def test_without_a_checkpoint_it_goes_on_from_what_is_live(root):
     write(root, *(part(10 + i, version=2) for i in range(10)))
     reports = []
     follow(
-        root, "default", PPOConfig(epochs=1, lr=1e-9), stop=lambda: bool(reports), seed=5,
-        steps_per_update=100, on_update=reports.append,
-    )  # fmt: skip
+        root,
+        "default",
+        PPOConfig(epochs=1, lr=1e-9),
+        settings=FollowSettings(seed=5, steps_per_update=100),
+        stop=lambda: bool(reports),
+        on_update=reports.append,
+    )
     assert reports[0]["policy_lag_mean"] == 0
     manifest, after = store.load(3)
     assert manifest.parent == 2
@@ -210,7 +217,7 @@ def test_old_versions_go(root):
 def test_settings_and_roots_that_do_not_fit_are_refused(root, tmp_path, monkeypatch):
     """The error names what is wrong."""
     with pytest.raises(ValueError, match="steps_per_update"):
-        follow(root, "default", stop=lambda: True, steps_per_update=0)
+        follow(root, "default", settings=FollowSettings(steps_per_update=0), stop=lambda: True)
     with pytest.raises(ValueError, match=r"policies/nobody\.json"):
         follow(root, "nobody", stop=lambda: True)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
@@ -222,6 +229,7 @@ def test_settings_and_roots_that_do_not_fit_are_refused(root, tmp_path, monkeypa
 CHILD = """
 import dataclasses, json, os, signal, sys
 from policy.algorithms.ppo import PPO, PPOConfig
+from policy.training.settings import FollowSettings
 from policy.training.train_live import follow
 
 root, record, kill_at, where = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -252,7 +260,8 @@ def on_update(metrics):
     done.append(metrics["update"])
     die(metrics["update"], "after")
 
-follow(root, "default", RecordingConfig(epochs=1), steps_per_update=100, checkpoint_every=2,
+follow(root, "default", RecordingConfig(epochs=1),
+       FollowSettings(steps_per_update=100, checkpoint_every=2),
        stop=lambda: done[-1:] == [12] or next(asked, None) is None, on_update=on_update)
 """
 

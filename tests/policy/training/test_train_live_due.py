@@ -13,6 +13,7 @@ import pytest
 
 from policy.inference.weight_store import WeightStore
 from policy.training import train_live
+from policy.training.settings import FollowSettings
 from policy.training.train_live import follow
 from storage.declarations.held_policies import held_version, say_held
 from storage.experience.episode import Part
@@ -99,8 +100,8 @@ def test_a_version_of_somebody_else_that_is_held_is_followed(root: Path) -> None
         root,
         "default",
         CONFIG,
+        settings=FollowSettings(steps_per_update=100),
         spec=SPEC,
-        steps_per_update=100,
         stop=stop,
         on_update=reports.append,
     )
@@ -148,7 +149,14 @@ def test_weights_of_a_backup_are_followed_by_the_next_version(
         return version > 4 or next(asked, None) is None
 
     def on() -> None:
-        follow(root, "default", CONFIG, spec=SPEC, steps_per_update=100, stop=stop)
+        follow(
+            root,
+            "default",
+            CONFIG,
+            settings=FollowSettings(steps_per_update=100),
+            spec=SPEC,
+            stop=stop,
+        )
 
     if stopped:
         on()

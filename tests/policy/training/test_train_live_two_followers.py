@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from policy.inference.weight_store import WeightStore
+from policy.training.settings import FollowSettings
 from policy.training.train_live import follow
 from storage.errors import LeaseHeld
 from storage.weights.files import PolicyFiles
@@ -102,7 +103,14 @@ def test_a_second_follower_is_told_who_trains(root: Path) -> None:
     lease = Lease.take(PolicyFiles(root, "default"))
     try:
         with pytest.raises(LeaseHeld, match=f"process {os.getpid()} on "):
-            follow(root, "default", CONFIG, spec=SPEC, stop=lambda: True, publish=False)
+            follow(
+                root,
+                "default",
+                CONFIG,
+                settings=FollowSettings(publish=False),
+                spec=SPEC,
+                stop=lambda: True,
+            )
     finally:
         lease.release()
     assert run(root, 1)[0].version == 2
@@ -127,10 +135,14 @@ def test_a_lost_race_reloads_or_ends(
             assert store.publish(theirs).version == 4
 
     result = follow(
-        root, "default", CONFIG, spec=SPEC, steps_per_update=100, on_update=on_update,
+        root,
+        "default",
+        CONFIG,
+        FollowSettings(steps_per_update=100, on_conflict=on_conflict),  # type: ignore[arg-type]
+        spec=SPEC,
+        on_update=on_update,
         stop=lambda: len(seen) >= 5 or next(asked, None) is None,
-        on_conflict=on_conflict,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     assert "version 4 was made live by another process" in caplog.text
     if on_conflict == "end":
         assert (result.ended, result.conflicts, store.versions()) == ("conflict", 1, [1, 2, 3, 4])
@@ -165,7 +177,13 @@ def test_a_file_system_that_refuses_is_waited_for(
         return len(seen) >= 3
 
     result = follow(
-        root, "default", CONFIG, spec=SPEC, steps_per_update=100, on_update=on_update, stop=stop
+        root,
+        "default",
+        CONFIG,
+        settings=FollowSettings(steps_per_update=100),
+        spec=SPEC,
+        on_update=on_update,
+        stop=stop,
     )
     assert (result.version, result.rows_trained) == (4, 300)
     assert "writing the checkpoint: " in caplog.text

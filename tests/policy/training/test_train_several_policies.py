@@ -13,6 +13,7 @@ from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
+from policy.training.settings import FollowSettings, TrainSettings
 from policy.training.train import declared_spec, train
 from policy.training.train_live import follow
 from storage.declarations.policy_files import load_declarations
@@ -121,7 +122,10 @@ def test_the_training_job_reads_one_policys_tracks(tmp_path, policy_id):
         )
     )
     found = train(
-        log.root, policy_id, BanditConfig(objective="ips"), evaluation_share=0.0, epochs=1
+        log.root,
+        policy_id,
+        BanditConfig(objective="ips"),
+        settings=TrainSettings(evaluation_share=0.0, epochs=1),
     )
     assert (found.rows_trained, found.policy_id) == (30, policy_id)
     assert sum(found.not_read.values()) == 60
@@ -150,8 +154,8 @@ def test_a_followed_policy_publishes_alone(log):
         log.root,
         "seller",
         PPOConfig(epochs=1),
+        settings=FollowSettings(steps_per_update=40),
         stop=lambda: len(reports) >= 2,
-        steps_per_update=40,
         on_update=reports.append,
     )
     assert (result.updates, result.rows_read) == (2, 80)
