@@ -14,7 +14,7 @@ import typer
 from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
-from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
+from headrace.cli.serving import Waiting, Where, report_served
 from policy.judging.settings import CanarySettings
 from storage.wording import counted
 
@@ -52,8 +52,7 @@ def start(
     policy_id: str,
     candidate: str,
     share: str,
-    wait: Wait,
-    seconds: float,
+    waiting: Waiting,
     *,
     as_json: bool,
 ) -> None:
@@ -69,8 +68,8 @@ def start(
     else:
         acts += ", as before"
     note = f", and {acts}; {size_of(document)}"
-    where = Where(root, policy_id, None, None, None)
-    report_served(document, where, wait, seconds, note=note, as_json=as_json)
+    where = Where(root=root, policy_id=policy_id)
+    report_served(document, where, waiting, note=note, as_json=as_json)
 
 
 def canary(
@@ -119,8 +118,7 @@ def promote(
     policy_id: PolicyId = "default",
     gate: Annotated[bool, "Promote only if its episodes show that it is better."] = True,
     settings: CanarySettings,
-    wait: WaitFor = Wait.ALL,
-    wait_for: WaitSeconds = WAIT_SECONDS,
+    waiting: Waiting,
     as_json: Json = False,
 ) -> None:
     """Make the canary live in all episodes; `rollback` ends it instead.
@@ -142,11 +140,11 @@ def promote(
     if document["note"]:
         print(f"note: {document['note']}", file=sys.stderr)
     audited("promoted", policy=policy_id, version=document["version"], by="command line")
-    where = Where(root, policy_id, None, None, None)
+    where = Where(root=root, policy_id=policy_id)
     judged = f"{document['verdict']}, by {counted(document['episodes'], 'episode')}"
     without = f"without a gate; its verdict was: {document['verdict']}"
     note = f" ({judged if gate else without})"
-    report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+    report_served(document, where, waiting, note=note, as_json=as_json)
 
 
 def _exit(found: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from headrace.cli.options import (
     local_root,
 )
 from headrace.cli.roots import require_root
-from headrace.cli.settings import Algorithm, Config, Set, setting_words
+from headrace.cli.settings import Choice
 from ingest.server.options import Declaring, DeclaringSpaces, Listening, ServeOptions
 from policy.data.log_options import Seed
 from storage.system.startup import loading, use_one_blas_thread
@@ -49,7 +49,7 @@ def demo(
     root: Annotated[
         Path,
         "Folder for its data; existing data is moved aside.",
-        Meta(extra={"parse": partial(local_root, "--root"), "metavar": "<path>"}),
+        Meta(extra={"parser": local_root, "metavar": "<path>"}),
     ] = LOCAL_ROOT / "demo",
     data: Annotated[Path, "Folder of the logs."] = Path("data"),
     live: Annotated[bool, "Also run CartPole live."] = True,
@@ -174,9 +174,7 @@ def up(
     max_lag: Annotated[
         int | None, "Most versions that a step may be behind to be trained on."
     ] = None,
-    algorithm: Algorithm = None,
-    set: Set = None,
-    config: Config = None,
+    choice: Choice,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -188,7 +186,7 @@ def up(
     from ingest.server.logs import configure
     from storage.system.process import stop_on_signal
 
-    words = setting_words(algorithm, set or (), config)
+    words = choice.words()
     require_settings(words)
     declared = declaration_of(declaring)
     with contextlib.closing(bind_of(root, Listening(port=port))):  # a taken port declares nothing

@@ -7,15 +7,16 @@
     def run(*, mine: Mine) -> None: ...       # expanded(run) has the option --steps
 
 A field is an option if its annotation has a text, the option's help, and is otherwise for programs
-alone. Its type says how it is written: a bool is a flag, a sequence is repeated, a mapping takes
-NAME=VALUE. `Meta(extra={...})` has the rest:
+alone. Its type says how it is written: a bool is a flag; a sequence is repeated, and so is a
+mapping, whose text begins with the form of its words, such as NAME=COLUMN (only a VALUE may be
+empty). Both have a singular name: `tags` is --tag. Options in `SHARED` have one environment
+variable for all commands. `Meta(extra={...})` has the rest:
 
-- `name`: the option's name, or several; by default the field's.
+- `name`: another name of the option, or several.
 - `argument`: an argument in place of an option.
 - `parse`: a function of the text, or of all texts if the option is `repeated`. It raises
   ValueError, which names the option.
-- `form`: what a mapping's words are called, such as NAME=COLUMN. Only a VALUE may be empty.
-- `envvar`, `metavar`: as in typer.
+- `envvar`, `metavar`, `parser`: as in typer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from policy.algorithms.settings import Setting, settings_of
 
 __all__ = ["expanded"]
 
-_AS_TYPER = ("envvar", "metavar")
+SHARED = frozenset(("address", "ca", "json", "retry_for", "seed", "token"))
+"""Options whose environment variable names no command, such as HEADRACE_SEED."""
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
@@ -86,8 +88,20 @@ class _Option:
     @property
     def name(self) -> str:
         """The parameter's name, which is also that of the environment variable."""
+        usual = self.setting.name.removesuffix("s") if self.is_repeated else self.setting.name
         long = (one for one in self.names if one.startswith("--"))
-        return next(long, self.setting.name).partition("/")[0].strip("-").replace("-", "_")
+        return next(long, usual).partition("/")[0].strip("-").replace("-", "_")
+
+    @property
+    def kind(self) -> Any:
+        """The type as which its value is written."""
+        if "parse" in self.setting.extra:
+            return list[str] if self.setting.extra.get("repeated") else str
+        return _written(self.setting.annotation)
+
+    @property
+    def is_repeated(self) -> bool:
+        return bool(self.kind == list[str])
 
     @property
     def flag(self) -> str:
@@ -95,9 +109,7 @@ class _Option:
 
     def parameter(self) -> inspect.Parameter:
         """What typer makes the option of; an empty collection is an option that is not given."""
-        default = None if self.default in ((), {}) else self.default
-        if self.setting.extra.get("repeated"):
-            default = None
+        default = None if self.is_repeated and self.default is not MISSING else self.default
         annotation = self._annotation(default)
         default = inspect.Parameter.empty if default is MISSING else default
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -105,14 +117,15 @@ class _Option:
 
     def _annotation(self, default: Any) -> Any:
         extra, limits = self.setting.extra, self.setting.limits
-        how: dict[str, Any] = {name: extra[name] for name in _AS_TYPER if name in extra}
+        how: dict[str, Any] = {"envvar": f"HEADRACE_{self.name.upper()}"}
+        how = how if self.name in SHARED else {}
+        how |= {"metavar": "<low high>"} if self.kind == tuple[float, float] else {}
+        how |= {name: extra[name] for name in ("envvar", "metavar", "parser") if name in extra}
         how |= {to: limits[by] for by, to in (("ge", "min"), ("le", "max")) if by in limits}
-        text = list[str] if extra.get("repeated") else str
-        kind = text if "parse" in extra else _written(self.setting.annotation)
-        typed = kind if default is not None else kind | None
+        typed = self.kind if default is not None else self.kind | None
         if "argument" in extra:
             return Annotated[typed, typer.Argument(help=self.setting.meaning, **how)]
-        names = self.names or ((self.flag,) if default is False else ())
+        names = self.names or ((self.flag,) if default is False or self.is_repeated else ())
         return Annotated[typed, typer.Option(*names, help=self.setting.meaning, **how)]
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,8 +135,8 @@ class _Option:
             return {}
         if "parse" in extra:
             value = extra["parse"](value)
-        elif "form" in extra:
-            value = _pairs(self.flag, extra["form"], value)
+        elif isinstance(self.default, Mapping):
+            value = _pairs(self.flag, self.setting.meaning.split()[0].rstrip(".;"), value)
         elif isinstance(self.default, tuple):
             value = tuple(value)
         return {self.setting.name: value}

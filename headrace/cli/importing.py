@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +29,7 @@ def import_source(
     declare: Annotated[
         Path | None,
         "Send nothing: declare the columns' spaces under this root.",
-        Meta(extra={"parse": partial(local_root, "--declare"), "metavar": "<path>"}),
+        Meta(extra={"parser": local_root, "metavar": "<path>"}),
     ] = None,
     redeclare: Redeclare = False,
     as_json: Json = False,

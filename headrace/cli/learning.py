@@ -20,18 +20,11 @@ import typer
 from msgspec import Meta
 
 from headrace.cli import canaries
-from headrace.cli.options import ROOT, Ca, Json, Manifest, PolicyId, Root, Text, Token, Url
+from headrace.cli.options import ROOT, Json, Manifest, PolicyId, Root, Text
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
-from headrace.cli.serving import (
-    WAIT_SECONDS,
-    Wait,
-    WaitFor,
-    WaitSeconds,
-    Where,
-    report_served,
-)
-from headrace.cli.settings import Algorithm, Config, Set, ShowSettings, chosen
+from headrace.cli.serving import Waiting, Where, report_served
+from headrace.cli.settings import Choice, ShowSettings
 from policy.data.log_options import RetryFor, SchemaId
 from policy.judging.settings import EvaluationSettings, Gate
 from policy.training.settings import FollowSettings, TrainSettings
@@ -56,15 +49,13 @@ CANNOT_TELL_EXIT = 4
 
 
 @contextlib.contextmanager
-def _elsewhere(url: str | None, token: str | None, ca: Path | None) -> Iterator[Elsewhere | None]:
-    """Yield the collector that publishes; None without a `url`."""
-    if url is None:
+def _elsewhere(where: Where) -> Iterator[Elsewhere | None]:
+    """Yield the collector that publishes; None without an address."""
+    if where.url is None:
         yield None
-        return
-    from ingest.client.publisher import Publisher
-
-    with Publisher(url, token=token, ca=ca) as elsewhere:
-        yield elsewhere
+    else:
+        with where.publisher() as elsewhere:
+            yield elsewhere
 
 
 def freeze(
@@ -96,9 +87,7 @@ def train(
     *,
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    algorithm: Algorithm = None,
-    set: Set = None,
-    config: Config = None,
+    choice: Choice,
     show_settings: ShowSettings = False,
     settings: TrainSettings,
     manifest: Manifest = None,
@@ -116,7 +105,7 @@ def train(
     status 3: another trainer has the policy; 1: another publisher was first (--on-conflict end).
     """
     if show_settings:
-        return _show_settings(chosen(algorithm, set or (), config, live=follow))
+        return _show_settings(choice.chosen(live=follow))
     require_root(root, policy_id)
     if follow and not following.lease_wait:
         _require_no_other(root, policy_id)
@@ -125,7 +114,7 @@ def train(
     from policy.training.train import train as run
     from policy.training.train import train_once
 
-    picked = chosen(algorithm, set or (), config, live=follow)
+    picked = choice.chosen(live=follow)
     if settings.schema_id is not None and (follow or manifest is not None):
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
@@ -287,8 +276,7 @@ def _latest(store: WeightStore) -> str:
 def publish(
     *,
     digest: CandidateDigest = "latest",
-    root: Root = ROOT,
-    policy_id: PolicyId = "default",
+    where: Where,
     gate: Annotated[bool, "Judge it first."] = True,
     settings: Gate,
     manifest: Manifest = None,
@@ -296,11 +284,7 @@ def publish(
         Text, "Let it act as a canary in this share of the episodes, such as 10%."
     ] = None,
     refused_exit: Annotated[int, "Exit status if it is worse."] = 1,
-    url: Url = None,
-    token: Token = None,
-    ca: Ca = None,
-    wait: WaitFor = Wait.ALL,
-    wait_for: WaitSeconds = WAIT_SECONDS,
+    waiting: Waiting,
     as_json: Json = False,
 ) -> None:
     """Make a candidate the live version, if it is better than every bar.
@@ -309,6 +293,7 @@ def publish(
     collector publishes it; the gate still uses the data of the root. Exit status 1: worse; 4:
     cannot tell, with the reasons; 5: wanted, but not served in time by a registered collector.
     """
+    root, policy_id, url = where.root, where.policy_id, where.url
     require_root(root, policy_id)
     from headrace.output import console, results
     from policy.data.freeze import load_frozen
@@ -319,12 +304,12 @@ def publish(
     if canary is not None:
         if url is not None or manifest is not None or settings != Gate():
             raise ValueError(f"--canary: expected {_WITHOUT_GATE}")
-        return canaries.start(root, policy_id, chosen, canary, wait, wait_for, as_json=as_json)
+        return canaries.start(root, policy_id, chosen, canary, waiting, as_json=as_json)
     if url is not None and manifest is not None:
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
     frozen = None if manifest is None else load_frozen(manifest)
     judge = settings if gate else None
-    with _elsewhere(url, token, ca) as elsewhere, console.progress() as progress:
+    with _elsewhere(where) as elsewhere, console.progress() as progress:
         document = run(
             root, policy_id, chosen, judge, frozen=frozen, on_progress=progress, elsewhere=elsewhere
         )
@@ -336,9 +321,8 @@ def publish(
     if fresh and url is None:  # a collector writes its own line
         version, by = document["version"], "command line"
         audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
-    where = Where(root, policy_id, url, token, ca)
     note = f" ({results.why_published(document)})"
-    return report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+    return report_served(document, where, waiting, note=note, as_json=as_json)
 
 
 def _refuse(document: dict[str, Any], refused_exit: int, as_json: bool) -> None:

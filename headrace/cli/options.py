@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,10 +80,10 @@ LOCAL_ROOT = Path(ROOT)
 Text = str | None
 
 
-def local_root(option: str, text: str) -> Path:
+def local_root(text: str) -> Path:
     """Parse a root that has to be a local folder."""
     try:
-        return require_local(text, option)
+        return require_local(text, "root")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -96,7 +95,7 @@ Root = Annotated[
 LocalRoot = Annotated[
     Path,
     "Folder of journal, shards and weights.",
-    Meta(extra={**_ROOT, "parse": partial(local_root, "--root")}),
+    Meta(extra={**_ROOT, "parser": local_root}),
 ]
 PolicyId = Annotated[str, "Policy to use.", Meta(extra={"envvar": "HEADRACE_POLICY_ID"})]
 Manifest = Annotated[
@@ -107,24 +106,10 @@ Manifest = Annotated[
 Json = Annotated[
     bool,
     "Print one line of JSON instead.",
-    Meta(extra={"name": "--json", "envvar": "HEADRACE_JSON"}),
+    Meta(extra={"name": "--json"}),
 ]
 Port = Annotated[int, "Port; 0 chooses a free one.", Meta(ge=0, le=65535)]
 Redeclare = Annotated[bool, "Permit other spaces than those that the root declares."]
-Url = Annotated[
-    str | None,
-    "Address of a collector that publishes, instead of using a root's weights.",
-]
-Token = Annotated[
-    str | None,
-    "Token. Prefer the variable: `ps` shows options.",
-    Meta(extra={"envvar": "HEADRACE_TOKEN"}),
-]
-AdminToken = Annotated[
-    str | None,
-    "Token with scope admin, for a running collector.",
-    Meta(extra={"envvar": "HEADRACE_TOKEN"}),
-]
-Ca = Annotated[
-    Path | None, "PEM certificates to trust for https.", Meta(extra={"envvar": "HEADRACE_CA"})
-]
+Token = Annotated[str | None, "Token. Prefer the variable: `ps` shows options."]
+AdminToken = Annotated[str | None, "Token with scope admin, for a running collector."]
+Ca = Annotated[Path | None, "PEM certificates to trust for https."]

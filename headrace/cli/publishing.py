@@ -11,19 +11,11 @@ import getpass
 import os
 import socket
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
-from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Token, Url
+from headrace.cli.options import ROOT, Json, PolicyId, Root
 from headrace.cli.roots import require_root
-from headrace.cli.serving import (
-    WAIT_SECONDS,
-    Wait,
-    WaitFor,
-    WaitSeconds,
-    Where,
-    report_served,
-)
+from headrace.cli.serving import Waiting, Where, report_served
 
 Why = Annotated[
     str,
@@ -42,17 +34,13 @@ def audited(event: str, **fields: Any) -> None:
 
 
 def rollback(
+    *,
     to: Annotated[
         int | None, "Version to return to, not live; default: the previous one that was served."
     ] = None,
     why: Why = "",
-    root: Root = ROOT,
-    policy_id: PolicyId = "default",
-    url: Url = None,
-    token: Token = None,
-    ca: Ca = None,
-    wait: WaitFor = Wait.ALL,
-    wait_for: WaitSeconds = WAIT_SECONDS,
+    where: Where,
+    waiting: Waiting,
     as_json: Json = False,
 ) -> None:
     """Make an earlier version's weights live again, as a new version, and pin the policy to it.
@@ -62,32 +50,31 @@ def rollback(
     No trainer or job publishes before `headrace resume`. Exit status 5: it is wanted, and a
     registered collector did not serve it in time.
     """
-    from ingest.client.publisher import Publisher
     from policy.inference.weight_store import WeightStore
 
+    root, policy_id = where.root, where.policy_id
     now: Any
     target: int | None = None
-    if url is None:
+    if where.url is None:
         require_root(root, policy_id)
     store = WeightStore(root, policy_id)
-    live = store.live() if url is None else None
+    live = store.live() if where.url is None else None
     canary = to is None and live is not None and live.canary_version is not None
-    if url is None:
+    if where.url is None:
         now = store.rollback(to, by=person(), why=why)
         target = now.version if canary else store.manifest(now.version).copy_of
         details = {"to": target, "pinned_by": now.pinned.by, "why": now.pinned.why}
         audited("rolled_back", policy=policy_id, version=now.version, by="command line", **details)
     else:
-        with Publisher(url, token=token, ca=ca) as elsewhere:
+        with where.publisher() as elsewhere:
             before = elsewhere.versions(policy_id).live
             target, now = to, elsewhere.rollback(policy_id, to, why=why)
         canary = before is not None and now.version == before.version  # the live one stays
     document = {"policy_id": policy_id, "version": now.version, "generation": now.generation}
-    where = Where(root, policy_id, url, token, ca)
     weights = "earlier weights" if target is None else f"the weights of version {target}"
     ended = "; the canary has ended" if canary else f", with {weights}"
     note = f"{ended}; pinned until `headrace resume`"
-    report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+    report_served(document, where, waiting, note=note, as_json=as_json)
 
 
 def person() -> str:
@@ -125,28 +112,21 @@ def pause(
     return print(f"{policy_id} stays pinned, as before, by {pin.by}: {pin.why}.{ignored}")
 
 
-def resume(
-    root: Root = ROOT,
-    policy_id: PolicyId = "default",
-    url: Url = None,
-    token: Token = None,
-    ca: Ca = None,
-    as_json: Json = False,
-) -> None:
+def resume(*, where: Where, as_json: Json = False) -> None:
     """End a pin: trainers and jobs may publish the policy again."""
     from headrace.output import console
-    from ingest.client.publisher import Publisher
     from policy.inference.weight_store import WeightStore
 
+    root, policy_id = where.root, where.policy_id
     pin: dict[str, Any] | None
-    if url is None:
+    if where.url is None:
         require_root(root, policy_id)
         ended = WeightStore(root, policy_id).resume()
         pin = None if ended is None else ended.to_json()
         if pin is not None:
             audited("resumed", policy=policy_id, by="command line", pinned_by=pin["by"])
     else:
-        with Publisher(url, token=token, ca=ca) as elsewhere:
+        with where.publisher() as elsewhere:
             pin = elsewhere.served(policy_id).pinned
             elsewhere.resume(policy_id)
     if as_json:
@@ -156,30 +136,22 @@ def resume(
         print(f"{policy_id} was not pinned.")
     else:
         print(f"{policy_id} is not pinned any more. {pin['by']} had pinned it: {pin['why']}.")
-    if url is None and (live := WeightStore(root, policy_id).live()) and live.hold is not None:
+    live = None if where.url is not None else WeightStore(root, policy_id).live()
+    if live is not None and live.hold is not None:
         print(f"Its canary goes on: {live.hold.why}; `headrace promote` or `rollback` ends that.")
 
 
-def versions(
-    root: Root = ROOT,
-    policy_id: PolicyId = "default",
-    url: Url = None,
-    token: Token = None,
-    ca: Ca = None,
-    as_json: Json = False,
-) -> None:
+def versions(*, where: Where, as_json: Json = False) -> None:
     """List versions, which are wanted and served, and candidates (not with --url)."""
     from headrace.output import console, results
 
-    document = (
-        _versions_at_rest(root, policy_id)
-        if url is None
-        else _versions_elsewhere(url, policy_id, token, ca)
-    )
+    at_rest = where.url is None
+    document = (_versions_at_rest if at_rest else _versions_elsewhere)(where)
     return console.line(document) if as_json else results.versions(document)
 
 
-def _versions_at_rest(root: Root, policy_id: str) -> dict[str, Any]:
+def _versions_at_rest(where: Where) -> dict[str, Any]:
+    root, policy_id = where.root, where.policy_id
     require_root(root, policy_id)
     from storage.errors import StorageError
     from storage.weights.off_chain import described
@@ -209,12 +181,9 @@ def _versions_at_rest(root: Root, policy_id: str) -> dict[str, Any]:
     }
 
 
-def _versions_elsewhere(
-    url: str, policy_id: str, token: str | None, ca: Path | None
-) -> dict[str, Any]:
-    from ingest.client.publisher import Publisher
-
-    with Publisher(url, token=token, ca=ca) as elsewhere:
+def _versions_elsewhere(where: Where) -> dict[str, Any]:
+    policy_id = where.policy_id
+    with where.publisher() as elsewhere:
         found, serving = elsewhere.versions(policy_id), elsewhere.served(policy_id)
     live = found.live
     return {

@@ -14,14 +14,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import Meta
 
-from storage.objects.opening import Root, local_folder
+from headrace.cli.options import ROOT, Ca, PolicyId, Root, Token
+from storage.objects.opening import local_folder
 
 if TYPE_CHECKING:
     from ingest.client.publisher import Publisher
@@ -45,16 +47,18 @@ class Wait(StrEnum):
     NONE = "none"
 
 
-WaitFor = Annotated[
-    Wait,
-    "Wait until all registered collectors serve it, any, or none.",
-    Meta(extra={"name": "--wait"}),
-]
-WaitSeconds = Annotated[
-    float, "Seconds to wait; then the exit status is 5.", Meta(ge=0.0, extra={"name": "--wait-for"})
-]
 WAIT_SECONDS = 35.0
 """Longer than the registration of a killed collector lasts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """How long a command waits until collectors serve a version."""
+
+    wait: Annotated[Wait, "Wait until all registered collectors serve it, any, or none."] = Wait.ALL
+    wait_for: Annotated[float, "Seconds to wait; then the exit status is 5.", Meta(ge=0.0)] = (
+        WAIT_SECONDS
+    )
 
 
 def wait_served(ask: Ask, generation: int, how: Wait, seconds: float) -> dict[str, Any]:
@@ -116,14 +120,17 @@ def described(version: int, generation: int, policy_id: str, served: dict[str, A
     return f"{wanted} and NOT served: {'; '.join(behind)}"
 
 
-class Where(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Where:
     """The weights that a command changes: those of a root, or of the collector at `url`."""
 
-    root: Root
-    policy_id: str
-    url: str | None
-    token: str | None
-    ca: Path | None
+    root: Root = ROOT
+    policy_id: PolicyId = "default"
+    url: Annotated[
+        str | None, "Address of a collector that publishes, instead of using a root's weights."
+    ] = None
+    token: Token = None
+    ca: Ca = None
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[Ask]:
@@ -131,17 +138,20 @@ class Where(NamedTuple):
         if self.url is None:
             yield asked_under(self.root, self.policy_id, self.token, self.ca)
             return
+        with self.publisher() as publisher:
+            yield asked_elsewhere(publisher, self.policy_id)
+
+    def publisher(self) -> Publisher:
+        """A connection to the collector at `url`."""
         from ingest.client.publisher import Publisher
 
-        with Publisher(self.url, token=self.token, ca=self.ca) as publisher:
-            yield asked_elsewhere(publisher, self.policy_id)
+        return Publisher(self.url or "", token=self.token, ca=self.ca)
 
 
 def report_served(
     document: dict[str, Any],
     where: Where,
-    wait: Wait,
-    seconds: float,
+    waiting: Waiting,
     *,
     note: str,
     as_json: bool,
@@ -153,7 +163,7 @@ def report_served(
     from headrace.output import console
 
     with where.asked() as ask:
-        served = wait_served(ask, document["generation"], wait, seconds)
+        served = wait_served(ask, document["generation"], waiting.wait, waiting.wait_for)
     version, generation = document["version"], document["generation"]
     text = described(version, generation, where.policy_id, served)
     failed = served["state"] == "not served"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,59 +18,54 @@ from headrace.extras import missing_extra
 if TYPE_CHECKING:
     from policy.algorithms.base import AlgorithmConfig
 
-__all__ = [
-    "Algorithm",
-    "Config",
-    "Set",
-    "SettingsCommand",
-    "ShowSettings",
-    "chosen",
-    "setting_words",
-]
+__all__ = ["Choice", "SettingsCommand", "ShowSettings"]
 
-Algorithm = Annotated[
-    str | None, "Algorithm; default: dr, or ppo for live clients. See the list below."
-]
-Set = Annotated[
-    list[str] | None,
-    "A setting of the algorithm. May be repeated.",
-    Meta(extra={"name": "--set", "metavar": "<key=value>"}),
-]
-Config = Annotated[
-    Path | None, "TOML file of settings, with the key algorithm; --set replaces them."
-]
 ShowSettings = Annotated[bool, "Only print the settings that would be used."]
 
 
-def chosen(
-    name: str | None, pairs: Sequence[str], file: Path | None, *, live: bool
-) -> AlgorithmConfig:
-    """The config that the options choose. Raises ValueError, which names the option."""
-    from policy.algorithms.by_name import FROM_LOGS, LIVE, algorithm
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """An algorithm and its settings, as options choose them."""
 
-    settings = {} if file is None else _read(file)
-    named = name or str(settings.pop("algorithm", "ppo" if live else "dr"))
-    settings.pop("algorithm", None)
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"--set: expected key=value, got {pair!r:.80}")
-        settings[key.strip()] = value.strip()
-    config = algorithm(named, **settings)
-    known, elsewhere = (LIVE, "a log") if live else (FROM_LOGS, "live clients (`--follow`, `up`)")
-    if named not in known:
-        raise ValueError(
-            f"--algorithm: expected one of {', '.join(known)}, got {named}, which learns from "
-            f"{elsewhere}"
-        )
-    return config
+    algorithm: Annotated[
+        str | None, "Algorithm; default: dr, or ppo for live clients. See the list below."
+    ] = None
+    pairs: Annotated[
+        Sequence[str],
+        "A setting of the algorithm. May be repeated.",
+        Meta(extra={"name": "--set", "metavar": "<key=value>"}),
+    ] = ()
+    config: Annotated[
+        Path | None, "TOML file of settings, with the key algorithm; --set replaces them."
+    ] = None
 
+    def chosen(self, *, live: bool) -> AlgorithmConfig:
+        """The algorithm's config. Raises ValueError, which names the option."""
+        from policy.algorithms.by_name import FROM_LOGS, LIVE, algorithm
 
-def setting_words(name: str | None, pairs: Sequence[str], file: Path | None) -> list[str]:
-    """The options as words for another command."""
-    words = [] if name is None else ["--algorithm", name]
-    words += [word for pair in pairs for word in ("--set", pair)]
-    return words if file is None else [*words, "--config", str(file)]
+        settings = {} if self.config is None else _read(self.config)
+        named = self.algorithm or str(settings.pop("algorithm", "ppo" if live else "dr"))
+        settings.pop("algorithm", None)
+        for pair in self.pairs:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise ValueError(f"--set: expected key=value, got {pair!r:.80}")
+            settings[key.strip()] = value.strip()
+        config = algorithm(named, **settings)
+        other = "a log" if live else "live clients (`--follow`, `up`)"
+        known = LIVE if live else FROM_LOGS
+        if named not in known:
+            raise ValueError(
+                f"--algorithm: expected one of {', '.join(known)}, got {named}, which learns from "
+                f"{other}"
+            )
+        return config
+
+    def words(self) -> list[str]:
+        """The options as words for another command."""
+        words = [] if self.algorithm is None else ["--algorithm", self.algorithm]
+        words += [word for pair in self.pairs for word in ("--set", pair)]
+        return words if self.config is None else [*words, "--config", str(self.config)]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class ColumnOption:
 class ImportOptions:
     """The source of an import, and the meaning of its columns. Raises ImportFailed if invalid.
 
+    More about some of its fields:
+
     Args:
         source: a file, a folder or a pattern such as `logs/*.csv` (CSV, TSV, JSON lines, Parquet,
             Arrow IPC; text and Arrow also as `.gz` or `.zst`), a database's URL, or in Python a
@@ -92,50 +94,30 @@ class ImportOptions:
         observation: columns, each as `NAME` (a number, a list or a text) or `NAME:categories` (its
             values are names: those that the policy declares or, if its spaces have none, those with
             codes in the file `categories`).
-        action: a column, or several, in the same form.
         final_observation: the columns of the next observation, one for each of `observation`'s and
             of the same kind; an episode's last row has its final one, unless all of them are empty.
-        address: the collector's.
         reward: a column, or several, which are added up; `-NAME` is subtracted, as a cost.
-        action_prob: the propensity's column; of a continuous action, the density's.
-        action_logp: instead, the column of the propensity's natural logarithm.
-        uniform: instead, whether actions were drawn uniformly from the policy's action space.
-        sample_prob: the probability with which a row was kept in the log, as a column or a number.
-        sample_weight: instead, the column of its inverse.
-        dedupe: columns whose values identify a row: of several with the same, the first is kept.
         episode: the column of an episode's key. Without one, episodes end at the rows where
             `terminated` or `truncated` is true; without these too, a row is an episode of one step.
         agent: the column of a row's agent, in episodes of several agents. Agents that act in the
             same step of the environment have the same `step` or, without it, the same `time`.
-        policies: agent -> policy; other agents have `policy_id`.
         policy: instead, the column of a row's policy. `observation`, `action` and
             `final_observation` may then be mappings by policy.
         step: the column of a step's number in its episode, from 0 or 1; gaps and repeats are
             faults. Without it, steps are ordered by `time` or, without both, as in the source.
-        time: the column of a time with its date, or of a number since the epoch.
-        time_unit: of such numbers: "us", "s", "ms" or "ns".
         timezone: applies to times without one, such as Europe/Berlin; of a repeated hour it means
             the first.
         terminated: a column that is true only on the last row of an episode that terminated.
             Without `terminated` and `truncated`, episodes end as terminated.
-        truncated: the same, for episodes that were cut off by a limit.
         tags: tag -> the column of its value, taken from an episode's first row.
         infos: key -> the column of its value in each step's info: a number, true or false, a list
             or structure as it is, or a text, which becomes a number if it parses as one.
-        missing: an empty cell makes its row a fault (`error`), leaves out only that row (`drop`),
-            or counts as 0, false or the empty text (`value`).
         default: column -> the value of its missing cells, which overrides `missing`.
-        policy_id: the policy; default: the collector's only one.
         name: the import's name, for readers, queries and logs that grow; default: a digest of the
             content and of these options. Other rows under a known name are refused.
-        schema_id: the required schema of the policy's spaces.
         categories: the file with the codes of names, for spaces that declare none; the same one for
             all imports of the policy. An import adds the columns that it lacks.
-        token: the collector's token.
-        ca: PEM certificates to trust for https.
         timeout: seconds without an answer after which the import gives up.
-        bad_shown: the most faulty rows that the report lists, of which a third may have the same
-            reason; all are counted.
     """
 
     source: Annotated[
@@ -165,24 +147,14 @@ class ImportOptions:
         "SELECT over the rows of the source, the view `source`; or its file.",
         Meta(extra={"parse": _statement}),
     ] = None
-    types: Annotated[
-        Mapping[str, str],
-        "COLUMN=TYPE of a column in `source`. May be repeated.",
-        Meta(extra={"name": "--type", "form": "COLUMN=TYPE"}),
-    ] = field(default_factory=dict)
-    address: Annotated[
-        str, "Address of the collector.", Meta(extra={"envvar": "HEADRACE_ADDRESS"})
-    ] = "http://127.0.0.1:8642"
-    token: Annotated[
-        str | None,
-        "Token. Prefer the variable: `ps` shows options.",
-        Meta(extra={"envvar": "HEADRACE_TOKEN"}),
-    ] = field(default=None, repr=False)
-    ca: Annotated[
-        Path | str | None,
-        "PEM certificates to trust for https.",
-        Meta(extra={"envvar": "HEADRACE_CA"}),
-    ] = None
+    types: Annotated[Mapping[str, str], "COLUMN=TYPE of a column in `source`. May be repeated."] = (
+        field(default_factory=dict)
+    )
+    address: Annotated[str, "Address of the collector."] = "http://127.0.0.1:8642"
+    token: Annotated[str | None, "Token. Prefer the variable: `ps` shows options."] = field(
+        default=None, repr=False
+    )
+    ca: Annotated[Path | str | None, "PEM certificates to trust for https."] = None
     action_prob: Annotated[str | None, "Column of the action's probability, or density."] = None
     action_logp: Annotated[str | None, "Or: column of its natural logarithm."] = None
     uniform: Annotated[bool, "Or: all actions were equally likely."] = False
@@ -202,7 +174,7 @@ class ImportOptions:
     policies: Annotated[
         Mapping[str, str],
         "AGENT=POLICY; other agents have --policy-id. May be repeated.",
-        Meta(extra={"name": "--policy", "form": "AGENT=POLICY"}),
+        Meta(extra={"name": "--policy"}),
     ] = field(default_factory=dict)
     policy: Annotated[
         str | None, "Or: column of a row's policy.", Meta(extra={"name": "--policy-column"})
@@ -213,24 +185,18 @@ class ImportOptions:
     timezone: Annotated[str, "Time zone of times without one."] = "UTC"
     terminated: Annotated[str | None, "Column: true on an episode's last row."] = None
     truncated: Annotated[str | None, "Column: true where a limit ended the episode."] = None
-    tags: Annotated[
-        Mapping[str, str],
-        "NAME=COLUMN. May be repeated.",
-        Meta(extra={"name": "--tag", "form": "NAME=COLUMN"}),
-    ] = field(default_factory=dict)
-    infos: Annotated[
-        Mapping[str, str],
-        "NAME=COLUMN of the info. May be repeated.",
-        Meta(extra={"name": "--info", "form": "NAME=COLUMN"}),
-    ] = field(default_factory=dict)
+    tags: Annotated[Mapping[str, str], "NAME=COLUMN. May be repeated."] = field(
+        default_factory=dict
+    )
+    infos: Annotated[Mapping[str, str], "NAME=COLUMN of the info. May be repeated."] = field(
+        default_factory=dict
+    )
     missing: Annotated[
         Literal["error", "drop", "value"],
         "For an empty cell: error, drop (the row), or value (0).",
     ] = "error"
     default: Annotated[
-        Mapping[str, str],
-        "COLUMN=VALUE for the column's empty cells. May be repeated.",
-        Meta(extra={"form": "COLUMN=VALUE"}),
+        Mapping[str, str], "COLUMN=VALUE for the column's empty cells. May be repeated."
     ] = field(default_factory=dict)
     categories: Annotated[
         Path | str | None,

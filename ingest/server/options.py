@@ -35,11 +35,7 @@ class Listening:
     insecure: Annotated[
         bool, "Send tokens in clear text.", Meta(extra={"name": "--insecure-no-tls"})
     ] = False
-    allow_hosts: Annotated[
-        tuple[str, ...],
-        "Host name that clients use. May be repeated.",
-        Meta(extra={"name": "--allow-host"}),
-    ] = ()
+    allow_hosts: Annotated[tuple[str, ...], "Host name that clients use. May be repeated."] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +58,6 @@ class Declaring(DeclaringSpaces):
         tuple[float, float] | None,
         "Least and most that a step can earn, such as 0 1; judging then has bounds that hold at "
         "every sample size.",
-        Meta(extra={"metavar": "<low high>"}),
     ] = None
 
 
@@ -83,7 +78,7 @@ class ServeOptions:
     limits: Annotated[
         ServerLimits,
         "NAME=NUMBER, such as max_connections=200; see docs/limits.md.",
-        Meta(extra={"name": "--limit", "repeated": True, "parse": ServerLimits.of}),
+        Meta(extra={"repeated": True, "parse": ServerLimits.of}),
     ] = field(default_factory=ServerLimits)
     supervise: Annotated[bool, "Restart the serving process when it is killed."] = False
     declare: Callable[[], None] | None = None

@@ -59,12 +59,8 @@ Cluster: TypeAlias = Annotated[
 SchemaId: TypeAlias = Annotated[
     str | None, "Schema to read, if spaces have changed; default: the declared one."
 ]
-RetryFor: TypeAlias = Annotated[
-    float,
-    "Seconds to retry a shard that cannot be read.",
-    Meta(extra={"envvar": "HEADRACE_RETRY_FOR"}),
-]
-Seed: TypeAlias = Annotated[int, "Same seed, same result.", Meta(extra={"envvar": "HEADRACE_SEED"})]
+RetryFor: TypeAlias = Annotated[float, "Seconds to retry a shard that cannot be read."]
+Seed: TypeAlias = Annotated[int, "Same seed, same result."]
 
 
 def require_period(since: int | Literal["live"] | None, until: int | None) -> None:

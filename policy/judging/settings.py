@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
-
 from policy.data.log_options import (
     Cluster,
     RetryFor,
@@ -47,7 +45,6 @@ class JudgeSettings:
         tuple[float, float] | None,
         "Least and most that a step can earn, such as 0 1; -inf inf: not known. Default: the "
         "policy's declaration.",
-        Meta(extra={"metavar": "<low high>"}),
     ] = None
     reward_cap: Annotated[
         str | float | None,
@@ -86,11 +83,7 @@ class EvaluationSettings(JudgeSettings):
 
     split: Annotated[Split, "Episodes of the root: held_out or all."] = "held_out"
     evaluation_share: float | None = None
-    estimators: Annotated[
-        Sequence[str] | None,
-        "Estimator. May be repeated; default: all.",
-        Meta(extra={"name": "--estimator"}),
-    ] = None
+    estimators: Annotated[Sequence[str] | None, "Estimator. May be repeated; default: all."] = None
     interval: Annotated[
         Literal["student", "bootstrap"], "Kind of interval: student or bootstrap."
     ] = "student"

@@ -107,7 +107,7 @@ MAY_IMPORT = {
     "policy.judging": (
         "policy.data policy.inference policy.ope policy.progress storage.declarations"
         " storage.errors storage.experience storage.objects storage.reading storage.spaces"
-        " storage.system storage.weights storage.wording matplotlib msgspec numpy"
+        " storage.system storage.weights storage.wording matplotlib numpy"
     ),
     "policy.networks": (
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"

@@ -20,19 +20,22 @@ class Base:
     seed: Annotated[int, "The same for both."] = 7
 
 
+def _sizes(words: Sequence[str]) -> tuple[int, ...]:
+    return tuple(map(int, words))
+
+
 @dataclass(frozen=True, kw_only=True)
 class First(Base):
     what: Annotated[Any, "What to do.", Meta(extra={"argument": True, "parse": str.upper})]
     count: Annotated[int, "How many.", Meta(ge=1, le=9)] = 3
     kind: Annotated[Literal["a", "b"], "One of them."] = "a"
     where: Annotated[Path | str | None, "A place.", Meta(extra={"envvar": "A_PLACE"})] = None
-    columns: Annotated[str | Sequence[str], "Repeated.", Meta(extra={"name": "--column"})] = ()
-    tags: Annotated[Mapping[str, str], "Pairs.", Meta(extra={"form": "NAME=COLUMN"})] = field(
-        default_factory=dict
-    )
-    default: Annotated[Mapping[str, str], "Pairs.", Meta(extra={"form": "NAME=VALUE"})] = field(
-        default_factory=dict
-    )
+    columns: Annotated[str | Sequence[str], "Repeated."] = ()
+    tags: Annotated[Mapping[str, str], "NAME=COLUMN of a tag."] = field(default_factory=dict)
+    default: Annotated[Mapping[str, str], "NAME=VALUE."] = field(default_factory=dict)
+    sizes: Annotated[
+        tuple[int, ...], "Read as one.", Meta(extra={"repeated": True, "parse": _sizes})
+    ] = ()
     limits: Annotated[tuple[float, float] | None, "Low and high."] = None
     fast: Annotated[bool, "A flag."] = False
     safe: Annotated[bool, "Another, on by default."] = True
@@ -67,8 +70,8 @@ def run(*words: str, env: dict[str, str] | None = None) -> tuple[First, Second, 
 def test_each_type_is_written_in_its_own_way() -> None:
     """What is not given has the dataclass's default; an environment variable gives a value."""
     assert run("go") == (First(what="GO"), Second(words="seed 7"), False)
-    words = "go --count 9 --kind b --column x --column y --tags k=c --default k= --limits 0 inf"
-    more = "--fast --no-safe --seed 1 --plain"
+    words = "go --count 9 --kind b --column x --column y --tag k=c --size 1 --size 2"
+    more = "--default k= --limits 0 inf --fast --no-safe --seed 1 --plain"
     found, second, plain = run(*words.split(), *more.split(), env={"A_PLACE": "there"})
     assert found == First(
         what="GO",
@@ -77,6 +80,7 @@ def test_each_type_is_written_in_its_own_way() -> None:
         where=Path("there"),
         columns=("x", "y"),
         tags={"k": "c"},
+        sizes=(1, 2),
         default={"k": ""},
         limits=(0.0, float("inf")),
         fast=True,
@@ -89,7 +93,7 @@ def test_each_type_is_written_in_its_own_way() -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("go --tags k=", "--tags: expected NAME=COLUMN, got 'k='"),
+        ("go --tag k=", "--tag: expected NAME=COLUMN, got 'k='"),
         ("go --default k", "--default: expected NAME=VALUE, got 'k'"),
         ("go --count 0", "2"),  # the exit status, after typer's own message
         ("go --count 10", "2"),

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.cli.learning import _latest
 from headrace.cli.publishing import pause, versions
+from headrace.cli.serving import Where
 from storage.weights.off_chain import mark_off_chain
 from tests.storage.weights.any_weights import add, store_in
 
@@ -27,14 +28,14 @@ def test_versions_shows_what_is_off_the_chain_and_what_is_damaged(
     waiting = add(store, 4.0)
     os.utime(store.directory / "candidates" / waiting, (2**32, 2**32))
     (store.directory / "candidates" / waiting / "candidate.json").write_text("{}")
-    versions(tmp_path)
+    versions(where=Where(root=str(tmp_path)))
     shown = capsys.readouterr().out
     assert "Version 1 is off the chain: its checkpoint is lost" in shown
     assert "Version 2 cannot be read: " in shown
     assert f"Candidate {waiting[:12]}, the latest, cannot be read: " in shown
     assert "latest" not in shown.partition(f"Candidate {waiting[:12]}")[0]
     assert _latest(store) == waiting
-    versions(tmp_path, as_json=True)
+    versions(where=Where(root=str(tmp_path)), as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert [one["off_chain"] for one in document["versions"]] == ["its checkpoint is lost", None]
     assert list(document["damaged"]) == ["2"]
@@ -46,7 +47,7 @@ def test_versions_of_a_root_without_any_says_so(
 ) -> None:
     """Without versions the output says so: an empty table alone would look like a fault."""
     (store_in(tmp_path).directory).mkdir(parents=True, exist_ok=True)
-    versions(tmp_path)
+    versions(where=Where(root=str(tmp_path)))
     assert capsys.readouterr().out.endswith("No version is live.\n")
 
 
@@ -60,7 +61,7 @@ def test_versions_says_when_candidates_were_made_and_which_is_the_latest(
         os.utime(store.directory / "candidates" / digest, (seconds, seconds))
 
     def listed() -> list[str]:
-        versions(tmp_path)
+        versions(where=Where(root=str(tmp_path)))
         lines = capsys.readouterr().out.splitlines()
         return [line for line in lines if any(digest[:12] in line for digest in found)]
 
@@ -73,7 +74,7 @@ def test_versions_says_when_candidates_were_made_and_which_is_the_latest(
     live, *waiting = listed()
     assert "wanted, latest" in live
     assert not any("latest" in line for line in waiting)
-    versions(tmp_path, as_json=True)
+    versions(where=Where(root=str(tmp_path)), as_json=True)
     document = json.loads(capsys.readouterr().out)
     added = {one["digest"]: one["added"] for one in document["candidates"]}
     assert [added[digest] for digest in found] == [200_000_000, 300_000_000, 100_000_000]
