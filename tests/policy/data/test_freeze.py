@@ -10,7 +10,7 @@ from policy.algorithms.bandit import BanditConfig
 from policy.data.freeze import FrozenDataError, NothingToFreeze, freeze, load_frozen
 from policy.data.run_once import DataIncomplete, once
 from policy.inference.weight_store import WeightStore
-from policy.judging.gate import evaluate_once, publish
+from policy.judging.gate import _key, evaluate_once, publish
 from policy.judging.settings import EvaluationSettings, Gate
 from policy.training.settings import TrainSettings
 from policy.training.train import train_once
@@ -131,6 +131,16 @@ def test_a_later_builds_manifest_is_refused(bandit_log, tmp_path):
 
 
 # --- jobs, each done once --------------------------------------------------------------------
+
+
+def test_a_record_of_the_first_release_names_the_same_job():
+    """Its settings were these; a setting that came later counts only if it is given."""
+    judged = {"gamma": 1.0, "confidence": 0.95, "reward_range": None, "min_ess": 100.0}
+    judged |= {"cluster": None, "since": None, "until": None}
+    informing = {"split": "held_out", "estimators": None, "interval": "student", "seed": 0}
+    assert _key(EvaluationSettings(retry_for=1.0)) == {**judged, **informing}
+    assert _key(Gate()) == judged
+    assert _key(Gate(margin="1%", alpha_budget=0.1)).keys() - judged == {"margin", "alpha_budget"}
 
 
 def test_training_twice_trains_once(bandit_log, tmp_path):
