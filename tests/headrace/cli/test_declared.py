@@ -20,6 +20,9 @@ class Base:
     seed: Annotated[int, "The same for both."] = 7
 
 
+ENVIRONMENT = {"A_PLACE": "there", "HEADRACE_SEED": "1"}  # a variable of one, and one of all
+
+
 def _sizes(words: Sequence[str]) -> tuple[int, ...]:
     return tuple(map(int, words))
 
@@ -71,8 +74,8 @@ def test_each_type_is_written_in_its_own_way() -> None:
     """What is not given has the dataclass's default; an environment variable gives a value."""
     assert run("go") == (First(what="GO"), Second(words="seed 7"), False)
     words = "go --count 9 --kind b --column x --column y --tag k=c --size 1 --size 2"
-    more = "--default k= --limits 0 inf --fast --no-safe --seed 1 --plain"
-    found, second, plain = run(*words.split(), *more.split(), env={"A_PLACE": "there"})
+    more = "--default k= --limits 0 inf --fast --no-safe --plain"
+    found, second, plain = run(*words.split(), *more.split(), env=ENVIRONMENT)
     assert found == First(
         what="GO",
         count=9,
