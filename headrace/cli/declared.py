@@ -25,6 +25,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -85,14 +86,14 @@ class _Option:
         given = self.setting.extra.get("name", ())
         return (given,) if isinstance(given, str) else given
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The parameter's name, which is also that of the environment variable."""
         usual = self.setting.name.removesuffix("s") if self.is_repeated else self.setting.name
         long = (one for one in self.names if one.startswith("--"))
         return next(long, usual).partition("/")[0].strip("-").replace("-", "_")
 
-    @property
+    @cached_property
     def kind(self) -> Any:
         """The type as which its value is written."""
         if "parse" in self.setting.extra:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo
 
 from msgspec import Meta
 
@@ -240,6 +239,8 @@ class ImportOptions:
             raise ImportFailed(f"missing: expected error, drop or value, got {self.missing!r}")
         if self.time_unit not in UNITS:
             raise ImportFailed(f"time_unit: expected {', '.join(UNITS)}, got {self.time_unit!r}")
+        from zoneinfo import ZoneInfo  # noqa: PLC0415  slow to load, and --help loads this module
+
         try:
             ZoneInfo(self.timezone)
         except (ValueError, OSError) as error:  # ZoneInfoNotFoundError is a KeyError

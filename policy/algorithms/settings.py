@@ -17,6 +17,7 @@ import math
 import types
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -35,14 +36,14 @@ class Setting:
     name: str
     annotation: Any
 
-    @property
+    @cached_property
     def meaning(self) -> str:
         """What it is for; "" if its annotation has no text."""
         known = getattr(self.annotation, "__metadata__", ())
         said = (one.description if isinstance(one, Meta) else one for one in known)
         return next((one for one in said if isinstance(one, str)), "")
 
-    @property
+    @cached_property
     def extra(self) -> dict[str, Any]:
         """What a command line says of it that follows from neither name nor type."""
         return {
