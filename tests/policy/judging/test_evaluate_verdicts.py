@@ -720,3 +720,27 @@ def test_failures_that_never_end_make_no_action_better(tmp_path: Path, whose: st
     ).judgement
     low = found.comparisons[0].interval[0]
     assert (low > -0.01) == (whose == "one action")
+
+
+def test_what_changed_at_the_end_of_a_log_is_named(tmp_path: Path) -> None:
+    """The first action earns .9, in the last fifth .2, where the second feature rose by 1, too."""
+    rng, n = np.random.default_rng(4), 3000
+    late = np.arange(n) >= 0.8 * n
+    actions = rng.integers(4, size=(n, 1))
+    means = np.where(actions == 0, np.where(late, 0.2, 0.9)[:, None], 0.5)
+    rewards = (rng.random((n, 1)) < means).astype(np.float64)
+    obs = rng.normal(size=(n, 1, 2))
+    obs[late, :, 1] += 1.0
+    probs = np.full((n, 1), 0.25)
+    log_episodes(tmp_path, obs, actions, rewards, probs)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    asked: dict[str, Any] = {"split": "all", "reward_range": (0.0, 1.0)}
+    found = evaluate(tmp_path, "default", digest, **asked).judgement
+    assert found.comparisons[0].verdict == "better"
+    assert found.verdict == "cannot tell"
+    checks = {one.name: one for one in found.diagnostics}
+    assert [name for name, one in checks.items() if not one.passed] == ["last_fifth"]
+    assert "feature 1 of the observations moved by" in checks["context_drift"].sentence
+    before = evaluate(tmp_path, "default", digest, until=int(0.8 * n), **asked).judgement
+    assert before.verdict == "better"
+    assert "context_drift" not in {one.name for one in before.diagnostics}
