@@ -32,6 +32,7 @@ SAMPLE_ROWS = 20_000
 LINE, BAD, _PLACE = "\x00line", "\x00bad", "\x00place"
 FILE, ROW = "file", "row"
 """Columns of `source` with a row's file, and its number there."""
+_FULL = ("No space left on device", "max_temp_directory_size", "failed to offload")
 LARGEST_LINE = 16_000_000
 """The most bytes of a line of JSON."""
 
@@ -50,12 +51,23 @@ def connected(database: Path | None = None) -> Iterator[Any]:
     }
     if database is not None:
         config["temp_directory"] = str(database.parent)
-    with closing(duckdb.connect(str(database or ":memory:"), config=config)) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        try:
-            yield connection
-        except duckdb.Error as error:
-            raise ImportFailed(_reason(error)) from error
+    with failures(), closing(duckdb.connect(str(database or ":memory:"), config=config)) as opened:
+        opened.execute("SET TimeZone = 'UTC'")
+        yield opened
+
+
+@contextmanager
+def failures(what: str = "") -> Iterator[None]:
+    """Convert DuckDB's errors to ImportFailed, in whose text `what` comes first."""
+    import duckdb  # noqa: PLC0415 - the extra `import`; not every import needs it
+
+    try:
+        yield
+    except duckdb.Error as error:
+        text = _reason(error)
+        if any(words in text for words in _FULL):
+            text = f"the disk of the temporary files is full; TMPDIR names another folder ({text})"
+        raise ImportFailed(what + text) from error
 
 
 class Workspace:
@@ -96,7 +108,8 @@ def text_sql(text: str) -> str:
 
 def batches_of(connection: Any, query: str) -> Iterator[Any]:
     """The record batches of a query's result, as it is computed."""
-    yield from connection.sql(query).to_arrow_reader(BATCH_ROWS)
+    with failures():
+        yield from connection.sql(query).to_arrow_reader(BATCH_ROWS)
 
 
 # --- JSON lines ------------------------------------------------------------------------------
@@ -189,7 +202,8 @@ class KeptRows:
         self.rows += len(table)
         names = ["place", *(f"c{at}" for at in range(len(self.columns)))]
         self.connection.register("batch", pa.table(arrays, names))
-        self.connection.execute("INSERT INTO rows SELECT * FROM batch")
+        with failures():
+            self.connection.execute("INSERT INTO rows SELECT * FROM batch")
         self.connection.unregister("batch")
 
     def _as_kept(self, at: int, column: Any) -> Any:
@@ -239,7 +253,8 @@ class KeptRows:
         whole = " AND ".join(f"{self.column(key)} IS NOT NULL" for key in keys)
         firsts = f"SELECT min(place) FROM rows WHERE {whole} GROUP BY {names}"
         query = f"DELETE FROM rows WHERE {whole} AND place NOT IN ({firsts})"
-        ((count,),) = self.connection.execute(query).fetchall()
+        with failures():
+            ((count,),) = self.connection.execute(query).fetchall()
         return int(count)
 
     # --- the user's statement ------------------------------------------------------------------
@@ -251,6 +266,10 @@ class KeptRows:
         ordered by the columns of `order` that it has, then by all others. Raises ImportFailed for
         anything but one SELECT, and for one that reads anything else.
         """
+        with failures("sql: "):
+            self._replace(sql, types, order)
+
+    def _replace(self, sql: str, types: Mapping[str, str], order: Sequence[str]) -> None:
         connection = self.connection
         found = connection.extract_statements(sql)
         if len(found) != 1 or found[0].type.name != "SELECT":

@@ -447,13 +447,14 @@ class _ImportRun:
                     lane.finish()
                 sender.wait()
         except KeyboardInterrupt as interrupt:
-            report = self._account.report
-            rows = counted(report.steps + report.rows_known, "row is", "rows are")
-            interrupt.add_note(
-                f"{rows} acknowledged, more may be stored; "
-                f"the same command continues and adds none twice"
-            )
+            interrupt.add_note(self._acknowledged())
             raise
+        except CollectorUnavailable as error:
+            raise CollectorUnavailable(
+                f"{error}; {self._acknowledged()}",
+                maybe_applied=error.maybe_applied,
+                retry_after=error.retry_after,
+            ) from error
         except ImportFailed as error:
             if error is not self._broken:
                 raise
@@ -467,6 +468,15 @@ class _ImportRun:
         except ImportFailed as error:
             self._broken = error
             raise
+
+    def _acknowledged(self) -> str:
+        """How much has arrived of an import that stopped, and how to go on."""
+        report = self._account.report
+        rows = counted(report.steps + report.rows_known, "row is", "rows are")
+        return (
+            f"{rows} acknowledged, more may be stored; "
+            f"the same command continues and adds none twice"
+        )
 
     def _stored(self) -> str:
         """What is stored of a source that broke, and how to go on."""

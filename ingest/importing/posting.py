@@ -230,12 +230,6 @@ class RequestSender:
         try:
             delivery = Delivery(self._transport, "POST", "/v1/steps", body, headers)
             return delivery.run(wire.EventsReply, self._timeout)
-        except CollectorUnavailable as error:
-            raise CollectorUnavailable(
-                f"{error}; run the same import again to go on",
-                maybe_applied=error.maybe_applied,
-                retry_after=error.retry_after,
-            ) from error
         except Refusal as refusal:
             if refusal.code == "conflict":
                 raise ImportFailed(

@@ -86,6 +86,15 @@ def require_whole(units: Sequence[Unit]) -> None:
             unit.require_whole()
 
 
+@contextlib.contextmanager
+def _before_sending() -> Generator[None]:
+    """Say in a failure that nothing was sent."""
+    try:
+        yield
+    except ImportFailed as error:
+        raise ImportFailed(f"{error}; nothing of it was sent") from error
+
+
 def place_of(unit: Unit) -> str | None:
     """The path of a file in the folder that is imported; None for any other unit."""
     return unit.place if isinstance(unit, _FileUnit) else None
@@ -157,10 +166,8 @@ class _FileUnit:
         """Read the file to its end, unless it is plain text. Raises ImportFailed."""
         if has_end(self._path):
             self._begin()
-            try:
+            with _before_sending():
                 read_to_end(self._path)
-            except ImportFailed as error:
-                raise ImportFailed(f"{error}; nothing of it was sent") from error
 
     def digest(self) -> str | None:
         self._begin()
@@ -423,12 +430,10 @@ class KeptUnit:
     @classmethod
     def of(cls, unit: Unit, columns: Sequence[str], connection: Any) -> KeptUnit:
         """Keep the rows of a unit that can be read only once. Raises ImportFailed."""
-        rows = KeptRows(connection, columns)
-        try:
+        with _before_sending():
+            rows = KeptRows(connection, columns)
             for block in unit.blocks(columns):
                 rows.add(block.table)
-        except ImportFailed as error:
-            raise ImportFailed(f"{error}; nothing of it was sent") from error
         return cls(unit.label, unit.digest(), rows)
 
     @classmethod
@@ -451,9 +456,10 @@ class KeptUnit:
                 rows.add(pa.table(found))
                 problems += [problem._replace(label=unit.label) for problem in block.problems]
         order = (options.episode, options.step, options.time, FILE, ROW)
-        rows.replace(str(options.sql), options.types, [name for name in order if name])
-        if not rows.rows:
-            raise ImportFailed("sql: expected rows, got a result that has no rows")
+        with _before_sending():
+            rows.replace(str(options.sql), options.types, [name for name in order if name])
+            if not rows.rows:
+                raise ImportFailed("sql: expected rows, got a result that has no rows")
         made = cls("result of the SQL", json.dumps([unit.digest() for unit in units]), rows)
         made.problems = problems
         return made

@@ -81,7 +81,7 @@ def test_cells_are_cast_only_by_hand() -> None:
         ("SELECT * FROM read_text('{folder}/secret')", "disabled"),
         ("SELECT * FROM '{folder}/secret.csv'", "disabled|does not exist"),
         ("SELECT * FROM table_in_python", "does not exist"),
-        ("SELECT missing FROM source", "missing"),
+        ("SELECT missing FROM source", "sql: .*missing"),
         ("SELECT * FROM source) UNION (SELECT 1", "syntax"),
     ],
 )
@@ -93,3 +93,15 @@ def test_a_statement_reads_only_the_source(sql: str, expected: str, tmp_path: Pa
     with pytest.raises(ImportFailed, match=expected):
         run(sql.format(folder=tmp_path), table_in_python)
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_full_disk_is_named() -> None:
+    """Rows that do not fit into the memory need space for temporary files."""
+    table = pa.table({"e": [f"{n * 7919 % 300_000:030}" for n in range(300_000)]})
+    with Workspace() as space:
+        connection = space.connection()
+        rows = KeptRows(connection)
+        rows.add(table)
+        connection.execute("SET memory_limit = '12MB'; SET max_temp_directory_size = '1MB'")
+        with pytest.raises(ImportFailed, match="temporary files is full; TMPDIR names another"):
+            list(rows.by("e", ["e"]))

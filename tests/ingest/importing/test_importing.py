@@ -203,6 +203,31 @@ def test_an_interrupted_import_tells_what_is_acknowledged(
     )
 
 
+def test_a_collector_that_stops_answering_leaves_the_rest_to_the_next_run(
+    collector: CollectorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says how many rows are acknowledged; repeating the import adds the others."""
+    monkeypatch.setattr("ingest.importing.posting.ROWS", 10)
+    post = RequestSender._post
+
+    def unanswered(sender: RequestSender, body: bytes, headers: dict[str, str]) -> Any:
+        if headers["Idempotency-Key"].endswith(":3"):
+            raise CollectorUnavailable("HTTP 507", maybe_applied=False)
+        return post(sender, body, headers)
+
+    table = pa.Table.from_pylist(rows_of(60))
+    with monkeypatch.context() as planted:
+        planted.setattr(RequestSender, "_post", unanswered)
+        with pytest.raises(CollectorUnavailable) as failed:
+            import_table(table, address=collector.address, **BANDIT)
+    assert str(failed.value) == (
+        "HTTP 507; 30 rows are acknowledged, more may be stored; "
+        "the same command continues and adds none twice"
+    )
+    again = import_table(table, address=collector.address, **BANDIT)
+    assert (again.rows_known, again.steps) == (30, 30)
+
+
 def test_an_interrupted_import_sends_no_request_again(
     collector: CollectorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
