@@ -10,7 +10,7 @@ import numpy as np
 
 from ingest.access.tokens import Caller
 from ingest.bulk_import.import_reply import ImportReply
-from ingest.bulk_import.step_columns import Run, StepBlock, StepColumns, WholeRuns
+from ingest.bulk_import.step_columns import BlockRuns, Run, StepBlock, StepColumns
 from ingest.collector.collector import Collector, OpenRow
 from ingest.collector.quotas import owned
 from ingest.episodes.assembler import EpisodeAssembler
@@ -69,14 +69,16 @@ class Acceptance:
         """Whether pieces of a long episode wait for its last one."""
         return self._staged is not None
 
-    def groups(self, block: StepBlock) -> Iterator[list[Run] | WholeRuns]:
+    def groups(self, block: StepBlock) -> Iterator[list[Run] | BlockRuns]:
         """Split a block's episodes into groups that each occupy the event loop only briefly."""
         self.reply.count_rows(block.sums())
-        if block.whole is not None:
-            yield from self._whole_groups(block.whole)
-            return
-        fresh: list[Run] = []
-        for run in block.runs:
+        runs, fresh = block.runs, list[Run]()
+        if runs.plain.any():
+            yield from self._plain_groups(
+                runs if runs.plain.all() else runs.take(np.flatnonzero(runs.plain))
+            )
+        for at in np.flatnonzero(~runs.plain).tolist():
+            run = block.run(runs, at)
             if run.number in self._known:
                 self._tell_known(block, run)
             else:
@@ -86,33 +88,34 @@ class Acceptance:
             self._misfit(block, row, rows + 2, self._found.name(number))
         if self._instance is not None:
             self._skipped = [number for number, _, _ in block.refused if number not in self._known]
-        yield fresh[:GROUP_EPISODES]
-        for at in range(GROUP_EPISODES, len(fresh), GROUP_EPISODES):
+        for at in range(0, max(len(fresh), len(self._skipped)), GROUP_EPISODES):
             yield fresh[at : at + GROUP_EPISODES]
 
-    def _whole_groups(self, whole: WholeRuns) -> Iterator[WholeRuns]:
-        """The new ones of some whole episodes, in groups; the others are counted."""
-        span = RangeSet([(int(whole.numbers[0]), int(whole.numbers[-1]))])
+    def _plain_groups(self, runs: BlockRuns) -> Iterator[BlockRuns]:
+        """The new ones of some plain runs, in groups; the others are counted."""
+        span = RangeSet([(int(runs.numbers[0]), int(runs.numbers[-1]))])
         known = self._known.intersection(span)
         if known:
-            mask = np.isin(whole.numbers, list(known))
-            self._duplicates(whole.take(np.flatnonzero(mask)))
-            whole = whole.take(np.flatnonzero(~mask))
-        ends, first = np.cumsum(whole.lengths), 0
+            mask = np.isin(runs.numbers, list(known))
+            self._duplicates(runs.take(np.flatnonzero(mask)))
+            runs = runs.take(np.flatnonzero(~mask))
+        ends, first, names = np.cumsum(runs.lengths), 0, runs.names
         while first < len(ends):
             before = int(ends[first - 1]) if first else 0
             most = int(ends.searchsorted(before + GROUP_ROWS, "right"))
-            last = min(max(most, first + 1), first + GROUP_WHOLE)
-            yield whole.take(slice(first, min(last, len(ends))))
+            last = min(max(most, first + 1), first + GROUP_WHOLE, len(ends))
+            while last < len(ends) and names[last] == names[last - 1]:  # tracks of an episode
+                last += 1
+            yield runs.take(slice(first, last))
             first = last
 
-    def accept(self, block: StepBlock, group: Sequence[Run] | WholeRuns) -> int:
+    def accept(self, block: StepBlock, group: Sequence[Run] | BlockRuns) -> int:
         """Accept some episodes as one journal row; return the row that the reply waits for.
 
         Raises Refusal if nothing can be accepted.
         """
-        if isinstance(group, WholeRuns):
-            return self._accept_whole(block, group)
+        if isinstance(group, BlockRuns):
+            return self._accept_plain(block, group)
         rules = self._found.rules
         waits = rules.declaration.reward_window > 0
         if waits and group and self._collector.is_full:
@@ -141,17 +144,17 @@ class Acceptance:
 
         return self._collector.compose(fill)
 
-    def _accept_whole(self, block: StepBlock, group: WholeRuns) -> int:
-        """Accept whole episodes as one event; one by one if any of them is known or refused."""
+    def _accept_plain(self, block: StepBlock, group: BlockRuns) -> int:
+        """Accept plain runs as one event; one by one if any of them is known or refused."""
         found, collector, caller = self._found, self._collector, self._caller
-        policy = found.rules.declaration.policy_id
+        policy, names, agents = block.policy_id, group.names, group.agent_ids
         starts = group.numbers if self._instance is not None else None
-        began = collector.judge.judge_whole(self._instance, group.names, starts, policy)
+        began = None
+        if caller.open_episodes is None:
+            began = collector.judge.judge_whole(self._instance, names, agents, starts, policy)
         tags = None if began is None else self._encoded_tags(group)
-        if began is None or tags is None or caller.open_episodes is not None:
-            numbered = self._instance is not None
-            runs = [group.run(at, policy, numbered=numbered) for at in range(len(group.names))]
-            return self.accept(block, runs)
+        if began is None or tags is None:
+            return self.accept(block, [block.run(group, at) for at in range(len(group))])
         spans = zip(group.begins.tolist(), group.ends.tolist(), strict=True)
         event = ImportedBlock(
             collector.assembler.next_key,
@@ -170,6 +173,8 @@ class Acceptance:
             REPLAYED,
             **block.columns_of(spans),
             part_steps=block.part_steps,
+            agent_ids=agents,
+            agents=group.agents,
         )
         row = collector.compose(lambda row: row.apply(event))
         events = int(group.lengths.sum()) + 2 * len(group.names)
@@ -178,7 +183,7 @@ class Acceptance:
         self.reply.take(events)
         return row
 
-    def _encoded_tags(self, group: WholeRuns) -> list[str] | None:
+    def _encoded_tags(self, group: BlockRuns) -> list[str] | None:
         """The tags as stored; None if some are refused."""
         judge, rules, known = self._collector.judge, self._found.rules, dict[str, str]()
         found = []
@@ -192,8 +197,8 @@ class Acceptance:
             found.append(known[key])
         return found
 
-    def _duplicates(self, whole: WholeRuns) -> None:
-        events = int(whole.lengths.sum()) + 2 * len(whole.names)
+    def _duplicates(self, runs: BlockRuns) -> None:
+        events = int(runs.lengths.sum()) + 2 * len(runs)
         self._collector.stats.duplicates += events
         self.reply.take(0, events)
 

@@ -30,7 +30,7 @@ class Runs:
 
     begins: Array
     names: list[str]
-    agents: list[str | None] | None = None
+    agents: list[str] | None = None
     faults: Array | None = None
 
 
@@ -59,7 +59,7 @@ def runs_of(ids: Any, agents: Any, rows: int) -> Runs:
     places = words.indices.to_numpy()
     names = [known[place] for place in places.tolist()]
     faults, whose = np.zeros(len(begins), np.int8), places
-    listed: list[str | None] | None = None
+    listed: list[str] | None = None
     if agents is not None:
         found = agents.take(arrow.array(begins)).dictionary_encode()
         called, at = found.dictionary.to_pylist(), found.indices.to_numpy()

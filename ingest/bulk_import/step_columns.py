@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -77,82 +77,93 @@ class Run:
 
 
 @dataclass(slots=True)
-class WholeRuns:
-    """Whole episodes of one agent each, without faults, as columns: one value per episode.
+class BlockRuns:
+    """The runs of a block as columns: one value per run. Those that are `plain` need no object.
 
-    `begins` and `ends` are rows of the table; `tags`, `continues`, `enabled` and `finals` are empty
-    if no episode has any.
+    `begins` and `ends` are the good rows in the table, `rows` counts all rows, `t0` those before
+    the block. `bad`: the row that broke a run, or -1. Plain runs are whole episodes, or tracks,
+    without faults and reward windows. A list is empty if no run differs from the default.
     """
 
     numbers: Array
     begins: Array
     ends: Array
+    rows: Array
+    t0: Array
+    bad: Array
+    plain: Array
+    times: Array
     names: list[str]
     how: list[str]
     tags: list[dict[str, str] | None]
     continues: list[str | None]
     enabled: list[bool]
     finals: list[bytes | None]
+    agent_ids: list[str]
+    agents: list[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     @property
     def lengths(self) -> Array:
         return np.asarray(self.ends - self.begins)
 
-    def take(self, places: Array | slice) -> WholeRuns:
-        """Some of the episodes."""
+    def take(self, places: Array | slice) -> BlockRuns:
+        """Some of the runs."""
 
-        def some(values: list[Any]) -> list[Any]:
-            if not values or isinstance(places, slice):
-                return values[places] if values else []
+        def some(values: Any) -> Any:
+            if isinstance(values, np.ndarray) or isinstance(places, slice) or not values:
+                return values[places] if len(values) else values
             return [values[place] for place in places.tolist()]
 
-        return WholeRuns(
-            self.numbers[places],
-            self.begins[places],
-            self.ends[places],
-            some(self.names),
-            some(self.how),
-            some(self.tags),
-            some(self.continues),
-            some(self.enabled),
-            some(self.finals),
-        )
-
-    def run(self, at: int, policy_id: str, *, numbered: bool) -> Run:
-        """One of the episodes as an object."""
-        number, begin, end = int(self.numbers[at]), int(self.begins[at]), int(self.ends[at])
-        start = wire.Start(
-            episode_id=self.names[at],
-            start=number if numbered else None,
-            policy_id=policy_id,
-            training_enabled=self.enabled[at] if self.enabled else True,
-            tags=self.tags[at] if self.tags else None,
-            continues=self.continues[at] if self.continues else None,
-        )
-        run = Run(number, begin, end, end - begin, start, self.how[at])
-        run.final_obs = self.finals[at] if self.finals else None
-        return run
+        return BlockRuns(*(some(getattr(self, name)) for name in BlockRuns.__slots__))
 
 
 @dataclass(slots=True)
 class StepBlock:
     """The rows [begin, end) of a table: its episodes, and the columns of `Imported` over them.
 
-    Its episodes are `whole`, or if that is None `runs`; `refused`: (number, rows, first bad row) of
-    episodes without a good step.
+    `runs` are those with a good step; `refused`: (number, rows, first bad row) of the others. Their
+    starts have numbers if the import is `numbered`.
     """
 
     begin: int
     end: int
-    runs: list[Run]
-    refused: list[tuple[int, int, int]]
+    policy_id: str
+    numbered: bool
     columns: dict[str, bytes]
     infos: dict[int, str]
     part_steps: int
     faults: RowFaults
     ends: RowFaults  # of final observations and endings
-    whole: WholeRuns | None = None
+    runs: BlockRuns = field(init=False)
+    refused: list[tuple[int, int, int]] = field(default_factory=list)
     causes: int = 0
+
+    def run(self, runs: BlockRuns, at: int) -> Run:
+        """One of some runs of the block, as an object."""
+        number, begin, t0 = int(runs.numbers[at]), int(runs.begins[at]), int(runs.t0[at])
+        bad, how = int(runs.bad[at]), runs.how[at]
+        ts = int(runs.times[at]) if len(runs.times) else NO_TIME
+        start = wire.Start(
+            episode_id=runs.names[at],
+            agent_id=runs.agent_ids[at] if runs.agent_ids else None,
+            start=number if self.numbered else None,
+            policy_id=self.policy_id,
+            training_enabled=runs.enabled[at] if runs.enabled else True,
+            tags=runs.tags[at] if runs.tags else None,
+            continues=runs.continues[at] if runs.continues else None,
+            ts=None if ts == NO_TIME else ts,
+        )
+        run = Run(number, begin, int(runs.ends[at]), int(runs.rows[at]), start, how, t0)
+        run.final_obs = runs.finals[at] if runs.finals else None
+        run.agents = runs.agents[at] if runs.agents else -1
+        if bad >= 0:
+            run.bad, run.cause = bad, self.cause(bad)
+        elif how == "broken":
+            run.cause = "it was imported as broken"
+        return run
 
     def columns_of(self, some: Iterable[tuple[int, int]]) -> dict[str, Any]:
         """The columns of only the rows [begin, end) of some episodes, in order."""
@@ -321,84 +332,64 @@ class StepColumns:
         ends = RowFaults(end - begin)
         policy = self.rules.declaration
         size = (len(obs) + len(actions)) // (end - begin) + 74  # as for open episodes
-        part_steps = max(1, min(policy.part_steps, policy.part_bytes // size))
-        block = StepBlock(begin, end, [], [], columns, infos, part_steps, faults, ends)
+        steps = max(1, min(policy.part_steps, policy.part_bytes // size))
+        named = policy.policy_id, self._numbered
+        block = StepBlock(begin, end, *named, columns, infos, steps, faults, ends)
         self._fill(block, numbers, cut, tags)
         return block
 
     def _fill(
         self, block: StepBlock, numbers: Array, cut: Mapping[str, Any], tags: dict[int, Any]
     ) -> None:
-        """Create a block's episodes from its rows."""
-        begin, end = block.begin, block.end
+        """Create a block's runs from its rows."""
+        begin, end, count = block.begin, block.end, len(numbers)
         begins, ends = self.begins[numbers], self.ends[numbers]
         heads, tails = np.maximum(begins, begin), np.minimum(ends, end)
-        bad = block.faults.rows + begin
-        first_bad = np.append(bad, end)[bad.searchsorted(heads)]
+        faulty = block.faults.rows + begin
+        first_bad = np.append(faulty, end)[faulty.searchsorted(heads)]
         good = np.minimum(first_bad, tails)
         lasts = np.flatnonzero((good == ends) & (good > begins))
-        finals = self._final_values(block, cut, (ends[lasts] - 1 - begin))
-        endings = self._endings(block, cut, (ends[lasts] - 1 - begin))
+        finals = _scattered(
+            self._final_values(block, cut, ends[lasts] - 1 - begin), lasts, count, None
+        )
+        how = _scattered(self._endings(block, cut, ends[lasts] - 1 - begin), lasts, count, "")
+        bad = np.where(good < tails, good, -1)
+        ended_badly = lasts[block.ends.bad[ends[lasts] - 1 - begin]]
+        bad[ended_badly] = ends[ended_badly] - 1
+        for at in np.flatnonzero(bad >= 0).tolist():
+            how[at], finals[at] = "broken", None
         enabled = self._cells("training_enabled", cut, heads - begin, True)
         continues = self._cells("continues", cut, heads - begin, None)
-        if self._are_whole(block, numbers, endings):
-            block.whole = WholeRuns(
-                numbers,
-                begins,
-                ends,
-                self._runs.names[int(numbers[0]) : int(numbers[-1]) + 1],
-                endings,
-                [tags.get(head) for head in (heads - begin).tolist()] if tags else [],
-                continues if any(continues) else [],
-                enabled if not all(enabled) else [],
-                finals if any(final is not None for final in finals) else [],
-            )
-            return
-        final = dict(zip(lasts.tolist(), finals, strict=True))
-        how = dict(zip(lasts.tolist(), endings, strict=True))
-        agents = self._cells("agents", cut, tails - 1 - begin, -1)
         times = np.frombuffer(block.columns["ts"], np.int64)
-        times = times[heads - begin] if len(times) else np.full(len(heads), NO_TIME)
-        places = zip(
-            numbers.tolist(), begins.tolist(), heads.tolist(), good.tolist(), ends.tolist(),
-            times.tolist(), strict=True,
+        plain = np.full(count, not self.rules.declaration.reward_window)
+        if not {*how} <= {*OBSERVED}:
+            plain &= [word in OBSERVED for word in how]
+        plain &= heads == begins
+        first, last = int(numbers[0]), int(numbers[-1]) + 1
+        agents, agent_ids = list[int](), list[str]()
+        if self._runs.agents is not None:
+            agent_ids = self._runs.agents[first:last]
+            given = self._cells("agents", cut, tails - 1 - begin, -1)
+            ended = (word in OBSERVED for word in how)
+            agents = [n if n > 0 and ends else -1 for n, ends in zip(given, ended, strict=True)]
+        runs = BlockRuns(
+            numbers, heads, good, ends - begins, heads - begins, bad, plain,
+            times[heads - begin] if len(times) else times,
+            self._runs.names[first:last],
+            how,
+            [tags.get(head) for head in (heads - begin).tolist()] if tags else [],
+            continues if any(continues) else [],
+            enabled if not all(enabled) else [],
+            finals if any(final is not None for final in finals) else [],
+            agent_ids,
+            agents,
         )  # fmt: skip
-        for at, (number, row, head, stop, last, ts) in enumerate(places):
-            broken = stop < min(last, end)
-            if stop == row and broken:
-                block.refused.append((number, last - row, stop))
-                continue
-            start = wire.Start(
-                episode_id=self._runs.names[number],
-                agent_id=None if self._runs.agents is None else self._runs.agents[number],
-                start=number if self._numbered else None,
-                policy_id=self.rules.declaration.policy_id,
-                training_enabled=enabled[at],
-                tags=tags.get(head - begin),
-                continues=continues[at],
-                ts=None if ts == NO_TIME else ts,
-            )
-            run = Run(number, head, stop, last - row, start, how.get(at, ""), head - row)
-            run.agents = agents[at] if start.agent_id is not None and agents[at] > 0 else -1
-            if broken:
-                run.how, run.bad, run.cause = "broken", stop, block.cause(stop)
-            elif at in final:
-                run.final_obs = final[at]
-                if block.ends.has(last - 1 - begin):
-                    run.how, run.bad, run.final_obs = "broken", last - 1, None
-                    run.cause = block.cause(last - 1)
-                elif run.how == "broken":
-                    run.cause = "it was imported as broken"
-            if run.how not in OBSERVED:
-                run.agents = -1
-            block.runs.append(run)
-
-    def _are_whole(self, block: StepBlock, numbers: Array, endings: list[str]) -> bool:
-        """Whether a block has whole episodes only, which need nothing of their own."""
-        plain = not (self._form.has_tracks or self.rules.declaration.reward_window)
-        faults = len(block.faults.rows) or len(block.ends.rows)
-        whole = len(endings) == len(numbers) and not self.is_piece(block.begin, block.end)
-        return plain and whole and not faults and {*endings} <= {*OBSERVED}
+        none = (good < tails) & (good == begins)
+        if none.any():
+            places = zip(numbers[none], runs.rows[none], good[none], strict=True)
+            block.refused += [(int(number), int(rows), int(row)) for number, rows, row in places]
+            runs = runs.take(np.flatnonzero(~none))
+        block.runs = runs
 
     # --- columns ---------------------------------------------------------------------------
 
@@ -612,6 +603,16 @@ class StepColumns:
             return [default] * len(rows)
         values = cut[name].take(self._arrow.array(rows)).to_pylist()
         return [default if value is None else value for value in values]
+
+
+def _scattered(values: list[Any], places: Array, count: int, rest: Any) -> list[Any]:
+    """A list of `count` values, which are `rest` except at some places."""
+    if len(values) == count:
+        return values
+    found = [rest] * count
+    for place, value in zip(places.tolist(), values, strict=True):
+        found[place] = value
+    return found
 
 
 def _ending(word: str | None, terminated: bool | None, truncated: bool | None) -> str:

@@ -340,6 +340,10 @@ class EpisodeAssembler:
             self._need(row)
         self.steps += len(event.rewards) // 8
         self.sealed += found
+        if event.agent_ids:
+            for one in finished:
+                self.remember_finished(one)
+            return
         self._remembered.extend(finished)
         self.finished.update(zip(event.episode_ids, finished, strict=True))
         self._forget_oldest()

@@ -9,8 +9,9 @@ between, the pieces are dropped and the import sends the episode again from the 
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -118,11 +119,12 @@ def columns_of(event: ImportedBlock, received: int) -> PartColumns:
         return list(values) if whole else [values[at] for at in of.tolist()]
 
     if whole:
-        finals, ended = final, words
+        finals, ended, agents = final, words, event.agents
     else:
         places = zip(of.tolist(), is_last.tolist(), ends.tolist(), strict=True)
         finals = [final[at] if last else columns.obs(end, end + 1) for at, last, end in places]
         ended = [words[at] if last else None for at, last in zip(of, is_last, strict=True)]
+        agents = np.where(is_last, np.array(event.agents)[of], -1).tolist() if event.agents else []
     rows = sorted(event.infos)
     scalars = PartScalars(
         schema_id=event.schema_id,
@@ -131,14 +133,14 @@ def columns_of(event: ImportedBlock, received: int) -> PartColumns:
         t0=(part * most).tolist(),
         steps=steps.tolist(),
         policy_id=[event.policy_id] * len(of),
-        agent_id=[DEFAULT_AGENT] * len(of),
+        agent_id=each(event.agent_ids, DEFAULT_AGENT),
         ended=ended,
         training_enabled=each(event.training_enabled, True),
         continues=each(event.continues, None),
         tags=each(event.tags, "{}"),
         ordinal=[],
         episode_ordinal=[],
-        agents=[-1] * len(of),
+        agents=agents or [-1] * len(of),
         final_obs=finals,
         info_rows=rows,
         infos=[event.infos[row] for row in rows],
@@ -158,10 +160,13 @@ def finished_of(event: ImportedBlock) -> list[Finished]:
     lengths = (np.frombuffer(event.lengths, np.int64) + 2).tolist()
     starts = np.frombuffer(event.starts, np.int64).tolist()
     instance, policy, schema = event.instance, event.policy_id, event.schema_id
-    rows = zip(event.episode_ids, starts, lengths, event.ended, strict=True)
+    own: Iterable[tuple[str | None, int]] = itertools.repeat((None, -1), len(starts))
+    if event.agent_ids:
+        own = zip(event.agent_ids, event.agents, strict=True)
+    rows = zip(event.episode_ids, starts, lengths, event.ended, own, strict=True)
     return [
-        Finished(name, key, instance, start, seq, ENDINGS[how], "", None, -1, policy, schema)
-        for key, (name, start, seq, how) in enumerate(rows, event.key)
+        Finished(name, key, instance, start, seq, ENDINGS[how], "", *tracks, policy, schema)
+        for key, (name, start, seq, how, tracks) in enumerate(rows, event.key)
     ]
 
 

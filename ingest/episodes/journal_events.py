@@ -187,7 +187,7 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
 
 
 class ImportedBlock(Struct, array_like=True, tag=10, frozen=True):
-    """Whole imported episodes of one policy, of one agent each, with all they have as columns.
+    """Whole imported episodes of one policy, or agents' tracks, with all they have as columns.
 
     Their keys count from `key`. `starts` are the start numbers (int64), `lengths` the numbers of
     steps (int64), `ended` indices into ENDINGS (uint8). An empty list stands for the default. The
@@ -220,6 +220,8 @@ class ImportedBlock(Struct, array_like=True, tag=10, frozen=True):
     infos: dict[int, str] = {}
     part_steps: int = 0
     env_t: bytes = b""
+    agent_ids: list[str] = []  # of tracks
+    agents: list[int] = []  # the numbers of tracks of their episodes
 
 
 class Keyed(Struct, array_like=True, tag=14, frozen=True):

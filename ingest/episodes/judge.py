@@ -231,20 +231,29 @@ class Judge:
         )
 
     def judge_whole(
-        self, instance: str | None, names: Sequence[str], starts: Array | None, policy_id: str
+        self,
+        instance: str | None,
+        names: Sequence[str],
+        agents: Sequence[str],
+        starts: Array | None,
+        policy_id: str,
     ) -> Array | None:
-        """The start numbers (int64) of new whole episodes of one agent each.
+        """The start numbers (int64) of new whole episodes, or tracks of new episodes.
 
-        None if any of them has to be judged on its own, because it may be known or be refused.
+        `agents` is empty if episodes have one agent. None if any of them has to be judged on its
+        own, because it may be known or be refused.
         """
         known = self._known
-        if policy_id not in known.policies.rules or len({*names}) < len(names):
+        keys: Sequence[Any] = [*zip(names, agents, strict=True)] if agents else names
+        if policy_id not in known.policies.rules or len({*keys}) < len(keys):
             return None
         if UNSAMPLED in "".join(names) and any(name.startswith(UNSAMPLED) for name in names):
             return None
         for there in (known.episodes, known.finished, known.closing, known.wholes):
             if there and not there.keys().isdisjoint(names):
                 return None
+        if agents and not known.closing.keys().isdisjoint(keys):
+            return None
         if len(known.episodes) >= known.limits.open_episodes:
             return None
         if instance is None:

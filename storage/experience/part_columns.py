@@ -109,6 +109,7 @@ class PartColumns(StepBuffers, frozen=True, kw_only=True, gc=False):
                 ended=scalars.ended[at],  # type: ignore[arg-type]  # checked by the part
                 policy_id=scalars.policy_id[at],
                 agent_id=scalars.agent_id[at],
+                agents=scalars.agents[at],
                 training_enabled=scalars.training_enabled[at],
                 continues=scalars.continues[at],
                 tags=scalars.tags[at],

@@ -539,6 +539,25 @@ def test_an_import_leaves_the_loop_to_others_between_its_rows() -> None:
     asyncio.run(main())
 
 
+def test_a_bad_row_leaves_the_other_episodes_in_columns() -> None:
+    """They are one journal row; the broken episode has its own. A repeated import knows all."""
+    rewards = [float(row) for row in range(600)]
+    rewards[301] = float("nan")  # the second row of episode 150
+    table = steps({f"e{n}": 2 for n in range(300)}, rewards=rewards)
+
+    async def main() -> MemoryJournal:
+        async with importing(journal := MemoryJournal()) as (_, send):
+            assert await send(table, "k") == (299 * 4 + 2, 0, [(301, "invalid")])
+            assert journal.last_row == 3  # the key's, and these two
+            crashed = journal.crash()
+        async with importing(crashed) as (_, send):
+            assert await send(table, "k") == (0, 299 * 4, [(301, "invalid")])
+            return crashed.crash()
+
+    found = rows_of(asyncio.run(main()))
+    assert len({*found}) == len(found) == 599
+
+
 class FullOnce(MemoryJournal):
     """A journal whose disk is full at one commit of rows."""
 

@@ -166,6 +166,25 @@ def test_tracks_of_one_episode_may_come_in_several_imports() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stated", [2, None])
+def test_tracks_stay_columns(stated: int | None) -> None:
+    """They are one journal row. A repeated import knows them, also after a crash."""
+    tracks = [(f"e{n}", agent, (0, 1)) for n in range(200) for agent in "ab"]
+    table = table_of(tracks, agents=pa.array([stated] * 800, pa.int32()))
+
+    async def main() -> MemoryJournal:
+        async with importing(journal := MemoryJournal()) as (collector, send):
+            assert await send(table, "k") == (1_600, 0, [])
+            assert journal.last_row == 2  # the key's, and the tracks'
+            assert {part.agents for part in parts_of(collector)} == {stated or -1}
+            crashed = journal.crash()
+        async with importing(crashed) as (_, send):
+            assert await send(table, "k") == (0, 1_600, [])
+            return crashed.crash()
+
+    assert len(rows_of(asyncio.run(main()))) == 800
+
+
 def test_a_client_takes_no_part_in_an_imports_episode() -> None:
     """Nor an import in a client's episode: two sources never make one episode."""
 

@@ -61,10 +61,7 @@ def columns_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> StepColu
 
 def runs_of(block: StepBlock) -> list[Run]:
     """A block's episodes as objects."""
-    whole = block.whole
-    if whole is None:
-        return block.runs
-    return [whole.run(at, "default", numbered=False) for at in range(len(whole.names))]
+    return [block.run(block.runs, at) for at in range(len(block.runs))]
 
 
 def block_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> StepBlock:

@@ -895,8 +895,8 @@ def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None
     starts = [wire.Start(episode_id=f"e{n}", start=last + 2 * n) for n in range(2)]
     assert shell.send(*starts, instance=opened.instance) == ["accepted", "gap"]
     whole, names = Judge(shell.assembler).judge_whole, ["x", "y"]
-    assert whole(opened.instance, names, np.array([last + 1, last + 8]), "default") is None
-    assert whole(opened.instance, names, np.array([last + 1, last + 2]), "default") is not None
+    assert whole(opened.instance, names, [], np.array([last + 1, last + 8]), "default") is None
+    assert whole(opened.instance, names, [], np.array([last + 1, last + 2]), "default") is not None
 
 
 def test_so_many_episodes_may_be_open() -> None:
