@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ingest.bulk_import.forms import Form
-from ingest.bulk_import.step_columns import joined, json_object
-from ingest.columns.arrow_kinds import load_arrow
+from ingest.bulk_import.step_columns import json_object
+from ingest.columns.arrow_kinds import load_arrow, one_array
 from ingest.columns.faults import RowFaults
 from ingest.columns.leaf_columns import LeafColumn
 from ingest.episodes.redaction import Redaction
@@ -55,7 +55,7 @@ def _redacted(table: Any, form: Form, redaction: Redaction) -> Any:
     columns = dict(zip(table.column_names, table.columns, strict=True))
     for leaf in (*form.leaves["obs"], *form.leaves["final_obs"]):
         if redaction.rule_of(leaf.leaf) is not None:
-            columns[leaf.place] = _leaf(leaf, joined(columns[leaf.place]), redaction)
+            columns[leaf.place] = _leaf(leaf, one_array(columns[leaf.place]), redaction)
     for name, redact in (("infos", redaction.info), ("tags", redaction.tags)):
         if name in form.hidden and name in columns:
             columns[name] = _objects(columns[name], redact)

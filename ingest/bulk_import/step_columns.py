@@ -19,7 +19,7 @@ import numpy as np
 from ingest.bulk_import.forms import Form
 from ingest.bulk_import.import_reply import NAMED
 from ingest.bulk_import.runs import UNFIT, runs_of
-from ingest.columns.arrow_kinds import Array, load_arrow
+from ingest.columns.arrow_kinds import Array, load_arrow, one_array
 from ingest.columns.faults import Fault, Got, RowFaults, nothing, shown
 from ingest.columns.leaf_columns import encode
 from ingest.columns.step_numbers import unfit
@@ -249,7 +249,7 @@ class StepColumns:
         self._redaction, self._numbered = redaction, numbered
         self.rows: int = table.num_rows
         columns = table.columns
-        self._columns = {name: joined(columns[at]) for name, at in form.read.items()}
+        self._columns = {name: one_array(columns[at]) for name, at in form.read.items()}
         codecs = (form.rules.observation, form.rules.action)
         size = max(table.nbytes // max(1, self.rows), *(codec.itemsize or 0 for codec in codecs))
         self.row_bytes = size + 49  # the approximate size of a step's columns
@@ -648,16 +648,6 @@ def _numbers(column: Any) -> tuple[Array, Array | None]:
         return column.to_numpy(zero_copy_only=False), None
     nulls = np.asarray(column.is_null())
     return column.fill_null(0).to_numpy(zero_copy_only=False), nulls
-
-
-def joined(column: Any) -> Any:
-    """A column as one contiguous array."""
-    arrow = load_arrow()
-    if isinstance(column, arrow.Array):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return arrow.concat_arrays(column.chunks) if column.num_chunks else arrow.array([], column.type)
 
 
 def _require_one_agent(table: Any) -> None:

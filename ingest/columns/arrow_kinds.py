@@ -40,6 +40,13 @@ def is_bytes(kind: Any) -> bool:
     return any(test(kind) for test in (*tests, types.is_fixed_size_binary))
 
 
+def one_array(column: Any) -> Any:
+    """A column as one contiguous pyarrow.Array."""
+    if not isinstance(column, load_arrow().ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def to_numpy(column: Any) -> Array:
     found: Array = column.to_numpy(zero_copy_only=False)
     return found

@@ -27,6 +27,7 @@ from ingest.columns.arrow_kinds import (
     is_list,
     is_text,
     nulls,
+    one_array,
     to_numpy,
 )
 from ingest.columns.faults import Got, RowFaults, shown
@@ -83,7 +84,7 @@ class Cells:
 
     def raw(self, name: str) -> Any:
         """A column as a pyarrow.Array, with its default in place of missing cells."""
-        column = _one(self._table[name])
+        column = one_array(self._table[name])
         if is_bytes(column.type):
             column = self._as_texts(name, column)
         default = self._options.default.get(name)
@@ -167,7 +168,7 @@ class Cells:
         """A column as JSON, null for missing cells; texts that parse as numbers become numbers."""
         made = self._json(name)
         if RAW + name in self._table.column_names:
-            given = _one(self._table[RAW + name])
+            given = one_array(self._table[RAW + name])
             if is_text(given.type):
                 made = pc.if_else(_is_value(given), _rewritten(given), made)
         return made
@@ -197,7 +198,7 @@ class Cells:
             read = pyarrow.json.ReadOptions(block_size=max(1_000, 2 * lines.nbytes))
             found = pyarrow.json.read_json(io.BytesIO("".join(lines.to_pylist()).encode()), read)
             if is_list(found["v"].type) and len(found) == len(column):
-                return _one(found["v"])
+                return one_array(found["v"])
         except pa.ArrowException:
             pass
         return pa.array([_listed(cell) for cell in column.to_pylist()], pa.list_(pa.float64()))
@@ -256,13 +257,6 @@ def at_places(places: Array, mask: Array, rows: int | None = None) -> Array:
     found = np.zeros(len(mask) if rows is None else rows, bool)
     found[places[mask]] = True
     return found
-
-
-def _one(column: Any) -> Any:
-    """A chunked column as one array."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 def _any(mask: Any) -> bool:
