@@ -9,7 +9,6 @@ between, the pieces are dropped and the import sends the episode again from the 
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -160,7 +159,7 @@ def finished_of(event: ImportedBlock) -> list[Finished]:
     lengths = (np.frombuffer(event.lengths, np.int64) + 2).tolist()
     starts = np.frombuffer(event.starts, np.int64).tolist()
     instance, policy, schema = event.instance, event.policy_id, event.schema_id
-    own: Iterable[tuple[str | None, int]] = itertools.repeat((None, -1), len(starts))
+    own: Iterable[tuple[str | None, int]] = [(None, -1)] * len(starts)
     if event.agent_ids:
         own = zip(event.agent_ids, event.agents, strict=True)
     rows = zip(event.episode_ids, starts, lengths, event.ended, own, strict=True)
