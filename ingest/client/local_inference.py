@@ -56,13 +56,6 @@ class LocalPolicy:
         self._interval = update_interval
         self._long_poll = long_poll and update_interval is not None
         self._path = f"/v1/policies/{policy_id}/weights"
-        self._local = threading.local()
-        self._changed = threading.Condition()
-        self._refreshing = threading.RLock()  # a signal handler may act in the middle of a call
-        self._reset()
-        _policies.add(self)
-
-    def _reset(self) -> None:
         self.current: NumpyPolicy | None = None
         self._canary: tuple[NumpyPolicy, float] | None = None  # with its share of the episodes
         self.refused = 0  # publications that could not be used
@@ -71,16 +64,17 @@ class LocalPolicy:
         self._generation = -1
         self._etag: str | None = None
         self._asked = float("-inf")
-        self._thread: threading.Thread | None = None
-        self._looking: threading.Thread | None = None
         self._failed: tuple[float, str] | None = None  # when the latest request failed, and why
         self._closed = False
+        self._renew()
+        _policies.add(self)
 
-    def _reset_lock(self) -> None:
-        """Renew the lock; a forked child also has no poll thread."""
+    def _renew(self) -> None:
+        """Make the locks, also in a forked child, which has no threads."""
         self._changed = threading.Condition()
-        self._refreshing = threading.RLock()
-        self._thread = self._looking = None
+        self._refreshing = threading.RLock()  # a signal handler may act in the middle of a call
+        self._thread: threading.Thread | None = None
+        self._looking: threading.Thread | None = None
         self._local = threading.local()
 
     @property
@@ -317,4 +311,4 @@ def _canary(published: Published) -> tuple[NumpyPolicy, float] | None:
     return NumpyPolicy.published(Manifest.from_json(found.manifest), found.weights), found.share
 
 
-_policies = renewed_by_fork(LocalPolicy._reset_lock)
+_policies = renewed_by_fork(LocalPolicy._renew)

@@ -839,8 +839,8 @@ class Outbox:
             self.instance = instance
 
     def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
-        """As `SharedSpool.is_foreign`."""
-        return self.spool is not None and self.spool.is_foreign(instance, event)
+        """As `Spool.is_foreign`."""
+        return self.spool is not None and self.spool.files.is_foreign(instance, event)
 
     def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event], list[Event]]:
         """Continue episodes that the collector has closed in new ones, from their next action.

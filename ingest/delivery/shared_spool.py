@@ -283,14 +283,6 @@ class SharedSpool:
                 self._count_waiting()
         return [segment for segment in list(self.files.taken_up) if segment.instance is None]
 
-    def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
-        """Whether an instance is that of an earlier process; with `event`, whether it is an event
-        of one. This process's rewards for an earlier one's episode are sent under its instance."""
-        known = None if event is None else self.files.is_foreign(event)
-        if known is not None:
-            return known
-        return any(one.is_foreign and one.instance == instance for one in self.files.taken_up)
-
     def _count_waiting(self) -> None:
         """Count the events on disk after work on it. With both locks held."""
         self._on_disk = self.files.waiting

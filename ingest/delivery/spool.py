@@ -799,12 +799,9 @@ class SpoolSegment:
 
     def close(self, *, forked: bool = False) -> None:
         """Release the segment, and remove an empty one. `forked`: it is the parent's."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
         if not forked and not self.waiting and all(map(self._remove, self._pieces)):
             shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.release()
+        self.let_go()
 
 
 class Spool:
@@ -967,10 +964,13 @@ class Spool:
                 return [(event, owner) for _, event in found]
         return []
 
-    def is_foreign(self, event: Event) -> bool | None:
-        """Whether an earlier process logged a spooled event; None for one that is not spooled."""
+    def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
+        """Whether an instance is that of an earlier process; with `event`, whether it is an event
+        of one. This process's rewards for an earlier one's episode are sent under its instance."""
         place = self._places.get(id(event))
-        return None if place is None else place[1].is_foreign
+        if place is not None:
+            return place[1].is_foreign
+        return any(one.is_foreign and one.instance == instance for one in self.taken_up)
 
     def done(self, events: Iterable[Event]) -> None:
         """Note that events were judged."""

@@ -264,7 +264,7 @@ class SteppedBaseEnv:
         if self._make_env is None:
             raise RuntimeError(f"env {env_id}: cannot be made anew without make_env")
         self._waiting.pop(env_id, None)
-        self._envs[env_id].close_quietly()
+        _close_quietly(self._envs[env_id].env)
         self._envs[env_id] = _by_agent(self._make_env(env_id))
 
     def stop(self) -> None:
@@ -302,9 +302,6 @@ class _SingleAgent:
 
     def close(self) -> None:
         self.env.close()
-
-    def close_quietly(self) -> None:
-        _close_quietly(self.env)
 
 
 class _DictEnv(Protocol):
@@ -360,9 +357,6 @@ class _ManyAgents:
     def close(self) -> None:
         if hasattr(self.env, "close"):
             self.env.close()
-
-    def close_quietly(self) -> None:
-        _close_quietly(self.env)
 
 
 def _by_agent(env: Any) -> _SingleAgent | _ManyAgents:

@@ -2,7 +2,7 @@
 
 A row begins with an observation and an action, adds up rewards until the agent acts again, and is
 completed by the agent's next observation or its end. `Play` is one env's episode with its agents,
-`Pack` has finished rows, `Waiting` the agents that wait for an action.
+`Pack` has finished rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ __all__ = [
     "Pack",
     "Play",
     "RowColumns",
-    "Waiting",
     "observation_columns",
 ]
 
@@ -152,15 +151,6 @@ class Pack:
 
     by_policy: dict[str, list[SampleBatch]] = field(default_factory=dict)
     env_steps: int = 0
-
-
-@dataclass
-class Waiting:
-    """Agents of one policy that wait for an action."""
-
-    env_ids: list[Any] = field(default_factory=list)
-    agents: list[Any] = field(default_factory=list)
-    observations: list[Any] = field(default_factory=list)
 
 
 def observation_columns(space: Any, values: list[Any]) -> dict[str, Any]:

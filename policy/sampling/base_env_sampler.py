@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from policy.sampling.agent_rows import (
     Pack,
     Play,
     RowColumns,
-    Waiting,
     observation_columns,
 )
 from policy.sampling.episode import RolloutEpisode
@@ -56,6 +55,8 @@ __all__ = ["BaseEnvSampler"]
 _log = logging.getLogger("headrace.worker")
 
 ObservationFn = Callable[..., Any]
+Waiting: TypeAlias = list[tuple[Any, Any, Any]]
+"""Agents of one policy that wait for an action: env id, agent id, observation."""
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class BaseEnvSampler(Sampler):
         self._columns: dict[str, RowColumns] = {}
         self._plays: dict[Any, Play] = {}
         self._packs: dict[Any, Pack] = {}
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, Waiting] = {}  # by policy
         # actions that the environments' own programs chose
         self._logged: dict[Any, dict[Any, Any]] = {}
         self._actors: dict[str, Actor] = {}
@@ -285,10 +286,7 @@ class BaseEnvSampler(Sampler):
             if agent not in play.agents:
                 play.agents[agent] = AgentRows(self._columns_of(policy_id))
                 play.states[agent] = self._policies[policy_id].initial_state()
-            waiting = self._waiting.setdefault(policy_id, Waiting())
-            waiting.env_ids.append(env_id)
-            waiting.agents.append(agent)
-            waiting.observations.append(seen)
+            self._waiting.setdefault(policy_id, []).append((env_id, agent, seen))
 
     def _columns_of(self, policy_id: str) -> RowColumns:
         if policy_id not in self._columns:
@@ -304,16 +302,17 @@ class BaseEnvSampler(Sampler):
         waiting, self._waiting = self._waiting, {}
         for policy_id, asked in waiting.items():
             policy = self._policies[policy_id]
-            flat = policy.flatten(observation_columns(policy.spec.observation, asked.observations))
+            observations = [seen for _, _, seen in asked]
+            flat = policy.flatten(observation_columns(policy.spec.observation, observations))
             if self._finisher.trains(policy_id):
-                kept = [self._plays[env_id].kept for env_id in asked.env_ids]
+                kept = [self._plays[env_id].kept for env_id, _, _ in asked]
                 policy.filter.push(
                     policy.spec.flattener.features_of(flat[np.array(kept, np.bool_)])
                 )
             actions, states = self._forward(policy_id, policy.filter(flat), asked)
             stored, to_env = actions.actions, actions.actions_env
             version = self._actors[policy_id].version
-            for i, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
+            for i, (env_id, agent, seen) in enumerate(asked):
                 play, action = self._plays[env_id], stored[i]
                 acted = to_env[i] if self._clip else action
                 row = {f"state_in_{k}": state[i] for k, state in enumerate(states)}
@@ -325,7 +324,7 @@ class BaseEnvSampler(Sampler):
                     row[ACTION_LOGP] = np.nan if logged.logp is None else logged.logp
                     row[ACTION_DIST_INPUTS] = np.nan
                     row |= {POLICY_VERSION: logged.version, SOURCE: "logged"}
-                play.agents[agent].begin(asked.observations[i], action, acted, row)
+                play.agents[agent].begin(seen, action, acted, row)
                 sent.setdefault(env_id, {})[agent] = acted
         self._logged.clear()
         return sent
@@ -336,11 +335,11 @@ class BaseEnvSampler(Sampler):
         explore, initial = self._explore and policy.settings.explore, policy.initial_state()
         if not initial:
             return actor.act(flat, self._rng, explore=explore), []
-        mine = [self._plays[e].states[a] for e, a in zip(asked.env_ids, asked.agents, strict=True)]
+        mine = [self._plays[env_id].states[agent] for env_id, agent, _ in asked]
         states = [np.stack([one[i] for one in mine]) for i in range(len(initial))]
         recurrent: Any = actor
         actions, after = recurrent.act(flat, self._rng, explore=explore, state=states)
-        for row, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
+        for row, (env_id, agent, _) in enumerate(asked):
             self._plays[env_id].states[agent] = [state[row] for state in after]
         return actions, states
 

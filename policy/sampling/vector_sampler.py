@@ -38,7 +38,6 @@ from storage.experience.sample_batch import (
     REWARDS,
     TERMINATEDS,
     TRUNCATEDS,
-    SampleBatch,
     T,
 )
 from storage.spaces.descriptors import Discrete
@@ -294,6 +293,10 @@ class VectorSampler(Sampler):
 
     def _emit(self, copies: list[int], count: int) -> None:
         """Return `count` rows of each of these copies as batches."""
+        if self._hooked and len(copies) > 1:
+            for copy in copies:
+                self._emit([copy], count)
+            return
         columns, segments = self._buffers.take(copies, count)
         rows = len(columns[REWARDS])
         last = np.arange(count - 1, rows, count)
@@ -305,27 +308,19 @@ class VectorSampler(Sampler):
         batch = self._finisher.identified(
             columns, segments, policy_id=self._policy_id, agent_id=DEFAULT_AGENT
         )
-        for place, copy in enumerate(copies):
+        for copy in copies:
             self._restarts.progressed(copy)
-            if self._hooked:
-                here = slice(place * count, (place + 1) * count)
-                self._ready.append(self._finish(batch.slice(here.start, here.stop), segments, here))
         if not self._hooked:
             done = self._policy.postprocess(batch)
             self._ready += [done.slice(i, i + count) for i in range(0, rows, count)]
+            return
+        self._ready.append(self._finisher.finish_runs(batch, segments, self._by_number))
+        going_on = set(self._numbers.tolist())
+        for one in segments:
+            if one.number not in going_on:
+                self._by_number.pop(one.number, None)
 
     def _sent_differs(self, columns: Mapping[str, Array]) -> bool:
         stored = {path: columns[name] for path, name in self._action_names.items()}
         sent = {path: columns[name] for path, name in self._env_names.items()}
         return bool(env_columns(stored, sent))
-
-    def _finish(self, batch: SampleBatch, segments: list[Any], here: slice) -> SampleBatch:
-        """Postprocess one copy's rows, one trajectory at a time."""
-        mine = [one for one in segments if here.start <= one.start < here.stop]
-        shifted = [type(one)(one.start - here.start, one.episode_id, one.number) for one in mine]
-        done = self._finisher.finish_runs(batch, shifted, self._by_number)
-        going_on = set(self._numbers.tolist())
-        for one in mine:
-            if one.number not in going_on:
-                self._by_number.pop(one.number, None)
-        return done

@@ -362,7 +362,7 @@ def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_pol
         episode = client.start_episode()
         client.get_action(episode, OBS)
         policy = client._actor.policy("default")
-        policy._reset_lock()  # like a forked child, which has no thread for the long poll
+        policy._renew()  # like a forked child, which has no thread for the long poll
         os.kill(collector.serving_pid(), signal.SIGSTOP)
         try:
             for _ in range(3):
