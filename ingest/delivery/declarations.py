@@ -11,8 +11,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import secrets
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
@@ -33,6 +31,7 @@ from storage.spaces.action_mask import ActionMask
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Space, SpaceError, schema_id, space_from_json
 from storage.spaces.leaves import leaves
+from storage.system.files import replace_file
 
 log = logging.getLogger("headrace.client")
 
@@ -383,12 +382,8 @@ def _write_cache(path: Path, address: str, document: Any) -> None:
         "sha256": _digest(document),
         "spec": document,
     }
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(json.dumps(kept).encode())
-        os.replace(part, path)
+        replace_file(path, json.dumps(kept).encode(), durable=False)
     except OSError as error:
         log.warning("%s: the declarations are not cached: %s", path, error)
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

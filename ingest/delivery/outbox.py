@@ -121,11 +121,11 @@ class Outbox:
 
     def reset(self) -> None:
         """Empty the queue and renew the locks, also in a forked child."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._is_solid = False  # a section is running during which no inner call may wait
         self.own_threads: set[int] = set()  # that must not wait
-        self._filled = threading.Condition(self._lock)
-        self._changed = threading.Condition(self._lock)
+        self._filled = threading.Condition(self.lock)
+        self.changed = threading.Condition(self.lock)
         self.instance: str | None = None  # of new episodes; None: not registered yet
         self.events: list[Event | None] = []  # the queue; None: pulled
         self.flight: list[Event] = []  # the events in flight that are not judged yet
@@ -140,7 +140,7 @@ class Outbox:
         self._next_pull = 0
         self.next_start = 0
         self._marks: deque[tuple[int, float]] = deque()  # from an index on: queued since
-        self.dropped = DroppedEpisodes(self._lock)
+        self.dropped = DroppedEpisodes(self.lock)
         self._wake_at = sys.maxsize
         self._urgent = 0
         self._lingering = False  # a batch waits for more events
@@ -153,18 +153,7 @@ class Outbox:
         self.spool: SharedSpool | None = None
         if self._files is not None:
             self._files.close(forked=True)
-            self.spool = SharedSpool(
-                self._files,
-                self._changed,
-                self._lock,
-                bounds=(self.max_events, self.max_bytes),
-                max_wait=self.patience,
-                number=self._number_all,
-                queue_has_room=self._has_room,
-                enter=self._enter_spooled,
-                full=self.full,
-                own_threads=self.own_threads,
-            )
+            self.spool = SharedSpool(self._files, self)
         self.trouble: Exception | None = None  # why the collector accepts nothing
 
     def bound(self, max_events: int, max_body: int | None) -> None:
@@ -181,7 +170,7 @@ class Outbox:
 
         `draft`: it has values that are drafts. Raises BufferFull if it could not be queued.
         """
-        with self._lock:
+        with self.lock:
             if self.dropped.names and event.episode_id in self.dropped.names:
                 self.dropped.count([event])
                 return -1
@@ -213,7 +202,7 @@ class Outbox:
         """Send a batch without waiting for more events, because an episode has ended."""
         self._hurried = True
         if self._lingering:
-            with self._lock:
+            with self.lock:
                 self._filled.notify()
 
     def put_all(self, events: Sequence[Event]) -> Sequence[int]:
@@ -221,7 +210,7 @@ class Outbox:
 
         Each Start gets its number here. Raises BufferFull, with none queued.
         """
-        with self._lock:
+        with self.lock:
             kept = events
             if dropped := self.dropped.names:
                 kept = [event for event in events if event.episode_id not in dropped]
@@ -272,7 +261,7 @@ class Outbox:
             self._filled.notify()
         return first
 
-    def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
+    def enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
         """Queue events that are on disk, unless they stay only there. With the lock held."""
         if not left:
             first = self._extend(events, size)
@@ -286,15 +275,15 @@ class Outbox:
 
     def ask(self) -> None:
         """Have the sending thread ask for the collector's declarations."""
-        with self._lock:
+        with self.lock:
             self.asked = True
             self._filled.notify()
 
     def _wait_for_room(self, count: int, size: int) -> None:
         """With the lock held."""
-        if self._has_room(count, size):
+        if self.has_room(count, size):
             return
-        if not self._await(lambda: self._has_room(count, size), self.patience):
+        if not self._await(lambda: self.has_room(count, size), self.patience):
             raise self.full()
 
     def full(self) -> BufferFull:
@@ -316,7 +305,7 @@ class Outbox:
         error.__cause__ = self.trouble
         return error
 
-    def _has_room(self, count: int, size: int, share: float = 1.0) -> bool:
+    def has_room(self, count: int, size: int, share: float = 1.0) -> bool:
         """An event that alone is over `max_bytes` may pass an empty queue."""
         fits = (
             self.pending + count <= self.max_events * share
@@ -331,7 +320,7 @@ class Outbox:
         if all(isinstance(event, End) for event in events):
             return False
         share = 1.0 - OPEN_SHARE if _starts(events) else 1.0
-        return not self._has_room(len(events), size, share)
+        return not self.has_room(len(events), size, share)
 
     def _drop(self, events: Sequence[Event]) -> None:
         """Drop events that do not fit, and all later events of their episodes.
@@ -357,13 +346,13 @@ class Outbox:
 
     def owe(self) -> None:
         """Have the sending thread report the dropped steps."""
-        with self._lock:
+        with self.lock:
             self.owed = True
             self._filled.notify()
 
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Add a reward to the queued step at `index`; False if the step has left the queue."""
-        with self._lock:
+        with self.lock:
             return self._folds(index, step, reward, info) and self._fold(index, step, reward, info)
 
     def put_rewards(self, rewards: Sequence[Reward]) -> list[bool]:
@@ -371,7 +360,7 @@ class Outbox:
 
         All or none: raises BufferFull, and ValueError for a sum that is not finite.
         """
-        with self._lock:
+        with self.lock:
             folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
             rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
             if rest:
@@ -419,7 +408,7 @@ class Outbox:
         """
         while True:
             has_disk = self._read_spooled()
-            with self._lock:
+            with self.lock:
                 if self.asked:
                     return [], None
                 queue = self.events
@@ -489,7 +478,7 @@ class Outbox:
             self._marks.popleft()
         self.flight = list(flight)
         self._land(())
-        self._changed.notify_all()
+        self.changed.notify_all()
         return flight
 
     def _land(self, events: Collection[Event]) -> None:
@@ -524,7 +513,7 @@ class Outbox:
         of another instance than the first one's need another request. Returns None if an instance
         must be registered first. Raises TimeoutError.
         """
-        with self._lock:
+        with self.lock:
 
             def ready() -> bool:
                 return (
@@ -619,13 +608,13 @@ class Outbox:
         over: set[str] = set()
         place, is_left = self._taken, False
         while True:
-            with self._lock:
+            with self.lock:
                 at = place - self._taken
                 chunk = self.events[at : at + _DRAFTS_AT_ONCE]
                 if not chunk or (place >= self._draft_end and not over):
                     self.drafted = is_left
                     self.asked = self.asked or is_left
-                    self._changed.notify_all()
+                    self.changed.notify_all()
                     return
             for index, event in enumerate(chunk, place):
                 if event is None:
@@ -661,7 +650,7 @@ class Outbox:
         except ValueError as error:
             return error
         more = sum(map(len, values.values())) - sum(map(len, drafts.values()))
-        with self._lock:
+        with self.lock:
             size = weight(event) + more
             if size > self.request_bytes:
                 return too_large(name, size, self.request_bytes)
@@ -671,7 +660,7 @@ class Outbox:
         return None
 
     def _replace(self, index: int, event: Event, other: End | None) -> None:
-        with self._lock:
+        with self.lock:
             more = (0 if other is None else weight(other)) - weight(event)
             self.events[index - self._taken] = other
             self.nbytes += more
@@ -684,7 +673,7 @@ class Outbox:
 
     def judged(self, events: Collection[Event], pull: int | None = None) -> None:
         """Note that the collector has judged these events of the flight or a pull."""
-        with self._lock:
+        with self.lock:
             if self.spool is not None:
                 self.spool.note(events)
             size, count = sum(map(weight, events)), len(events)
@@ -697,7 +686,7 @@ class Outbox:
                 self._land(events)
             else:
                 self._pulls.pop(pull, None)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
         """Put events of the flight back to the head of the queue, to be sent again.
@@ -705,49 +694,49 @@ class Outbox:
         `lost` events, which had left as judged and must be judged again, go before them. Indices of
         later events do not change.
         """
-        with self._lock:
+        with self.lock:
             self._readmit(lost)
             count = len(lost) + len(events)
             self._taken -= count
             self.events[:0] = [*lost, *events]
             self._done = min(self._done, self._taken)
             self._land(events)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def put_off(self, events: Sequence[Event]) -> None:
         """Put events of the flight, and later ones of their episodes, at the end of the queue."""
-        with self._lock:
+        with self.lock:
             later = self._take_from(self._places(set(map(name_of, events)), 0))
             self.requeues += 1
             self.events += [*events, *later]
             self._land(events)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def in_flight(self, events: Sequence[Event]) -> list[Event]:
         """The events of a batch that are still in flight."""
-        with self._lock:
+        with self.lock:
             left = set(map(id, self.flight))
         return [event for event in events if id(event) in left]
 
     def return_rest(self) -> int:
         """Put the rest of the flight back to the head of the queue; return its number of events."""
-        with self._lock:
+        with self.lock:
             rest = self.flight
             self.return_flight(rest)
             return len(rest)
 
     def return_pulled(self, events: Sequence[Event], pull: int) -> None:
         """Put events of a pull at the end of the queue, to be sent again."""
-        with self._lock:
+        with self.lock:
             self.requeues += 1
             self.events.extend(events)
             self._pulls.pop(pull, None)
             self._filled.notify()
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def put_again(self, events: Sequence[Event]) -> None:
         """Queue events that had left as judged and must be judged again."""
-        with self._lock:
+        with self.lock:
             self._readmit(events)
             self.events.extend(events)
             self._filled.notify()
@@ -761,7 +750,7 @@ class Outbox:
 
     def carries(self, name: Name) -> bool:
         """Whether events of an episode are queued or in flight."""
-        with self._lock:
+        with self.lock:
             waiting = (*self.flight, *self.events)
             queued = any(e is not None and name_of(e) == name for e in waiting)
             return queued or (self.spool is not None and self.spool.is_unwritten({name}))
@@ -774,7 +763,7 @@ class Outbox:
         start that may have been applied is never repeated under another one.
         """
         with contextlib.nullcontext() if self.spool is None else self.spool.disk:
-            with self._lock:
+            with self.lock:
                 was_solid, self._is_solid = self._is_solid, True
                 try:
                     is_current = self._renew(dead, again, open_ids)
@@ -811,7 +800,7 @@ class Outbox:
         self.next_start = number + 1
         start.start = number
 
-    def _number_all(self, events: Sequence[Event]) -> Callable[[], None]:
+    def number(self, events: Sequence[Event]) -> Callable[[], None]:
         """Number the starts; return a function that undoes it."""
         before, fresh = self.next_start, _unnumbered(events)
         for start in fresh:
@@ -835,7 +824,7 @@ class Outbox:
         """Use an instance from now on. Raises BufferFull if it cannot be written to disk."""
         if self.spool is not None:
             self.spool.note_instance(instance)
-        with self._lock:
+        with self.lock:
             self.instance = instance
 
     def is_foreign(self, instance: str | None, event: Event | None = None) -> bool:
@@ -873,7 +862,7 @@ class Outbox:
                     start, owner = started
                     starts.append(start)
                     segment.translate(event)
-                    with self._lock:
+                    with self.lock:
                         self.next_start += owner is None
                         if owner is not None:
                             self.strays[start.episode_id] = owner
@@ -887,7 +876,7 @@ class Outbox:
 
     def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until `ready()`, which is checked after each `wake`; return whether it is true."""
-        with self._lock:
+        with self.lock:
             return self._await(ready, timeout)
 
     def _await(self, ready: Callable[[], bool], timeout: float | None) -> bool:
@@ -897,12 +886,12 @@ class Outbox:
             left = deadline - time.monotonic()
             if left <= 0 or self._is_solid or self.is_own_thread():
                 return False
-            self._changed.wait(min(left, LOOK_SECONDS))
+            self.changed.wait(min(left, LOOK_SECONDS))
         return True
 
     def may_wait(self) -> bool:
         """Whether a call in this thread may wait: not within a section that no other may enter."""
-        with self._lock:
+        with self.lock:
             return not self._is_solid and not self.is_own_thread()
 
     def is_own_thread(self) -> bool:
@@ -911,7 +900,7 @@ class Outbox:
 
     def oldest(self) -> float:
         """The approximate age of the oldest pending event in seconds; 0 if there is none."""
-        with self._lock:
+        with self.lock:
             now = time.monotonic()
             unwritten = None if self.spool is None else self.spool.oldest_since
             return now - min(self._oldest_since or now, unwritten or now)
@@ -929,7 +918,7 @@ class Outbox:
         `before`: only events with a lower index. `own`: without events of earlier processes.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with self._lock:
+        with self.lock:
             if before is None and not self._written(deadline, stop):
                 return False
             target = self.end if before is None else before
@@ -982,18 +971,18 @@ class Outbox:
     @property
     def end(self) -> int:
         """The index of the next event."""
-        with self._lock:
+        with self.lock:
             return self._taken + len(self.events)
 
     def wake(self) -> None:
         """Have all waiting calls check their conditions again."""
-        with self._lock:
+        with self.lock:
             self._filled.notify_all()
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def close(self) -> None:
         """Accept no new events; queued ones are still sent."""
-        with self._lock:
+        with self.lock:
             self.closed = True
         self.wake()
 

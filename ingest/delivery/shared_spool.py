@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from ingest.delivery.spool import Spool, SpoolSegment, encoded
 from ingest.protocol.agent_names import Name, name_of
@@ -65,40 +66,45 @@ class Entry:
         return bool(self.indices) or self.error is not None
 
 
-class SharedSpool:
-    """Writes events, and notes which of them were judged, in the order of the calls.
+class Queue(Protocol):
+    """The queue of the events that are on disk; functions are called with `lock` held.
 
-    The queue's functions are called with `lock` held. `number` numbers starts and returns a
-    function that undoes it. `queue_has_room` says whether a number of events and bytes fits into
-    the queue. `enter` queues written events, or leaves them on disk, and returns their indices.
-    `settled` is notified when a call's events are written or have failed.
+    `changed` is notified when a call's events are written or have failed. `own_threads` must not
+    wait.
     """
 
-    def __init__(
-        self,
-        files: Spool,
-        settled: threading.Condition,
-        lock: threading.RLock,
-        *,
-        bounds: tuple[int, int],
-        max_wait: float,
-        number: Callable[[Sequence[Event]], Callable[[], None]],
-        queue_has_room: Callable[[int, int], bool],
-        enter: Callable[[Sequence[Event], int, bool], Sequence[int]],
-        full: Callable[[], BufferFull],
-        own_threads: set[int],
-    ) -> None:
+    lock: threading.RLock
+    changed: threading.Condition
+    own_threads: set[int]
+    max_events: int
+    max_bytes: int
+    patience: float
+
+    def number(self, events: Sequence[Event]) -> Callable[[], None]:
+        """Number the starts; return a function that undoes it."""
+
+    def has_room(self, count: int, size: int) -> bool:
+        """Whether a number of events and bytes fits into the queue."""
+
+    def enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
+        """Queue written events, or leave them on disk; return their indices."""
+
+    def full(self) -> BufferFull:
+        """The error of a full spool."""
+
+
+class SharedSpool:
+    """Writes events, and notes which of them were judged, in the order of the calls."""
+
+    def __init__(self, files: Spool, queue: Queue) -> None:
         self.files = files
         self.disk = threading.Lock()
         self.count = 0  # events that are not on disk yet
-        self.max_wait = max_wait
-        self._max_events, self._max_bytes = max(bounds[0], FEWEST), bounds[1]
+        self.max_wait = queue.patience
+        self._max_events, self._max_bytes = max(queue.max_events, FEWEST), queue.max_bytes
         self._bytes = 0
-        self._lock, self._settled = lock, settled
-        self._work = threading.Condition(lock)
-        self._number, self._enter, self._full = number, enter, full
-        self._queue_has_room = queue_has_room
-        self._own_threads = own_threads  # that must not wait
+        self._queue, self._lock = queue, queue.lock
+        self._work = threading.Condition(queue.lock)
         self._entries: deque[Entry] = deque()
         self._judged: list[Event] = []
         self._on_disk = 0
@@ -130,8 +136,8 @@ class SharedSpool:
         if not self._has_room(len(events), size):
             raise BufferFull(
                 f"{self.files.directory}: {counted(self.count, 'event')} ({self._bytes} bytes) "
-                "waiting for "
-                f"the disk; the client holds at most {self._max_events} and {self._max_bytes} bytes"
+                f"waiting for the disk; the client holds at most {self._max_events} and "
+                f"{self._max_bytes} bytes"
             )
         self._ensure_running()
         count = len(events)
@@ -148,8 +154,8 @@ class SharedSpool:
         return entry.indices or [-1] * len(events)
 
     def _await(self, ready: Callable[[], bool], seconds: float) -> None:
-        if threading.get_ident() not in self._own_threads:
-            self._settled.wait_for(ready, seconds)
+        if threading.get_ident() not in self._queue.own_threads:
+            self._queue.changed.wait_for(ready, seconds)
 
     def _has_room(self, count: int, size: int) -> bool:
         if not self.count:
@@ -290,11 +296,11 @@ class SharedSpool:
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._own_threads.add(threading.get_ident())
+        self._queue.own_threads.add(threading.get_ident())
         try:
             self._work_off()
         finally:
-            self._own_threads.discard(threading.get_ident())
+            self._queue.own_threads.discard(threading.get_ident())
 
     def _work_off(self) -> None:
         while (found := self._next()) is not None:
@@ -344,9 +350,9 @@ class SharedSpool:
         """Write the oldest entries; return whether they are on disk. With `disk` held."""
         events = [event for entry in entries for event in entry.events]
         with self._lock:
-            take_back = self._number(events)
+            take_back = self._queue.number(events)
             size = sum(entry.size for entry in entries)
-            left = bool(self.files.own_unread) or not self._queue_has_room(len(events), size)
+            left = bool(self.files.own_unread) or not self._queue.has_room(len(events), size)
         contents = [
             encoded(event) if isinstance(event, Start) else content
             for entry in entries
@@ -362,14 +368,14 @@ class SharedSpool:
             self._count_waiting()
             if written:
                 for entry in entries:
-                    entry.indices = self._enter(entry.events, entry.size, left)
+                    entry.indices = self._queue.enter_spooled(entry.events, entry.size, left)
                     self._remove(entry)
                 self._recovered()
             else:
                 take_back()
                 if len(entries) == 1:
-                    self._fail(entries[0], error or self._full())
-            self._settled.notify_all()
+                    self._fail(entries[0], error or self._queue.full())
+            self._queue.changed.notify_all()
         return written
 
     def _fail(self, entry: Entry, error: BufferFull) -> None:

@@ -43,7 +43,7 @@ class Interruption:
 
     def __init__(self, client: PolicyClient, point: int, handler: Callable[[], None]) -> None:
         self.came = False
-        self._lock, self._left, self._handler = client._outbox._lock, point, handler
+        self._lock, self._left, self._handler = client._outbox.lock, point, handler
 
     def _run(self) -> None:
         signal.raise_signal(signal.SIGUSR1)
