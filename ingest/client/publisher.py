@@ -71,7 +71,7 @@ class Publisher:
 
     def versions(self, policy_id: str = "default") -> wire.Versions:
         """The published versions, the live version, and the next number."""
-        return Delivery(self._transport, "GET", _path(policy_id, "versions")).run(wire.Versions)
+        return self._request(policy_id, "versions").run(wire.Versions)
 
     def _publish(self, policy_id: str, message: wire.Publish) -> wire.NowLive:
         """Publish weights under the next number; the number in `message` is ignored.
@@ -82,9 +82,8 @@ class Publisher:
         number, tries = self.versions(policy_id).next, 0
         while True:
             tries += 1
-            body = msgspec.msgpack.encode(msgspec.structs.replace(message, version=number))
-            path = _path(policy_id, "versions")
-            delivery = Delivery(self._transport, "POST", path, body, _MSGPACK)
+            numbered = msgspec.structs.replace(message, version=number)
+            delivery = self._request(policy_id, "versions", numbered)
             try:
                 return delivery.run(wire.NowLive)
             except Refusal as refusal:
@@ -123,13 +122,11 @@ class Publisher:
 
     def served(self, policy_id: str = "default") -> wire.Serving:
         """The live version, and the version that each registered collector serves."""
-        return Delivery(self._transport, "GET", _path(policy_id, "served")).run(wire.Serving)
+        return self._request(policy_id, "served").run(wire.Serving)
 
     def resume(self, policy_id: str = "default") -> wire.NowLive:
         """End the pin of a rollback. The live version does not change."""
-        body = msgspec.msgpack.encode(wire.Resume())
-        path = _path(policy_id, "resume")
-        return Delivery(self._transport, "POST", path, body, _MSGPACK).run(wire.NowLive)
+        return self._request(policy_id, "resume", wire.Resume()).run(wire.NowLive)
 
     def rollback(
         self, policy_id: str = "default", to: int | None = None, *, why: str = ""
@@ -142,13 +139,18 @@ class Publisher:
         live = self.versions(policy_id).live
         if live is None:
             raise Refusal("no_version", f"nothing is live for policy {policy_id!r}")
-        body = msgspec.msgpack.encode(wire.Rollback(generation=live.generation, to=to, why=why))
-        path = _path(policy_id, "rollback")
-        return Delivery(self._transport, "POST", path, body, _MSGPACK).run(wire.NowLive)
+        message = wire.Rollback(generation=live.generation, to=to, why=why)
+        return self._request(policy_id, "rollback", message).run(wire.NowLive)
 
-
-def _path(policy_id: str, what: str) -> str:
-    return f"/v1/policies/{quote(policy_id, safe='')}/{what}"
+    def _request(
+        self, policy_id: str, what: str, message: msgspec.Struct | None = None
+    ) -> Delivery:
+        """A request about a policy; without a message it asks."""
+        path = f"/v1/policies/{quote(policy_id, safe='')}/{what}"
+        if message is None:
+            return Delivery(self._transport, "GET", path)
+        body = msgspec.msgpack.encode(message)
+        return Delivery(self._transport, "POST", path, body, _MSGPACK)
 
 
 def _holds(there: wire.Versions, number: int, digest: str) -> bool:

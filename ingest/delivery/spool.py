@@ -690,8 +690,10 @@ class SpoolSegment:
 
     # --- episodes that were closed meanwhile --------------------------------------------------
 
-    def go_on(self, event: Event, number: int, start: int) -> Start:
-        """Continue a closed episode in a new one, from this event; return the new start."""
+    def go_on(self, event: Event, number: int, start: int) -> Start | None:
+        """Continue a closed episode in a new one, from this event; return the new start, if any."""
+        if not self.knows_start(event):
+            return None
         new = hashlib.blake2b(
             f"{event.episode_id}\0{self.instance}\0{start}".encode(), digest_size=16
         ).hexdigest()
@@ -699,7 +701,11 @@ class SpoolSegment:
         step, before = self._steps.get(number), self._origin(event.episode_id)[1]
         step = None if step is None or before is None else step - before
         moved = Moved(event.episode_id, seq, new, start, step, event.ts)
-        self._write_needed(MOVED, moved)
+        try:
+            self._write_needed(MOVED, moved)
+        except OSError as error:
+            log.warning("%s: %s", self.folder, error)
+            return None
         self._move(moved)
         return self.start_of(new)
 
@@ -1005,17 +1011,10 @@ class Spool:
         written to disk, or if the first start was damaged. `next_start` is this process's next
         number.
         """
-        segment = self.segment_of(event)
-        if not segment.knows_start(event):
-            return None
+        _, segment, number = self._places[id(event)]
         is_own = segment is self.own
-        try:
-            number = self._places[id(event)][2]
-            start = segment.go_on(event, number, next_start if is_own else segment.next_start)
-        except OSError as error:
-            log.warning("%s: %s", segment.folder, error)
-            return None
-        return start, None if is_own else segment.instance
+        start = segment.go_on(event, number, next_start if is_own else segment.next_start)
+        return None if start is None else (start, None if is_own else segment.instance)
 
     # --- instances ---------------------------------------------------------------------------
 

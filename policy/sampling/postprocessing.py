@@ -192,11 +192,8 @@ class RowFinisher:
     def finish_runs(
         self, batch: SampleBatch, segments: Sequence[EpisodeSegment], episodes: Mapping[int, Any]
     ) -> SampleBatch:
-        """Postprocess rows of the default agent: runs of episodes, one after the other."""
+        """Pass on rows of the default agent, run by run: `segments` are of its episodes."""
         policy_id = next(iter(self.policies))
-        policy = self.policies[policy_id]
-        if not self.is_hooked(policy):
-            return policy.postprocess(batch)
         starts = [*(one.start for one in segments), batch.count]
         done = []
         for number, one in enumerate(segments):
