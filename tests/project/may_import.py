@@ -43,7 +43,7 @@ MAY_IMPORT = {
     ),
     "ingest.client": (
         "ingest.delivery ingest.protocol policy.inference storage.declarations storage.errors"
-        " storage.experience storage.system storage.weights storage.wording msgspec numpy requests"
+        " storage.experience storage.system storage.weights storage.wording msgspec numpy"
     ),
     # urllib3 parses the requested address
     "ingest.collector": (
@@ -182,7 +182,7 @@ MAY_REACH_STDLIB = {
 
 # The same for third-party packages, for folders that a service loads or that stay pure.
 MAY_REACH_PACKAGES = {
-    "ingest.client": "msgspec numpy opentelemetry requests safetensors urllib3",
+    "ingest.client": "msgspec numpy opentelemetry safetensors urllib3",
     "ingest.delivery": "msgspec numpy opentelemetry urllib3",
     "ingest.episodes": "msgspec numpy",
     "ingest.protocol": "msgspec",

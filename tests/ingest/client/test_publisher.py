@@ -1,7 +1,4 @@
-"""Publishing from another machine: `Publisher`, and commands with `--url`, on a real collector.
-
-Also of `ingest.client.admin_session`.
-"""
+"""Publishing from another machine: `Publisher`, and commands with `--url`, on a real collector."""
 
 from __future__ import annotations
 
