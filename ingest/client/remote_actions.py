@@ -39,11 +39,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RemoteActor:
-    """Asks for the actions of one client.
-
-    `wait_for_disk`: replies are durable. `holds_given_up` counts actions of a held version, after
-    the longest wait.
-    """
+    """Asks for the actions of one client. `wait_for_disk`: replies are durable."""
 
     def __init__(
         self,
@@ -59,7 +55,6 @@ class RemoteActor:
         self._sender = sender
         self._timeout = timeout
         self._wait_for_disk = wait_for_disk
-        self.holds_given_up = 0
 
     def act(self, observations: Mapping[N, Any], env_t: Mapping[N, int | None]) -> dict[N, Any]:
         """Actions for some episodes, or tracks, with their `env_t` through one request.
@@ -238,7 +233,6 @@ class RemoteActor:
         for request in requests:
             name = name_of(request)
             reply = replies[name]
-            self.holds_given_up += reply.hold
             if reply.error is None:
                 kept.keep(name, [_decision(request, reply)])
                 durable = kept.durable(name, reply.durable_seq)
