@@ -21,6 +21,7 @@ Exceptions:
     ├── JournalError
     │   ├── JournalLocked           another process holds the journal
     │   │   └── JournalLookedAt     other processes read it; try again
+    │   ├── JournalBehind           shards are later, as after a restore: run `headrace adopt`
     │   ├── JournalFull             no space left: rolled back, the journal stays usable
     │   └── JournalFailed           a write or a sync failed
     ├── NewerFormat                 a later release wrote this; use that one
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from storage.declarations.policy_files import save_declaration as save_declaration
     from storage.errors import FolderMoved as FolderMoved
     from storage.errors import GenerationConflict as GenerationConflict
+    from storage.errors import JournalBehind as JournalBehind
     from storage.errors import JournalError as JournalError
     from storage.errors import JournalFailed as JournalFailed
     from storage.errors import JournalFull as JournalFull
@@ -261,10 +263,10 @@ _NAMES = {
     "storage.declarations.declaration": "DeclarationError PolicyDeclaration",
     "storage.declarations.policy_files": "load_declarations save_declaration",
     "storage.errors": (
-        "FolderMoved GenerationConflict JournalError JournalFailed JournalFull JournalLocked "
-        "JournalLookedAt LeaseHeld NewerFormat NothingYet ObjectChanged ObjectError ObjectExists "
-        "ObjectNotFound ObjectUnusable PolicyPinned StorageError WeightStoreError WeightsDamaged "
-        "WeightsNotFound WeightsRefused"
+        "FolderMoved GenerationConflict JournalBehind JournalError JournalFailed JournalFull "
+        "JournalLocked JournalLookedAt LeaseHeld NewerFormat NothingYet ObjectChanged ObjectError "
+        "ObjectExists ObjectNotFound ObjectUnusable PolicyPinned StorageError WeightStoreError "
+        "WeightsDamaged WeightsNotFound WeightsRefused"
     ),
     "storage.experience.conformance": "InputReaderConformance",
     "storage.experience.episode": "Episode EpisodeError Part Step",

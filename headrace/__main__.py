@@ -156,7 +156,8 @@ def _commands() -> tuple[Callable[..., None], ...]:
     )
     looking = (edge.ls, reporting.report, edge.verify, edge.pseudonym)
     bringing = (edge.collect, importing.import_source)
-    return (*whole_way, *bringing, *judging, *numbering, *looking, maintaining.compact)
+    keeping = (maintaining.compact, maintaining.backup, maintaining.restore, maintaining.adopt)
+    return (*whole_way, *bringing, *judging, *numbering, *looking, *keeping)
 
 
 def _groups() -> tuple[typer.Typer, ...]:

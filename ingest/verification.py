@@ -14,16 +14,16 @@ import contextlib
 import logging
 import shutil
 import tempfile
-import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from ingest.collector.address_file import LiveAddress
-from ingest.collector.backup_restore import Shelf, notice_restore
+from ingest.collector.adoption import require_current
 from ingest.collector.journal_report import damage_texts
 from ingest.collector.recovery import Recovered, recover
 from ingest.delivery.transport import Delivery, Transport
@@ -36,6 +36,7 @@ from storage.experience.part_columns import parts_in
 from storage.journal.database import DATABASE, past_damage
 from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
 from storage.objects.opening import Root, local_folder
+from storage.shards.names import next_ordinals
 from storage.shards.replacements import replaced_shards
 from storage.system.files import FileLock
 from storage.verify.audit import (
@@ -130,7 +131,8 @@ def journal_account(
 
     A running collector is asked for its ledger (with `token`, scope admin, if it has tokens; its
     certificate is checked against `ca`). Raises JournalLocked, naming the process, if that
-    collector cannot be asked, also because its address cannot be proven; Refusal, OSError.
+    collector cannot be asked, also because its address cannot be proven; JournalBehind, Refusal,
+    OSError.
     """
     directory = journal_of(root)
     if directory is None:
@@ -250,14 +252,7 @@ def _account(root: Root, directory: Path, copy: Path) -> JournalAccount:
     past = _past(directory)
     with closing(SqliteJournal.open(copy)) as journal:
         policies = load_declarations(root)
-        shards = Shelf(directory.parent / "shards")
-        restored = notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
-        if restored is not None:
-            log.warning(
-                "the journal is older than its shards (%s): it was restored from a backup. This "
-                "account is what the collector's next start makes of it; nothing is changed now",
-                restored.beyond,
-            )
+        require_current(journal, partial(next_ordinals, directory.parent / "shards"))
         return _account_of(journal, recover(journal, policies), past)
 
 
@@ -287,12 +282,11 @@ def _ordinals(journal: SqliteJournal, waiting: list[Sealed]) -> dict[str, int]:
     """Stream -> the ordinal after those that a start gives its waiting parts; see `Sealing`."""
     ends = journal.streams()
     for item in waiting:
-        if item.part is not None and not item.stored:
+        if item.part is not None:
             stream = f"{journal.collector_id}-{item.part.schema_id}"
             ends[stream] = ends.get(stream, 0) + parts_in(item.part)
     return ends
 
 
 def _steps(sealed: list[Sealed]) -> int:
-    parts = (item.part for item in sealed if not item.stored)
-    return sum(part.steps for part in parts if part is not None)
+    return sum(item.part.steps for item in sealed if item.part is not None)

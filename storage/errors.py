@@ -5,6 +5,7 @@
     ├── JournalError
     │   ├── JournalLocked        another process holds the journal
     │   │   └── JournalLookedAt  other processes read it, as `verify` does: try again
+    │   ├── JournalBehind        shards are later: run `headrace adopt`
     │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
     │   └── JournalFailed        a write or a sync failed: stop acknowledging, exit, replay
     ├── NewerFormat              a later release wrote this: use that one
@@ -31,6 +32,7 @@ from __future__ import annotations
 __all__ = [
     "FolderMoved",
     "GenerationConflict",
+    "JournalBehind",
     "JournalError",
     "JournalFailed",
     "JournalFull",
@@ -71,6 +73,10 @@ class JournalLocked(JournalError):
 
 class JournalLookedAt(JournalLocked):
     """Other processes read this journal, as `verify` does while it copies it: try again."""
+
+
+class JournalBehind(JournalError):
+    """Shards are later than the journal, as after a restore: run `headrace adopt`."""
 
 
 class JournalFull(JournalError):

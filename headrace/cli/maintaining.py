@@ -1,18 +1,20 @@
-"""The commands that change stored shards: `compact`.
+"""The commands that change stored shards or copy roots: `compact`, `backup`, `restore`, `adopt`.
 
-Each prints a plan and its digest, and changes nothing else. `--apply DIGEST` applies it.
+`compact` prints a plan and its digest, and changes nothing else. `--apply DIGEST` applies it.
 """
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from headrace.cli.options import ROOT, AdminToken, Ca, Json, Root
+from headrace.cli.options import LOCAL_ROOT, ROOT, AdminToken, Ca, Json, LocalRoot, Root
 from headrace.cli.publishing import person
 from headrace.cli.roots import require_root
 
@@ -76,3 +78,48 @@ def compact(
         made = [msgspec.to_builtins(one) | {"old": len(one.old)} for one in done.made]
         document["applied"] = {"made": made, "deleted": done.deleted, "left": done.left}
     return console.line(document) if as_json else results.compacted(document, str(root))
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(help="New folder, or that of an earlier backup.")],
+    root: LocalRoot = LOCAL_ROOT,
+    as_json: Json = False,
+) -> None:
+    """Copy a root, also while its collector runs; later backups copy only what is new."""
+    require_root(str(root))
+    from headrace.output import console, results
+    from ingest.backup import backup as copy
+
+    with console.progress() as progress:
+        document = asdict(copy(root, target, on_progress=progress))
+    return console.line(document) if as_json else results.copied(document, str(target))
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(help="Folder of a backup.")],
+    root: LocalRoot = LOCAL_ROOT,
+    as_json: Json = False,
+) -> None:
+    """Copy a backup to a new root, whose collector then takes a new id."""
+    from headrace.output import console, results
+    from ingest.backup import restore as copy
+
+    with console.progress() as progress:
+        done = copy(source, root, on_progress=progress)
+    document = {**asdict(done), "adopted": done.adopted and msgspec.to_builtins(done.adopted)}
+    return console.line(document) if as_json else results.copied(document, str(root))
+
+
+def adopt(root: LocalRoot = LOCAL_ROOT, as_json: Json = False) -> None:
+    """Record the shards that are later than the journal of a root, as after a restore.
+
+    It ends the episodes that were open in the journal, stores their steps, and gives the collector
+    a new id. The collector must be stopped.
+    """
+    require_root(str(root))
+    from headrace.output import console, results
+    from ingest.backup import adopt_root
+
+    done = adopt_root(root)
+    document = {"adopted": done and msgspec.to_builtins(done)}
+    return console.line(document) if as_json else results.adopted(document)

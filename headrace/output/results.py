@@ -572,6 +572,31 @@ def compacted(document: Document, root: str) -> None:
         print(f"left as it is: {printable(place)}: {printable(text)}")
 
 
+def copied(document: Document, where: str) -> None:
+    """Print `backup` or `restore`."""
+    megabytes, files = f"{document['nbytes'] / 1e6:.1f} MB", counted(document["copied"], "file")
+    print(
+        f"Copied {files} ({megabytes}) to {printable(where)}; {document['kept']:,} were there, "
+        f"{document['removed']:,} removed"
+    )
+    if document["adopted"]:
+        adopted(document)
+
+
+def adopted(document: Document) -> None:
+    """Print `adopt`."""
+    done = document["adopted"]
+    if done is None:
+        print("Nothing to do: no shard is later than the journal")
+        return
+    shards = counted(done["shards"], "shard")
+    print(
+        f"Collector {done['previous']} continues as {done['collector_id']}: recorded {shards} with "
+        f"{counted(done['steps'], 'step')}, of which the journal had {done['kept_back']:,}; wrote "
+        f"{counted(done['written'], 'step')} to shards; ended {counted(done['closed'], 'episode')}"
+    )
+
+
 def verified(document: Document) -> None:
     """Print `verify`: counts, notes and findings."""
     columns = ("stream", "shards", "parts", "rows")

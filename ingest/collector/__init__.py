@@ -6,7 +6,7 @@ pandas nor torch. `slices` is separate from the routes because it divides a batc
 
 __all__ = [
     "address_file",
-    "backup_restore",
+    "adoption",
     "collector",
     "flow_control",
     "flow_control_file",

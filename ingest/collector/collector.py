@@ -504,7 +504,7 @@ class Collector:
             log.error("journal damage: %s", self.damage)
         self.sealing = Sealing(
             recovered,
-            self.sealer,
+            self.sealer.submit,
             transact=self.journal.transact,
             guard=self.journal.guard,
             fresh=None if self._tap is None else partial(self._offer, self._tap),

@@ -19,6 +19,7 @@ from ingest.episodes.journal_events import Keyed, Receipt, Stored, decode_row, e
 from ingest.episodes.open_episode import Carry
 from ingest.episodes.sealed_parts import Finished, Limits, Sealed
 from storage.declarations.declaration import PolicyDeclaration
+from storage.errors import JournalBehind
 from storage.experience.range_set import RangeSet
 from storage.journal.sqlite_journal import DamageReport, Journal, Plan
 
@@ -42,6 +43,11 @@ _LOST = {
     CARRY: "{} cuts of open episodes are missing: their steps may be sealed again, or lost",
 }
 """The counted entries of the state by the prefix of their keys, and the texts if some are lost."""
+
+_MARKED = (
+    "the journal marks parts that are in shards already, as release 0.1.0 did after a restore: run "
+    "`headrace adopt` with this root"
+)
 
 encode_state = msgspec.msgpack.Encoder().encode
 _decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
@@ -101,11 +107,14 @@ def recover(
     policies: Mapping[str, PolicyDeclaration],
     limits: Limits | None = None,
     now: float | None = None,
+    *,
+    marked: set[tuple[int, int]] | None = None,
 ) -> Recovered:
     """Replay the journal. `policies` are the current declarations.
 
     `now` is the running time in seconds, by default the one stored in the journal. Timeouts start
-    again at `now`; reward windows continue.
+    again at `now`; reward windows continue. Release 0.1.0 marked parts that are in shards already
+    (`Stored`): their keys and numbers are added to `marked`. Without it they raise JournalBehind.
     """
     state = journal.state()
     past = [_declaration(blob) for key, blob in state.items() if key.startswith(POLICY)]
@@ -120,9 +129,11 @@ def recover(
         row = decode_row(blob)
         numbers.append(number)
         steps = max(steps, row.steps)
-        stored = {(e.key, e.part) for e in row.events if isinstance(e, Stored)}
         for event in row.events:
             if isinstance(event, Stored):
+                if marked is None:
+                    raise JournalBehind(_MARKED)
+                marked.add((event.key, event.part))
                 continue
             if isinstance(event, Keyed):
                 found.keys.add(event)
@@ -136,8 +147,6 @@ def recover(
             )
         assembler.running = max(assembler.running, row.running)
         found.last_received = max(found.last_received, row.received)
-        if stored:
-            _mark_stored(assembler, stored, number)
     for key in list(assembler.staged):  # their imports were killed; a repetition starts over
         assembler.drop_staged(key)
     found.idle_rows = [number for number in numbers if number not in assembler.needed]
@@ -200,22 +209,6 @@ def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
     assembler.anonymous_starts = counters.get("anonymous", 0)
     assembler.next_key = max(assembler.next_key, counters.get("keys", 0))
     assembler.running = counters.get("running", 0.0)
-
-
-def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row: int) -> None:
-    """Mark sealed parts that are in shards already; each needs `row`, which says so."""
-    keys = RangeSet.of(key for key, _ in stored)
-    found = list[Sealed]()
-    for item in assembler.sealed:
-        span = RangeSet([(item.key, item.key + len(item.ended) - 1)]) if item.ended else RangeSet()
-        found += assembler.split(item) if keys.intersection(span) else [item]
-    assembler.sealed = found
-    for at, item in enumerate(assembler.sealed):
-        if (item.key, item.number) in stored:
-            rows = item.rows if row in item.rows else (*item.rows, row)
-            if row not in item.rows:
-                assembler.needed[row] = assembler.needed.get(row, 0) + 1
-            assembler.sealed[at] = msgspec.structs.replace(item, stored=True, rows=rows)
 
 
 def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:

@@ -32,7 +32,7 @@ from ingest.collector.recovery import (
     entries_of,
     plan_blob,
 )
-from ingest.collector.writer_thread import Sealer, SealJob
+from ingest.collector.writer_thread import SealJob
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.idempotency import STATE
 from ingest.episodes.sealed_parts import Sealed, parts_of_entry
@@ -87,14 +87,14 @@ class Sealing:
     def __init__(
         self,
         recovered: Recovered,
-        sealer: Sealer,
+        submit: Callable[[SealJob], None],
         *,
         transact: Callable[[Transaction, Callable[[], None]], None],
         guard: Callable[[Callable[[ShardInfo], None]], Callable[[ShardInfo], None]],
         fresh: Callable[[str, str, list[Part]], None] | None = None,
         written: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        self._sealer = sealer
+        self._submit = submit
         self._fresh, self._on_written = fresh, written
         self._transact = transact
         self._guard = guard
@@ -118,7 +118,6 @@ class Sealing:
         self._episode_ordinals = dict(recovered.episode_ordinals)
         self._ready: dict[str, _ReadyParts] = {}
         self._empty: list[Sealed] = []  # episodes that ended without a step
-        self._stored: list[Sealed] = []  # parts that a restored journal found in shards
 
     @property
     def pending_bytes(self) -> int:
@@ -158,7 +157,6 @@ class Sealing:
         self._assembler.sealed[:0] = self._waiting
         self._planned, self._waiting = [], []
         self.add(now)
-        self._settle_stored()
 
     # --- planning --------------------------------------------------------------------------
 
@@ -166,9 +164,7 @@ class Sealing:
         """Queue the assembler's sealed parts by stream; plan a stream that is large enough."""
         sealed, self._assembler.sealed = self._assembler.sealed, []
         for item in sealed:
-            if item.stored:
-                self._stored.append(item)
-            elif item.part is None:
+            if item.part is None:
                 self._empty.append(item)
             else:
                 self._queue(item, item.part, now)
@@ -227,8 +223,6 @@ class Sealing:
 
     def _plan(self, stream: str) -> None:
         """Make a plan of a stream's waiting parts durable, then have its shard written."""
-        if self._stored:
-            return  # an episode's parts are recorded in order
         ready = self._ready.pop(stream)
         first, last = ready.first, ready.first + ready.count - 1
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
@@ -250,7 +244,7 @@ class Sealing:
         """Pass a durable plan to the writer."""
         parts = [item.part for item in sealed if item.part is not None]
         done = self._guard(lambda shard: self._written(plan, sealed, shard))
-        self._sealer.submit(SealJob(plan, rule.canonical_spaces, parts, done))
+        self._submit(SealJob(plan, rule.canonical_spaces, parts, done))
 
     def _written(self, plan: Plan, sealed: list[Sealed], shard: ShardInfo) -> None:
         """Record a shard, and drop the rows that are no longer needed."""
@@ -278,22 +272,18 @@ class Sealing:
         if self._on_written is not None:
             self._on_written(plan.stream, plan.first, plan.last)
         self._record(sealed, record, _size(sealed))
-        self._settle_stored()
 
-    def _settle_stored(self) -> None:
-        """Release parts that were in shards at a restore, once earlier parts are recorded."""
-        if self._stored and not self.unrecorded:
-            stored, self._stored = self._stored, []
-            self._count(1, 0)
-            self._record(stored, None, 0)
+    def release(self, sealed: list[Sealed]) -> None:
+        """Record what needs no shard: ends without steps, parts that are in shards (`adopt`)."""
+        self._count(1, 0)
+        self._record(sealed, None, 0)
 
     def settle(self, *, all_rows: bool = False) -> None:
         """Record episodes without steps, and drop unneeded rows if there are many (or all)."""
         if self._empty or len(self.idle_rows) > MAX_IDLE_ROWS or (self.idle_rows and all_rows):
             empty, self._empty = self._empty, []
             self.totals.empty += len(empty)
-            self._count(1, 0)
-            self._record(empty, None, 0)
+            self.release(empty)
 
     def _record(self, sealed: list[Sealed], record: ShardRecord | None, nbytes: int) -> None:
         """Commit in one transaction: the shard, the rows to drop, and the state that remains."""

@@ -7,23 +7,24 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from ingest.access.key_files import KEY_BYTES, etag_key, redaction_key
 from ingest.collector.address_file import LiveAddress, forget_address
-from ingest.collector.backup_restore import Shelf, notice_restore
+from ingest.collector.adoption import require_current
 from ingest.collector.live_policies import LivePolicies, check_specs
 from ingest.collector.writer_thread import Writer
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
-from storage.errors import JournalLocked, JournalLookedAt
+from storage.errors import JournalBehind, JournalLocked, JournalLookedAt
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, parts_in
 from storage.journal.memory_journal import MemoryJournal
 from storage.journal.sqlite_journal import Journal, SqliteJournal
-from storage.shards.names import ShardInfo
+from storage.shards.names import ShardInfo, next_ordinals
 from storage.shards.writer_process import WriterProcess
 
 log = logging.getLogger("headrace.server")
@@ -48,16 +49,18 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     """Open the stores under a root.
 
     If other processes read the journal, it waits for up to `LOCK_SECONDS`; if a collector has it
-    open, it fails at once. Raises DeclarationError, JournalLocked, StorageError, OSError.
+    open, it fails at once. Raises DeclarationError, JournalBehind, JournalLocked, StorageError,
+    OSError.
     """
     policies = load_declarations(root)
     check_specs(root, policies)
     key = redaction_key(root, policies.values())
     journal = _opened(root / "journal")
-    shelf = Shelf(root / "shards")
-    restored = notice_restore(journal, policies, shelf, received=time.time_ns() // 1000)
-    if restored is not None:
-        restored.log()
+    try:
+        require_current(journal, partial(next_ordinals, root / "shards"))
+    except JournalBehind:
+        journal.close()
+        raise
     writer = WriterProcess(
         root / "shards",
         owner=journal.collector_id,

@@ -239,9 +239,9 @@ class Keyed(Struct, array_like=True, tag=14, frozen=True):
 
 
 class Stored(Struct, array_like=True, tag=15, frozen=True):
-    """Part `part` (-1: an end without steps) is in a shard that the restored journal did not know.
+    """Part `part` (-1: an end without steps) is in a shard that a restored journal did not know.
 
-    It is written once, when a restored journal is detected, and only ever replayed.
+    Release 0.1.0 wrote it at the start after a restore; `adopt` reads it.
     """
 
     key: int

@@ -99,7 +99,6 @@ class Sealed(msgspec.Struct, frozen=True):
     rows: tuple[int, ...]  # the journal rows that it needs
     finished: Finished | None = None  # set for an episode's last part
     carry: Carry | None = None  # set for all other parts
-    stored: bool = False  # in a shard that the restored journal did not know
     ended: list[Finished] = []
 
     @property

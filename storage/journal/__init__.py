@@ -3,4 +3,4 @@
 Imports SQLite, file functions and `experience.range_set`. The bytes of its rows are opaque to it.
 """
 
-__all__ = ["database", "memory_journal", "records", "sqlite_journal"]
+__all__ = ["copying", "database", "memory_journal", "records", "sqlite_journal"]

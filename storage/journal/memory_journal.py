@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 from msgspec.structs import replace
@@ -124,22 +125,27 @@ class MemoryJournal:
 
     def renew_collector_id(
         self,
-        rows: Sequence[tuple[int, bytes]] = (),
+        fresh: str,
         *,
         records: Sequence[ShardRecord] = (),
         ends: Mapping[str, int] = NO_ENDS,
         put: Mapping[str, bytes] = NOTHING,
-    ) -> str:
-        require_lawful(self, rows, None, None, RangeSet())
+    ) -> None:
         content = self._content
-        content.collector_id = self._factory()
-        content.rows.update(rows)
-        content.last_row += len(rows)
+        content.collector_id = fresh
         content.shards.update((record.plan_id, record) for record in records)
         content.last_plan = max([content.last_plan, *(record.plan_id for record in records)])
         content.streams.update(ends)
         content.state.update(put)
-        return content.collector_id
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        before = self._content.copy()
+        try:
+            yield
+        except BaseException:
+            self._content = before
+            raise
 
     def close(self) -> None:
         """Nothing to release."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -147,17 +148,23 @@ class Journal(Protocol):
 
     def renew_collector_id(
         self,
-        rows: Sequence[tuple[int, bytes]] = (),
+        fresh: str,
         *,
         records: Sequence[ShardRecord] = (),
         ends: Mapping[str, int] = NO_ENDS,
         put: Mapping[str, bytes] = NOTHING,
-    ) -> str:
-        """Take a new collector id, durably, and return it: all later streams are new.
+    ) -> None:
+        """Take the new collector id `fresh`, durably: all later streams are new.
 
-        The same transaction adds `rows`, `records` of shards that the journal did not have (with
-        plan ids from `next_plan_id` on), in `ends` the next ordinal of each of their streams, and
-        `put` to the key-value state.
+        The same transaction adds `records` of shards that the journal did not have (with plan ids
+        from `next_plan_id` on), in `ends` the next ordinal of each of their streams, and `put` to
+        the key-value state.
+        """
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Make all changes in a block durable together at its end, or none if it fails.
+
+        After a failure the journal has to be opened again.
         """
 
     def close(self) -> None: ...

@@ -13,6 +13,7 @@ Files in the journal's directory (mode 0700):
     journal.db, -wal    SQLite, WAL, synchronous=FULL, one connection that locks it exclusively
     high-water          the number of the last committed row; not synced
     lock                flock, held while open
+    copying             flock, held by a process that copies the database; see `copying`
     damaged-<n>/        a report of lost rows, and a malformed database that was set aside
 """
 
@@ -36,6 +37,7 @@ from storage.errors import (
     JournalLookedAt,
 )
 from storage.experience.range_set import RangeSet
+from storage.journal.copying import is_being_copied
 from storage.journal.database import (
     CHECKPOINT_BYTES,
     DATABASE,
@@ -77,6 +79,8 @@ __all__ = [
 
 PAGE = 64  # rows per query, so that read transactions stay short
 NUMBER_LIMIT = 2**62
+MOST_PUT_OFF = 64
+"""The log may grow to this many times its usual size while the journal is copied."""
 
 
 class SqliteJournal:
@@ -94,6 +98,7 @@ class SqliteJournal:
         self._failed: JournalError | None = None
         self._damage = DamageReport()
         self._unlogged = 0  # bytes committed since the last checkpoint
+        self._joined = False  # in a `transaction`
         self._last_row, self._dropped = 0, RangeSet()
         self._place = Anchor(directory)
         try:
@@ -248,7 +253,7 @@ class SqliteJournal:
         self._write(lambda: self._drop(RangeSet([(self._last_row + 1, reached)])))
         self._dropped.add_range(self._last_row + 1, reached)
         self._last_row = reached
-        self.renew_collector_id(put={FORMER_ID: self.collector_id.encode()})
+        self.renew_collector_id(self._factory(), put={FORMER_ID: self.collector_id.encode()})
 
     def _make_durable(self) -> None:
         """Copy the log into the database, with a sync, before anything is read from it.
@@ -364,19 +369,16 @@ class SqliteJournal:
 
     def renew_collector_id(
         self,
-        rows: Sequence[tuple[int, bytes]] = (),
+        fresh: str,
         *,
         records: Sequence[ShardRecord] = (),
         ends: Mapping[str, int] = NO_ENDS,
         put: Mapping[str, bytes] = NOTHING,
-    ) -> str:
+    ) -> None:
         """Take a new collector id, durably; see `Journal.renew_collector_id`."""
         self._require_usable()
-        require_lawful(self, rows, None, None, RangeSet())
-        fresh = self._factory()
 
         def write() -> None:
-            self._insert("rows", list(rows))
             self._insert("shards", [astuple(record) for record in records])
             for stream, end in ends.items():
                 self._put("streams", stream, end)
@@ -386,12 +388,29 @@ class SqliteJournal:
 
         self._write(write)
         self.collector_id = fresh
-        self._last_row += len(rows)
         self._last_plan = max([self._last_plan, *(record.plan_id for record in records)])
         self._streams.update(ends)
         self._state.update(put)
-        self._after_commit(sum(len(blob) for _, blob in rows), bool(rows))
-        return fresh
+        self._after_commit(0, False)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make all changes in a block durable together; see `Journal.transaction`."""
+        self._require_usable()
+        self._db.execute("BEGIN IMMEDIATE")
+        self._joined = True
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            self._failed = JournalError("a transaction was given up")
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise self._fail(error) from error
+            raise
+        finally:
+            self._joined = False
 
     def close(self) -> None:
         """Close the database and release the lock. May be called more than once.
@@ -414,6 +433,9 @@ class SqliteJournal:
 
     def _write(self, statements: Callable[[], None]) -> None:
         """Run `statements` as one transaction, or roll all of it back."""
+        if self._joined:
+            statements()
+            return
         try:
             self._db.execute("BEGIN IMMEDIATE")
             statements()
@@ -470,7 +492,13 @@ class SqliteJournal:
         if has_rows:
             self._high_water.write(self._last_row)
         self._unlogged += nbytes + 2 * PAGE_BYTES  # a commit also writes pages without blobs
-        if self._unlogged < CHECKPOINT_BYTES:
+        if (
+            self._joined
+            or self._unlogged < CHECKPOINT_BYTES
+            or (
+                self._unlogged < MOST_PUT_OFF * CHECKPOINT_BYTES and is_being_copied(self.directory)
+            )
+        ):
             return
         self._unlogged = 0
         with contextlib.suppress(JournalFull):  # the log grows until there is space again

@@ -8,7 +8,7 @@ read once per restore; observations are not decoded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -70,89 +70,65 @@ def later_shards(
     """Find the shards that a journal has no record of, and the next ordinals of their streams.
 
     `shards` is the `shards/` folder; `known` are the journal's streams with their next ordinals.
-    A stream that is not known is included if anything in it was received at `since` (microseconds
-    since the epoch) or later: a collector wrote it after the backup. A shard that is damaged or
-    cannot be read is skipped with a warning, and its ordinals count. Raises OSError for errors that
-    no single shard causes.
+    All streams of a collector that is not known are included if anything in one was received at
+    `since` (microseconds since the epoch) or later: it wrote after the backup. A shard that is
+    damaged or cannot be read is skipped with a warning, and its ordinals count. Raises OSError for
+    errors that no single shard causes.
 
     Returns (shards, stream -> next ordinal).
     """
     objects = objects_at(shards)
     found: list[FoundShard] = []
     ends: dict[str, int] = {}
-    for stream in _streams(objects, known, since):
+    there = {stream: stream.rpartition("-")[0] for stream in streams(objects) if "-" in stream}
+    strangers = [stream for stream in there if stream not in known]
+    owners = {there[stream] for stream in strangers if _latest(objects, stream) >= since}
+    for stream in there:
+        if stream not in known and there[stream] not in owners:
+            continue
         first = known.get(stream, 0)
         for name in shard_names(objects, stream):
             if name.last < first or not is_shard(objects, stream, name):
                 continue
             ends[stream] = max(ends.get(stream, 0), name.last + 1)
-            shard = _read(objects, stream, name, first)
-            if shard is None:
-                log.warning("shard %s of %s is damaged, and gets no record", name, stream)
-            else:
+            if (shard := _read(objects, stream, name, first)) is not None:
                 found.append(shard)
     return found, ends
 
 
-def _streams(objects: Objects, known: Mapping[str, int], since: int) -> Iterator[str]:
-    """The known streams, and all streams of collectors that have written after the backup."""
-    there = [stream for stream in streams(objects) if "-" in stream]
-    strangers = [stream for stream in there if stream not in known]
-    owners = {_owner(stream) for stream in strangers if _received_since(objects, stream, since)}
-    for stream in there:
-        if stream in known or _owner(stream) in owners:
-            yield stream
-
-
-def _owner(stream: str) -> str:
-    return stream.rpartition("-")[0]
-
-
-def _received_since(objects: Objects, stream: str, since: int) -> bool:
-    """Whether a shard of the stream holds a step that was received at `since` or later.
+def _latest(objects: Objects, stream: str) -> int:
+    """When the latest step of the last intact shard was received; -1 without a shard.
 
     The modification time of a file cannot be used: a clock may have been set back before.
     """
     for name in reversed(shard_names(objects, stream)):
-        if not is_shard(objects, stream, name):
-            continue
-        try:
-            column = _table(objects, f"{stream}/{name}", ["received_ts"])["received_ts"]
-        except (ShardDamaged, OSError) as error:
-            _pass_over(error)
-            log.warning("%s/%s/%s cannot be read: %s", objects, stream, name, error)
-            continue
-        if len(column) and int(np.max(column.to_numpy())) >= since:
-            return True
-    return False
+        shard = _read(objects, stream, name, 0) if is_shard(objects, stream, name) else None
+        if shard is not None:
+            times = (np.frombuffer(part.received, "<i8").max() for part in shard.parts)
+            return int(max(times, default=-1))
+    return -1
 
 
 def _read(objects: Objects, stream: str, name: ShardName, first: int) -> FoundShard | None:
-    """A shard and its parts from ordinal `first` on; a compacted one may have earlier parts."""
+    """A shard and its parts from ordinal `first` on; a compacted one may have earlier parts.
+
+    None, after a warning, for one that is damaged or cannot be read.
+    """
     info = find_shard(objects, stream, name.first, name.last)
-    if info is None:
-        return None
     try:
-        table = _table(objects, f"{stream}/{info.path.name}", _COLUMNS)
+        if info is None:
+            raise ShardDamaged("expected an intact shard")
+        table = read_shard(RangedFile(objects, f"{stream}/{info.path.name}"), columns=_COLUMNS)
     except (ShardError, OSError) as error:
-        _pass_over(error)
+        if isinstance(error, OSError) and not is_about_the_file(error):
+            raise
+        log.warning("shard %s of %s gets no record: %s", name, stream, error)
         return None
     if info.first < first:
         table = table.filter(pc.greater_equal(table["ordinal"], first))
-        parts = tuple(_parts(table))
-        info = structs.replace(info, first=first, rows=len(table), parts=len(parts))
-        return FoundShard(info, parts)
-    return FoundShard(info, tuple(_parts(table)))
-
-
-def _table(objects: Objects, name: str, columns: Sequence[str]) -> pa.Table:
-    return read_shard(RangedFile(objects, name), columns=columns)
-
-
-def _pass_over(error: Exception) -> None:
-    """Raise the error unless only this file is affected."""
-    if isinstance(error, OSError) and not is_about_the_file(error):
-        raise error
+    parts = tuple(_parts(table))
+    first = max(info.first, first)
+    return FoundShard(structs.replace(info, first=first, rows=len(table), parts=len(parts)), parts)
 
 
 def _parts(table: pa.Table) -> Iterator[FoundPart]:

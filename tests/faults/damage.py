@@ -21,8 +21,8 @@ from random import Random
 from typing import Any
 
 import storage.journal.sqlite_journal
-from ingest.collector.backup_restore import notice_restore
-from storage.errors import StorageError
+from ingest.collector.adoption import adopt, require_current
+from storage.errors import JournalBehind, StorageError
 from storage.journal.database import DATABASE
 from storage.journal.sqlite_journal import SqliteJournal
 from storage.shards.shard import ShardDamaged, ShardWriter, find_shard, read_shard
@@ -50,19 +50,12 @@ class RecordedJournal(SqliteJournal):
         super().commit(rows, **given)
         self.ever.update(rows)
 
-    def renew_collector_id(self, rows: Any = (), **given: Any) -> str:
-        fresh = super().renew_collector_id(rows, **given)
-        if rows:  # `open` also takes a new id, but returns none
-            self.ever.update(rows)
-        return fresh
-
 
 class DiskWorld(World):
     """A world whose journal is a real one in a folder; shards stay in memory."""
 
     folder: Path
     shards: Mapping[tuple[str, int, int], MemoryShard] = {}
-    restored = False
     opened: SqliteJournal | None = None
 
     def start(self) -> None:
@@ -84,8 +77,17 @@ class DiskWorld(World):
         journal = self.opened = RecordedJournal.open(self.folder)
         journal.ever = ever
         shelf = MemoryShelf(self.writer)
-        restored = notice_restore(journal, self.policies, shelf, received=int(self.now))
-        self.restored |= restored is not None
+        try:
+            require_current(journal, shelf.ends)
+        except JournalBehind:
+            adopt(
+                journal,
+                self.policies,
+                shelf.ends,
+                shelf.later,
+                self.writer.write,
+                received=int(self.now),
+            )
         return journal
 
 

@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 import storage.shards.shard
-from ingest.collector import recovery
-from ingest.collector.backup_restore import _Restoring
+from ingest.collector import adoption, recovery
+from ingest.collector.adoption import _Adoption
 from ingest.collector.collector import Collector
 from ingest.collector.group_commit import LoopJournal
 from ingest.collector.recovery import Recovered
@@ -259,30 +259,25 @@ def rows_of_late_rewards_not_needed(patch: Patch) -> None:
 
 @mutant(restore="doubled")
 def stored_parts_sealed_again(patch: Patch) -> None:
-    """Steps that a restored journal found in shards are not marked, so they are sealed again."""
-    patch.replace(recovery, "_mark_stored", lambda assembler, stored, row: None)
+    """Steps that `adopt` found in shards are written once more."""
+    keep = patch.original(_Adoption, "_keep")
+    patch.replace(_Adoption, "_keep", lambda self, item, *, stored: keep(self, item, stored=False))
 
 
 @mutant(restore="doubled")
 def ids_of_later_shards_forgotten(patch: Patch) -> None:
-    """A restored journal counts retried episodes as new, although they are in shards."""
-    patch.replace(_Restoring, "_over", lambda self, assembler: [])
+    """An adopting journal counts retried episodes as new, although they are in shards."""
+    patch.replace(_Adoption, "_over", lambda self, known: {})
 
 
 @mutant(restore="doubled")
-def open_episodes_go_on(patch: Patch) -> None:
-    """An open episode continues from the backup, although shards have more of it."""
-    patch.replace(_Restoring, "_bring_up", lambda self, episode: None)
+def open_episodes_not_compared(patch: Patch) -> None:
+    """An open episode is closed without a look for its steps in shards."""
+    patch.replace(adoption, "_next", lambda episode, there: None)
 
 
-@mutant(restore="leaked")
-def stored_parts_let_go_too_early(patch: Patch) -> None:
-    """A part in a later shard is dropped before the earlier parts of its episode are recorded."""
-
-    def at_once(self: Sealing) -> None:
-        stored, self._stored = self._stored, []
-        if stored:
-            self._count(1, 0)
-            self._record(stored, None, 0)
-
-    patch.replace(Sealing, "_settle_stored", at_once)
+@mutant(restore="lost")
+def steps_of_the_backup_given_up(patch: Patch) -> None:
+    """`adopt` counts steps of the journal as stored that no shard has."""
+    keep = patch.original(_Adoption, "_keep")
+    patch.replace(_Adoption, "_keep", lambda self, item, *, stored: keep(self, item, stored=True))

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ingest.collector import backup_restore as restoring
-from ingest.collector import recovery
+from ingest.collector import adoption, recovery
 from ingest.episodes import assembler
 from ingest.episodes import journal_events as events
 from ingest.episodes.assembler import EpisodeAssembler
@@ -67,8 +66,8 @@ def tracks_abandoned_alone(patch: Patch) -> None:
 
 @mutant(restore="doubled")
 def found_tracks_taken_for_one(patch: Patch) -> None:
-    """A restored journal looks for an agent's parts under the name of the episode alone."""
-    patch.replace(restoring, "_name_of", lambda part: part.episode_id)
+    """`adopt` looks for an agent's parts under the name of the episode alone."""
+    patch.replace(adoption, "_name_of", lambda part: part.episode_id)
 
 
 @mutant(soak=("blocks", "objects"))

@@ -12,8 +12,9 @@ import asyncio
 from collections import defaultdict
 from random import Random
 
-from ingest.collector.backup_restore import notice_restore
+from ingest.collector.adoption import adopt, require_current
 from ingest.collector.recovery import CARRY
+from storage.errors import JournalBehind
 from storage.journal.sqlite_journal import MemoryJournal
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.faults.simulation import TURNS, History, quiet, stored_steps
@@ -24,7 +25,7 @@ CRASHES = 0.004  # at each point
 
 
 class RestoreWorld(World):
-    """A world whose starts look for a restored journal, as the collector's do."""
+    """A world whose starts refuse a restored journal; then the operator runs `adopt`."""
 
     restores = 0
 
@@ -33,7 +34,19 @@ class RestoreWorld(World):
         if not isinstance(journal, SteppedJournal):
             raise TypeError("expected a journal in memory")
         shelf = MemoryShelf(self.writer)
-        if notice_restore(journal, self.policies, shelf, received=1_000 + int(self.now)):
+        try:
+            require_current(journal, shelf.ends)
+        except JournalBehind:
+            received = 1_000 + int(self.now)
+            adopt(
+                journal,
+                self.policies,
+                shelf.ends,
+                shelf.later,
+                self.writer.write,
+                received=received,
+            )
+            require_current(journal, shelf.ends)
             self.restores += 1
         return journal
 

@@ -57,11 +57,10 @@ class SteppedJournal(MemoryJournal):
         super().commit(*args, **given)
         self.points.reach()
 
-    def renew_collector_id(self, *args: Any, **given: Any) -> str:
+    def renew_collector_id(self, fresh: str, **given: Any) -> None:
         self.points.reach()
-        fresh = super().renew_collector_id(*args, **given)
+        super().renew_collector_id(fresh, **given)
         self.points.reach()
-        return fresh
 
     @classmethod
     def found(cls, left: MemoryJournal | None, points: Points) -> SteppedJournal:

@@ -135,10 +135,10 @@ class MemoryShelf:
 
     writer: MemoryWriter
 
-    def ends(self, collector_ids: set[str]) -> Mapping[str, int]:
+    def ends(self, collector_id: str) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for stream, _, last in self.writer.shards:
-            if stream.rpartition("-")[0] in collector_ids:
+            if stream.rpartition("-")[0] == collector_id:
                 found[stream] = max(last + 1, found.get(stream, 0))
         return found
 

@@ -14,19 +14,20 @@ MAY_IMPORT = {
         " storage.errors storage.system typer"
     ),
     "headrace.cli": (
-        "headrace.demo headrace.extras headrace.output headrace.up ingest.access ingest.client"
-        " ingest.collector ingest.delivery ingest.episodes ingest.importing ingest.protocol"
-        " ingest.server ingest.verification policy.algorithms policy.data"
-        " policy.inference policy.judging policy.training storage.declarations storage.errors"
-        " storage.experience storage.journal storage.maintenance storage.objects storage.system"
-        " storage.verify storage.weights storage.wording msgspec typer"
+        "headrace.demo headrace.extras headrace.output headrace.up ingest.access ingest.backup"
+        " ingest.client ingest.collector ingest.delivery ingest.episodes ingest.importing"
+        " ingest.protocol ingest.server ingest.verification ingest.web policy.algorithms"
+        " policy.data policy.inference policy.judging policy.training storage.declarations"
+        " storage.errors storage.experience storage.journal storage.maintenance storage.objects"
+        " storage.system storage.verify storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
         " storage.spaces storage.wording gymnasium matplotlib numpy pyarrow urllib3"
     ),
     "headrace.output": "storage.wording rich",
-    # `verification` compares journals, shards and indexes; `__main__` is the server's command
+    # `backup` copies roots; `verification` compares journals, shards and indexes; `__main__` is the
+    # server's command
     "ingest": (
         "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
         " ingest.server storage.declarations storage.errors storage.experience storage.journal"
@@ -43,7 +44,7 @@ MAY_IMPORT = {
     ),
     "ingest.client": (
         "ingest.delivery ingest.protocol policy.inference storage.declarations storage.errors"
-        " storage.experience storage.system storage.weights storage.wording msgspec numpy"
+        " storage.experience storage.system storage.weights storage.wording msgspec numpy requests"
     ),
     # urllib3 parses the requested address
     "ingest.collector": (
@@ -93,7 +94,7 @@ MAY_IMPORT = {
     "policy.data": (
         "policy.progress storage.declarations storage.errors storage.experience"
         " storage.objects storage.reading storage.shards storage.spaces storage.system"
-        " storage.weights storage.wording msgspec numpy"
+        " storage.weights storage.wording numpy"
     ),
     # `vector_env` splits nested observations as acting does
     "policy.envs": (
@@ -182,7 +183,7 @@ MAY_REACH_STDLIB = {
 
 # The same for third-party packages, for folders that a service loads or that stay pure.
 MAY_REACH_PACKAGES = {
-    "ingest.client": "msgspec numpy opentelemetry safetensors urllib3",
+    "ingest.client": "msgspec numpy opentelemetry requests safetensors urllib3",
     "ingest.delivery": "msgspec numpy opentelemetry urllib3",
     "ingest.episodes": "msgspec numpy",
     "ingest.protocol": "msgspec",

@@ -107,7 +107,7 @@ TESTED_BY = {
     "storage.shards.names": "storage/shards/test_shard",
     "storage.shards.part_block": "storage/shards/test_shard",
     "storage.shards.tables": "storage/shards/test_shard",
-    "storage.shards.unrecorded_shards": "ingest/collector/test_backup_restore",
+    "storage.shards.unrecorded_shards": "ingest/collector/test_adoption",
     "storage.shards.writer_main": "storage/shards/test_writer_process",
     "storage.spaces.leaves": "storage/spaces/test_codec",
     "storage.system.forks": "ingest/client/test_policy_client_forks",

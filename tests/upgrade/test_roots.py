@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingest.backup import adopt_root
 from ingest.client.policy_client import PolicyClient
 from policy.inference.weight_store import WeightStore
 from storage.errors import PolicyPinned
 from storage.reading.shard_reader import ShardReader, read_position
 from tests.collector_process import CollectorProcess, shard_rows
+from tests.headrace.command import headrace, refused
 from tests.upgrade.fixture import BUILDS, Facts, steps_in_shards, unpacked, verified
 
 pytestmark = pytest.mark.parametrize("build", BUILDS)
@@ -148,18 +150,22 @@ def test_a_reader_goes_on_from_its_position(tmp_path: Path, build: str, name: st
 
 
 def test_a_restored_journal_seals_nothing_twice(tmp_path: Path, build: str) -> None:
-    """Parts that a `Stored` row names are in shards; its open episodes go on."""
+    """Parts that a `Stored` row names are in shards; `adopt` ends and stores the open episodes."""
     facts, root = unpacked(tmp_path, "restored", build), tmp_path / "root"
-    assert verified(root) == facts["acknowledged"]
     before = steps_in_shards(root)
     assert before.total() == facts["in_shards"]
-    with CollectorProcess(root) as collector:
-        for name, steps in facts["open"].items():
-            accept(collector, ending(name, steps, 1))
-        collector.settle(facts["acknowledged"] + len(facts["open"]))
-        assert collector.stop() == 0
-    assert verified(root) == facts["acknowledged"] + len(facts["open"])
-    opened = {
-        (name, "agent0", t): 1 for name, steps in facts["open"].items() for t in range(steps + 1)
-    }
+    with pytest.raises(RuntimeError, match="did not start"):
+        CollectorProcess(root)
+    assert refused(headrace("verify", "--root", root), "run `headrace adopt`")
+    done = adopt_root(root)
+    assert done is not None
+    assert (done.written, done.closed) == (sum(facts["open"].values()), len(facts["open"]))
+    assert adopt_root(root) is None
+    opened = {(name, "agent0", t): 1 for name, steps in facts["open"].items() for t in range(steps)}
     assert steps_in_shards(root) == before + Counter(opened)
+    assert verified(root) == facts["acknowledged"]
+    with CollectorProcess(root) as collector:
+        accept(collector, [{"type": "start", "episode_id": "more"}, *ending("more", 0, 1)])
+        collector.settle(facts["acknowledged"] + 1)
+        assert collector.stop() == 0
+    assert verified(root) == facts["acknowledged"] + 1

@@ -21,6 +21,7 @@ from ingest.access.tokens import LOCAL, Allowance, Caller
 from ingest.bulk_import.acceptance import GROUP_WHOLE, Acceptance
 from ingest.bulk_import.handler import MANY_ROWS, Importer
 from ingest.bulk_import.step_columns import BLOCK_ROWS
+from ingest.collector.adoption import adopt
 from ingest.collector.collector import Collector
 from ingest.collector.recovery import recover
 from ingest.episodes.idempotency import STATE
@@ -32,13 +33,14 @@ from ingest.web.asgi import Request
 from ingest.web.cost_limits import Penalties, Requester
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
-from storage.errors import JournalFull
+from storage.errors import JournalBehind, JournalFull
 from storage.experience.part_columns import each_part
 from storage.journal.memory_journal import MemoryJournal
 from storage.shards.shard import read_shard
 from storage.spaces.descriptors import Box, Dict, Discrete, parse_space
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.ingest.collector.test_collector import running
+from tests.ingest.simulated_collector import MemoryShelf, MemoryWriter
 
 ARROW = "application/vnd.apache.arrow.stream"
 POLICIES = [
@@ -817,7 +819,7 @@ def test_blocks_of_episodes_are_recorded_and_replayed_whole() -> None:
 
 
 def test_a_block_found_partly_in_shards_is_split() -> None:
-    """A restored journal says which parts are stored; the others of the block are sealed again."""
+    """A journal says which parts are stored; `adopt` splits the block, and writes the others."""
     table = steps({f"e{n}": 1 for n in range(4)})
 
     async def main() -> MemoryJournal:
@@ -829,14 +831,14 @@ def test_a_block_found_partly_in_shards_is_split() -> None:
     journal = asyncio.run(main())
     row = encode_row(0, 4, [encode_event(Stored(key, 0)) for key in (1, 2)])
     journal.commit([(journal.last_row + 1, row)])
-    found = recover(journal, {"default": PATIENT})
-    parts = [(item.key, item.stored) for item in found.waiting]
-    assert parts == [(0, False), (1, True), (2, True), (3, False)]
-    assert found.assembler.needed == {journal.last_row - 1: 4, journal.last_row: 2}
-    assert [one.episode_id for item in found.waiting for one in item.all_finished] == [
-        *(f"e{n}" for n in range(4))
-    ]
-    for item in found.waiting:
-        found.assembler.release(item)
+    policies, writer = {"default": PATIENT}, MemoryWriter()
+    with pytest.raises(JournalBehind, match="headrace adopt"):
+        recover(journal, policies)
+    shelf = MemoryShelf(writer)
+    done = adopt(journal, policies, shelf.ends, shelf.later, writer.write, received=0)
+    assert (done.written, done.kept_back, done.closed) == (2, 2, 0)
+    assert [part.episode_id for part in writer.parts] == ["e0", "e3"]
+    assert list(journal.replay()) == []
+    found = recover(journal, policies)
     assert found.assembler.done.ranges() == [(0, 3)]
-    assert found.assembler.needed == {}
+    assert {*found.assembler.finished} == {f"e{n}" for n in range(4)}

@@ -127,7 +127,7 @@ class Shell:
             self.journal.commit([(row, blob)])
 
     def parts(self, name: Name) -> list[Part]:
-        parts = [x.part for x in self.assembler.sealed if x.part is not None and not x.stored]
+        parts = [x.part for x in self.assembler.sealed if x.part is not None]
         wanted = (name, DEFAULT_AGENT) if isinstance(name, str) else name
         return [part for part in parts if (part.episode_id, part.agent_id) == wanted]
 

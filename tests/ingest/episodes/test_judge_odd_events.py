@@ -21,7 +21,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ingest.collector.backup_restore import notice_restore
+from ingest.collector.adoption import adopt
 from ingest.episodes.sealed_parts import Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, name_in
@@ -76,6 +76,7 @@ class Episode:
     keys: dict[tuple[int, str], float] = field(default_factory=dict)
     how: str = ""
     sealed: bool = False
+    stored_how: str = ""  # in a shard that is later than the restored journal
 
     @property
     def known(self) -> int:
@@ -356,29 +357,34 @@ class OddEvents(RuleBasedStateMachine):
 
     @rule(chance=st.integers(0, 2))
     def restore(self, chance: int) -> None:
-        """Sealed parts go to shards; then the copy replaces the journal, which is detected."""
+        """Sealed parts go to shards; then the copy replaces the journal, and adopts them."""
         if chance or self.backup is None:
             return
         shell, (journal, model, self.starts, self.instances) = self.shell, self.backup
-        sealed = [item for item in shell.assembler.sealed if not item.stored]
-        parts = [item.part for item in sealed if item.part is not None]
+        parts = [item.part for item in shell.assembler.sealed if item.part is not None]
         if parts:
             numbered = [part.with_ordinals(at, at) for at, part in enumerate(parts)]
             self.writer.write(f"{shell.journal.collector_id}-s", "", numbered)
-        notice_restore(journal, POLICIES, MemoryShelf(self.writer), received=RECEIVED)
+        shelf = MemoryShelf(self.writer)
+        adopt(journal, POLICIES, shelf.ends, shelf.later, self.writer.write, received=RECEIVED)
         shell.journal, self.backup = journal, None
         self.model = self.restored(model, {part.episode_id for part in parts})
         self.kill()
 
     def restored(self, backup: dict[str, Episode], there: set[str]) -> dict[str, Episode]:
         """The expected state of every episode; `there` are the ones that shards hold."""
-        for name in there:
-            known, latest = backup.get(name), self.model[name]
-            if known is None:  # its id is taken, and no number of it is known
-                backup[name] = replace(latest, instance="", start=-1, sent=[None])
-            else:
-                ended = [] if known.how else [("end", None)]
-                backup[name] = replace(latest, sent=[*known.sent, *ended])
+        for name in there.difference(backup):  # its id is taken, and no number of it is known
+            backup[name] = replace(self.model[name], instance="", start=-1, sent=[None])
+        for name, known in backup.items():
+            ended = [] if known.how else [("end", None)]
+            latest = self.model[name] if name in there else known
+            backup[name] = replace(
+                latest,
+                sent=[*known.sent, *ended],
+                how=known.how or "broken",
+                sealed=True,
+                stored_how=latest.stored_how or latest.how,
+            )
         return backup
 
     @invariant()
@@ -390,7 +396,7 @@ class OddEvents(RuleBasedStateMachine):
             if parts:
                 (part,) = parts
                 assert np.frombuffer(part.rewards).tolist() == found.combined()
-                assert part.ended == found.how
+                assert part.ended == (found.stored_how or found.how)
 
 
 OddEvents.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)

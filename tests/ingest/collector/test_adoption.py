@@ -1,8 +1,7 @@
-"""A journal restored from a backup: each acknowledged step is in exactly one place."""
+"""A journal that is older than its shards: each acknowledged step is in exactly one place."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 import pytest
 
 from ingest import verification as audit
-from ingest.collector.backup_restore import CAUSE
+from ingest.backup import adopt_root
+from ingest.collector.adoption import CAUSE, Adopted
+from storage.errors import JournalBehind, JournalLocked
 from storage.shards.shard import ShardDamaged, read_shard
 from storage.shards.unrecorded_shards import later_shards
 from storage.verify.audit import VerifyReport
@@ -66,18 +67,21 @@ def verified(root: Path) -> VerifyReport:
     return report
 
 
-def test_a_copied_journal_that_is_put_back_doubles_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A real collector is killed and its journal copied; it runs on, is killed again, and gets the
-    copy back, twice.
+def adopted(root: Path) -> Adopted:
+    done = adopt_root(root)
+    assert done is not None
+    return done
 
-    `verify` finds every acknowledged step in one place, before the restart, after it and at the
-    end.
+
+def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> None:
+    """A real collector is killed and its journal copied; it runs on, is killed again, and gets the
+    copy back, twice. A start and `verify` are refused until `adopt` has run.
+
+    `verify` finds every acknowledged step in one place afterwards and at the end.
     """
-    root, backup = tmp_path / "root", tmp_path / "backup"
+    root, backup, text = tmp_path / "root", tmp_path / "backup", tmp_path / "log"
     declare(root, seal_seconds=0.4, part_steps=3, episode_timeout=600.0)
-    with CollectorProcess(root) as collector:
+    with CollectorProcess(root, log=text) as collector:
         log(collector, "recorded", steps=2, end=True)
         collector.settle(2)
         log(collector, "waits", steps=2, end=True)
@@ -85,8 +89,11 @@ def test_a_copied_journal_that_is_put_back_doubles_nothing(
         log(collector, "long", steps=5)  # a part of 3, and 2 open steps
         log(collector, "quiet", steps=2)
         log(collector, "ahead", steps=1)
+        with pytest.raises(JournalLocked):
+            adopt_root(root)
         collector.kill()
         shutil.copytree(root / "journal", backup)
+        assert adopt_root(root) is None
         collector.restart()
         assert log(collector, "ends", first=2, steps=1, end=True) == []
         assert log(collector, "long", first=5, steps=4) == []
@@ -98,29 +105,31 @@ def test_a_copied_journal_that_is_put_back_doubles_nothing(
         assert before == (
             steps("recorded", 2) | steps("waits", 2) | steps("ends", 3) | steps("long", 6)
         ) | steps("new", 2)
+        rest = steps("quiet", 2) | steps("ahead", 1)
         for again in range(2):
             put_back(root, backup)
-            caplog.clear()
+            with pytest.raises(RuntimeError, match="did not start"):
+                collector.restart()
+            assert "`headrace adopt`" in text.read_text()
+            with pytest.raises(JournalBehind, match="the journal is older than its shards"):
+                verified(root)
+            done = adopted(root)
+            assert (done.kept_back, done.written) == ((12, 0) if again else (9, 3))
+            assert done.closed == 4
+            assert stored(root) == before | rest
             assert verified(root).acknowledged == before.total() + 3
-            assert "nothing is changed now" in caplog.text
-            assert "continues as" not in caplog.text  # a start says this, under another id
-            collector.restart()
-            assert stored(root) == before
-            assert log(collector, "ends", first=3, steps=1, end=True) == ["completed"] * 2
-            assert log(collector, "waits", first=3, steps=1) == ["completed"]
-            assert set(log(collector, "new", steps=2, end=True)) == {"completed"}
-            assert log(collector, "long", first=9, steps=1) == ["broken"]
-            _, reply = collector.post("/v1/events", events("long", first=9, steps=1))
-            assert CAUSE in reply["refused"][0]["error"]["message"]
-            assert log(collector, "ahead", first=2, steps=1) == ["gap"]
-            if not again:
-                collector.kill()
-        assert verified(root).acknowledged == before.total() + 3
-        assert log(collector, "quiet", first=2, steps=1, end=True) == []
-        assert log(collector, "ahead", first=1, steps=1, end=True) == []
+            assert adopt_root(root) is None
+        collector.restart()
+        assert log(collector, "ends", first=3, steps=1, end=True) == ["broken"] * 2
+        assert log(collector, "waits", first=3, steps=1) == ["completed"]
+        assert set(log(collector, "new", steps=2, end=True)) == {"completed"}
+        _, reply = collector.post("/v1/events", events("long", first=9, steps=1))
+        assert CAUSE in reply["refused"][0]["error"]["message"]
+        assert log(collector, "ahead", first=2, steps=1) == ["broken"]
+        assert log(collector, "next", steps=2, end=True) == []
         collector.settle(before.total() + 5)
         assert collector.stop() == 0
-    assert stored(root) == before | steps("quiet", 3) | steps("ahead", 2)
+    assert stored(root) == before | rest | steps("next", 2)
     report = verified(root)
     assert report.acknowledged == report.in_shards == before.total() + 5
     assert report.earlier == 0
@@ -155,44 +164,13 @@ def test_tracks_of_a_restored_journal_are_known_by_episode_and_agent(tmp_path: P
         collector.kill()
         before = Counter((row["agent_id"], row["t"]) for row in shard_rows(root))
         put_back(root, backup)
+        adopted(root)
         collector.restart()
         for agent in agents:
-            assert send(collector, act(agent, 4)) == ["completed"]
+            assert send(collector, act(agent, 4)) == ["broken"]
         assert collector.stop() == 0
     assert before == Counter((a, t) for a in agents for t in (0, 1))
     assert Counter((row["agent_id"], row["t"]) for row in shard_rows(root)) == before
-    assert verified(root).acknowledged == 4
-
-
-def test_shards_that_seem_older_than_their_steps_are_found(tmp_path: Path) -> None:
-    """After a backup, two lives write shards; the wall clock is set back before the second.
-
-    The file's time is then before that of its steps, which are identified without it.
-    """
-    root, backup = tmp_path / "root", tmp_path / "backup"
-    declare(root, seal_seconds=0.1, episode_timeout=600.0)
-    with CollectorProcess(root) as collector:
-        log(collector, "open", steps=2)
-        collector.kill()
-        shutil.copytree(root / "journal", backup)
-        collector.restart()
-        log(collector, "first life", steps=1, end=True)
-        collector.settle(1)
-        first = set(root.glob("shards/*/*.parquet"))
-        collector.kill()
-        put_back(root, backup)
-        collector.restart()
-        assert log(collector, "open", first=2, steps=1, end=True) == []
-        collector.settle(4)
-        collector.kill()
-        for path in set(root.glob("shards/*/*.parquet")) - first:
-            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 3600.0))
-        before = stored(root)
-        put_back(root, backup)
-        collector.restart()
-        assert set(log(collector, "open", first=2, steps=1, end=True)) == {"completed"}
-        assert collector.stop() == 0
-    assert stored(root) == before == steps("open", 3) | steps("first life", 1)
     assert verified(root).acknowledged == 4
 
 

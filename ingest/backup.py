@@ -1,0 +1,258 @@
+"""`backup`, `restore` and `adopt`: copies of a root, and journals that are older than their shards.
+
+    backup(root, target)     # beside a collector; the next one copies only what is new
+    restore(target, root)    # to an empty folder
+    adopt_root(root)         # after a restore by other means
+
+A backup is of the moment when its journal is copied. Weights come before: what they were trained on
+is in the journal or in shards then. Shards come after: those that this journal has planned. So
+nothing that it acknowledges is missing, and no shard is later. No other order has this property: a
+journal that is copied last has dropped the rows of shards that were listed too early.
+
+Shards are immutable and known by name. Any other file is copied if its size or time has changed.
+Until the mark names the new journal, at the end, nothing is removed: a backup that was interrupted
+is the earlier one with shards that are later, and `restore` adopts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from stat import S_ISREG
+
+import msgspec
+
+from ingest.collector.adoption import Adopted, adopt, require_current
+from ingest.collector.recovery import recover
+from storage.declarations.policy_files import load_declarations
+from storage.errors import JournalBehind, JournalFailed
+from storage.journal.copying import copy_journal
+from storage.journal.database import DATABASE
+from storage.journal.sqlite_journal import SqliteJournal
+from storage.objects.folder import FolderObjects
+from storage.shards.names import ShardName, next_ordinals
+from storage.shards.replacements import FOLDER, REPLACED
+from storage.shards.unrecorded_shards import later_shards
+from storage.shards.writer_process import WriterProcess
+from storage.system.files import make_directory, replace_file, sync_directory
+from storage.system.formats import require_format
+from storage.verify.audit import OnProgress, no_progress
+
+__all__ = ["BackedUp", "adopt_root", "backup", "restore"]
+
+FORMAT_VERSION = 1
+MARK = "backup.json"
+
+
+class _Mark(msgspec.Struct):
+    """What makes a folder a backup.
+
+    `journal`: the folder of the journal, "" if the root has none. `finished`: when the latest
+    backup was, in microseconds since the epoch; 0: never.
+    """
+
+    root: str
+    journal: str = ""
+    finished: int = 0
+    format: int = FORMAT_VERSION
+
+
+@dataclass
+class BackedUp:
+    """The files of a backup or restore: how many were copied, were there, and were removed."""
+
+    copied: int = 0
+    nbytes: int = 0
+    kept: int = 0
+    removed: int = 0
+    adopted: Adopted | None = None
+
+
+_decode_mark = msgspec.json.Decoder(_Mark).decode
+_decode_object = msgspec.json.Decoder(dict).decode
+
+
+def backup(root: Path, target: Path, *, on_progress: OnProgress = no_progress) -> BackedUp:
+    """Copy a root to a folder that is new, empty, or an earlier backup.
+
+    Excludes the application of maintenance plans, because these rename shards. Raises ValueError
+    for another folder, BlockingIOError while a plan is applied, JournalFailed and OSError.
+    """
+    if target.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"backup: expected a folder outside of {root}, got {target}")
+    mark = _mark(target)
+    if mark is None and target.exists() and any(target.iterdir()):
+        raise ValueError(
+            f"backup: expected a new or empty folder, or an earlier backup ({MARK}), got {target}"
+        )
+    make_directory(target)
+    replace_file(target / MARK, msgspec.json.encode(mark or _Mark(str(root))))
+    done, now, journal = BackedUp(), time.time_ns() // 1000, ""
+    with FolderObjects(root).exclusive(f"{FOLDER}/lock"):
+        seen = _copy_all(_files(root, but=("shards", "journal")), root, target, done, on_progress)
+        ends: dict[str, int] = {}
+        if (root / "journal" / DATABASE).exists():
+            journal = f"journal-{now}"
+            ends = _copied_journal(root / "journal", target / journal)
+        shards = (one for one in _files(root, "shards") if _belongs(one, ends))
+        seen |= _copy_all(shards, root, target, done, on_progress)
+    replace_file(target / MARK, msgspec.json.encode(_Mark(str(root), journal, now)))
+    for one in list(_files(target)):
+        if one not in seen and one.parts[0] not in (MARK, journal):
+            (target / one).unlink()
+            done.removed += not one.parts[0].startswith("journal-")
+    for folder in target.glob("journal-*"):
+        if folder.name != journal:
+            folder.rmdir()
+    return done
+
+
+def restore(source: Path, root: Path, *, on_progress: OnProgress = no_progress) -> BackedUp:
+    """Copy a backup to a root that is new or empty, or where a restore was interrupted.
+
+    Its journal takes a new collector id, and closes what was open: the collector may have gone on
+    after the backup, and its readers know the ordinals that it gave. The journal gets its name
+    last, so that nothing starts with it before. Raises ValueError, JournalError and OSError.
+    """
+    mark = _mark(source)
+    if mark is None or not mark.finished:
+        raise ValueError(f"restore: expected a finished backup ({MARK}), got {source}")
+    if root.exists() and any(root.iterdir()) and _mark(root) is None:
+        raise ValueError(f"restore: expected a new or empty folder, got {root}")
+    make_directory(root)
+    replace_file(root / MARK, msgspec.json.encode(mark))
+    done, place = BackedUp(), root / "journal-restored"
+    _copy_all(_files(source, but=("journal-", MARK)), source, root, done, on_progress)
+    if mark.journal and not (root / "journal").exists():
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(source / mark.journal, place)
+        done.adopted = _adopted(root, place)
+        place.rename(root / "journal")
+    (root / MARK).unlink()
+    sync_directory(root)
+    return done
+
+
+def adopt_root(root: Path) -> Adopted | None:
+    """Make the journal under a root current; None if it is. No collector may use it.
+
+    Raises JournalError, StorageError and OSError.
+    """
+    policies = load_declarations(root)
+    journal = SqliteJournal.open(root / "journal")
+    with closing(journal), contextlib.suppress(JournalBehind):
+        require_current(journal, partial(next_ordinals, root / "shards"))
+        recover(journal, policies)  # release 0.1.0 left marks in a restored journal
+        return None
+    return _adopted(root, root / "journal")
+
+
+def _adopted(root: Path, directory: Path) -> Adopted:
+    policies, shards = load_declarations(root), root / "shards"
+    with (
+        closing(SqliteJournal.open(directory)) as journal,
+        closing(WriterProcess(shards, owner=journal.collector_id, sources=(root,))) as writer,
+    ):
+        ends, later = partial(next_ordinals, shards), partial(later_shards, shards)
+        now = time.time_ns() // 1000
+        return adopt(journal, policies, ends, later, writer.write, received=now)
+
+
+def _mark(folder: Path) -> _Mark | None:
+    """The mark of a backup; None without one. Raises ValueError, NewerFormat."""
+    try:
+        data = (folder / MARK).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        require_format(_decode_object(data), FORMAT_VERSION, str(folder / MARK))
+        return _decode_mark(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{folder / MARK}: expected the mark of a backup: {error}") from error
+
+
+def _copied_journal(directory: Path, target: Path) -> dict[str, int]:
+    """Copy and check a journal; return the next ordinals of its streams.
+
+    An entry for the collector's id alone makes it known if it has no stream yet.
+    """
+    target.mkdir(mode=0o700)
+    copy_journal(directory, target)
+    with closing(SqliteJournal.open(target)) as journal:  # checks all of it, and applies the log
+        if journal.damage:
+            raise JournalFailed(f"the journal in {directory} is damaged: {journal.damage}")
+        return {f"{journal.collector_id}-": 0, **journal.streams()}
+
+
+def _belongs(name: Path, ends: dict[str, int]) -> bool:
+    """Whether a file under `shards/` is part of a backup: not if the journal is older."""
+    if name.name.endswith(REPLACED):
+        return False
+    shard, stream = ShardName.parse(name.name), name.parent.name
+    ours = {end.rpartition("-")[0] for end in ends}
+    return (
+        shard is None or stream.rpartition("-")[0] not in ours or shard.last < ends.get(stream, 0)
+    )
+
+
+def _files(root: Path, within: str = "", but: tuple[str, ...] = ()) -> Iterator[Path]:
+    """The files under a root by relative names, those of a folder before those of its folders.
+
+    So a pointer is copied before what it points to, which is there for longer. Hidden files are
+    written at the moment, and not part of a root. `but`: how names to leave out begin.
+    """
+    for folder, folders, names in os.walk(root / within):
+        here = Path(folder).relative_to(root)
+        if here == Path() and but:
+            folders[:] = [one for one in folders if not one.startswith(but)]
+            names = [one for one in names if not one.startswith(but)]
+        folders.sort()
+        yield from (here / one for one in sorted(names) if not one.startswith("."))
+
+
+def _copy_all(
+    names: Iterator[Path], source: Path, target: Path, done: BackedUp, on_progress: OnProgress
+) -> set[Path]:
+    """Copy what has changed. Returns the names of all files that are there now."""
+    seen = set()
+    for count, name in enumerate(names, 1):
+        with contextlib.suppress(FileNotFoundError):  # removed in the meantime
+            _copy(source / name, target / name, done)
+            seen.add(name)
+        on_progress("copying", count, None)
+    for folder in {target / name.parent for name in seen}:
+        sync_directory(folder)
+    return seen
+
+
+def _copy(source: Path, target: Path, done: BackedUp) -> None:
+    """Copy a file with its mode and time, durably, unless the target has them."""
+    stat = source.stat()
+    if not S_ISREG(stat.st_mode):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        there = target.stat()
+        if (there.st_size, there.st_mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+            done.kept += 1
+            return
+    if not target.parent.is_dir():
+        make_directory(target.parent)
+        target.parent.chmod(source.parent.stat().st_mode & 0o7777)
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        shutil.copy2(source, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.rename(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    done.copied += 1
+    done.nbytes += stat.st_size
