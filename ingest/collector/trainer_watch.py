@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,8 @@ class TrainerWatch:
         self._troubled: set[str] = set()
 
     async def follow(self) -> None:
-        """Read until cancelled; the thread ends then, too."""
-        over = threading.Event()
-        name = "headrace-trainers"
-        threading.Thread(target=self._read, args=(over,), name=name, daemon=True).start()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            over.set()
+        """Read until cancelled."""
+        await look_in_thread(self.look, LOOK_SECONDS, "headrace-trainers")
 
     def status(self) -> dict[str, tuple[bool, dict[str, Any]]]:
         """policy -> (whether its trainer is alive, its latest report), for trained policies."""
@@ -73,7 +67,18 @@ class TrainerWatch:
             if lease is not None:
                 self._leases[name] = lease
 
-    def _read(self, over: threading.Event) -> None:
+
+async def look_in_thread(look: Callable[[], None], seconds: float, name: str) -> None:
+    """Call `look` again and again in a thread of its own, until cancelled; the thread ends then."""
+    over = threading.Event()
+
+    def run() -> None:
         while not over.is_set():
-            self.look()
-            over.wait(LOOK_SECONDS)
+            look()
+            over.wait(seconds)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        over.set()

@@ -23,6 +23,7 @@ from ingest.collector.live_policies import LivePolicies
 from ingest.collector.trainer_watch import TrainerWatch
 from ingest.histogram import Histogram
 from ingest.server.action_routes import Acting
+from ingest.server.disk_space import DiskSpace
 from ingest.web.asgi import Router
 from ingest.web.connections import ConnectionWatch
 from storage.experience.endings import ENDINGS
@@ -40,6 +41,7 @@ class Sources:
     acting: Acting
     connections: ConnectionWatch | None = None
     trainers: TrainerWatch | None = None
+    disks: DiskSpace | None = None
 
 
 class Metrics:
@@ -60,6 +62,8 @@ class Metrics:
         yield from _events(self._sources.collector)
         yield from _journal(self._sources.collector, self._sources.live.root)
         yield from _shards(self._sources.collector)
+        if self._sources.disks is not None:
+            yield from _disks(self._sources.disks)
         yield from _episodes(self._sources.collector)
         yield from _policies(self._sources.collector, self._sources.live)
         yield from _training(self._sources.collector, self._sources.trainers)
@@ -117,6 +121,13 @@ def _shards(collector: Collector) -> Iterator[Metric]:
     yield _gauge("headrace_pending_bytes", "Bytes of parts that wait for a shard.", pending)
     failures = collector.sealer.failures
     yield _counter("headrace_writer_failures", "Shard writes that were retried.", failures)
+
+
+def _disks(disks: DiskSpace) -> Iterator[Metric]:
+    free, hours = disks.free(), disks.hours_left()
+    yield _gauges("headrace_disk_free_bytes", "Free space on the disk of a folder.", "folder", free)
+    says = "Hours until it is full at the rate of the last 6 hours."
+    yield _gauges("headrace_disk_hours_left", says, "folder", hours)
 
 
 def _episodes(collector: Collector) -> Iterator[Metric]:

@@ -32,6 +32,7 @@ from ingest.collector.part_feed import Tap
 from ingest.collector.statistics import DROPPED, LATE, CountsRecord
 from ingest.collector.stores import Stores, stores_under
 from ingest.collector.trainer_watch import TrainerWatch
+from ingest.server.disk_space import DiskSpace
 from ingest.server.listening import Access, ServeError, bind_of, starting
 from ingest.server.memory import MemoryWatch
 from ingest.server.options import ServeOptions
@@ -124,6 +125,8 @@ class Server:
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
         self._following: list[_ServerTask] = [self.access, self._watch]
         trainers = self._watch_trainers(options.root)
+        disks = None if options.root is None else DiskSpace(options.root)
+        self._following += [] if disks is None else [disks]
         if tap is None:  # a trainer's process manages its own memory
             self._following.append(MemoryWatch(self.collector, budget, limits))
         routes = Routes(
@@ -133,6 +136,7 @@ class Server:
             limits=limits,
             connections=self._watch,
             trainers=trainers,
+            disks=disks,
         )
         config = uvicorn.Config(
             routes.router(budget, admit=self.access.admission),

@@ -27,6 +27,7 @@ from ingest.protocol.agent_names import name_of
 from ingest.protocol.errors import STATUS, Refusal, not_found
 from ingest.server import openapi
 from ingest.server.action_routes import Acting
+from ingest.server.disk_space import DiskSpace
 from ingest.server.route_table import ROUTES
 from ingest.server.status_page import NOTHING, Facts, PolicyFacts, status_page
 from ingest.server.weight_routes import WeightChanges, WeightDownloads
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ingest.server.metrics import Metrics  # loaded at the first request for metrics
 
 STALLED_SECONDS = 10.0
+FULL_SOON_HOURS = 24.0
 _NUMBER_EVENTS = (
     "register an instance and number the events (start, seq), or send them as single calls"
 )
@@ -60,8 +62,9 @@ class Routes:
         limits: ServerLimits | None = None,
         connections: ConnectionWatch | None = None,
         trainers: TrainerWatch | None = None,
+        disks: DiskSpace | None = None,
     ) -> None:
-        self._trainers = trainers
+        self._trainers, self._disks = trainers, disks
         self.collector = collector
         self.live = live
         self.acting = Acting(collector, live)
@@ -320,6 +323,7 @@ class Routes:
                     self.acting,
                     self._connections,
                     self._trainers,
+                    self._disks,
                 )
             )
         return Response(200, self._metrics.text(), metrics.CONTENT_TYPE)
@@ -430,6 +434,9 @@ class Routes:
             yield "The disk had no space at the last write: events get 507 until it has."
         if collector.draining:
             yield "The collector is being stopped."
+        for name, hours in ({} if self._disks is None else self._disks.hours_left()).items():
+            if hours < FULL_SOON_HOURS:
+                yield f"The disk of {name}/ will be full in {hours:.1f} hours at the present rate."
         damage = collector.damage
         rows = damage.missing_rows + damage.lost_rows + damage.damaged_rows
         if rows or damage.lost_state or damage.set_aside is not None:

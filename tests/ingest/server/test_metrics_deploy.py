@@ -196,6 +196,10 @@ def test_each_alert_says_what_is_wrong() -> None:
 
 
 ALERTED = {
+    "HeadraceDiskFull": (
+        {'headrace_disk_hours_left{folder="shards"}': "5x40"},
+        {"folder": "shards"},
+    ),
     "HeadraceNotReady": ({"headrace_ready": "0x40"}, {}),
     "HeadraceShardsBehind": (
         {
@@ -246,7 +250,9 @@ def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
             given = {} if quiet and "EarnsLess" not in alert else dict(series)
             if quiet and given:  # as much as the other version
                 given |= {name: "200x40" for name in given if "_sum" in name}
-            summary = summaries[alert].replace("{{ $labels.policy }}", labels.get("policy", ""))
+            summary = summaries[alert]
+            for name, value in labels.items():
+                summary = summary.replace(f"{{{{ $labels.{name} }}}}", value)
             expected = {
                 "exp_labels": {"severity": severities[alert], **labels},
                 "exp_annotations": {"summary": summary},
