@@ -32,8 +32,8 @@ import msgspec
 from ingest.collector.adoption import Adopted, adopt, require_current
 from ingest.collector.recovery import recover
 from storage.declarations.policy_files import load_declarations
-from storage.errors import JournalBehind, JournalFailed
-from storage.journal.copying import copy_journal
+from storage.errors import JournalBehind
+from storage.journal.copying import copy_journal, opened_copy
 from storage.journal.database import DATABASE
 from storage.journal.sqlite_journal import SqliteJournal
 from storage.objects.folder import FolderObjects
@@ -185,9 +185,7 @@ def _copied_journal(directory: Path, target: Path) -> dict[str, int]:
     """
     target.mkdir(mode=0o700)
     copy_journal(directory, target)
-    with closing(SqliteJournal.open(target)) as journal:  # checks all of it, and applies the log
-        if journal.damage:
-            raise JournalFailed(f"the journal in {directory} is damaged: {journal.damage}")
+    with opened_copy(target) as journal:
         return {f"{journal.collector_id}-": 0, **journal.streams()}
 
 

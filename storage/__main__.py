@@ -1,10 +1,13 @@
-"""`python -m storage`: the child processes that write shards, and read them a second time."""
+"""`python -m storage`: the child processes that write, read a second time, and join shards."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from storage.errors import StorageError
 from storage.system.process import die_with_parent
 from storage.system.startup import leave_out, loading, use_one_blas_thread
 
@@ -23,6 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     # Arrow would load it if it is installed, which takes longer than everything else
     leave_out("pandas")
+    if options.command == "compact":
+        # here, because it needs readers, which the writer does without
+        from storage.maintenance.background import compact_now  # noqa: PLC0415
+
+        try:
+            print(compact_now(options.root), end="")
+        except (StorageError, OSError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
     with loading():
         # here, as --help needs no Arrow, and so that the lines above run first
         from storage.shards.writer_main import write_shards  # noqa: PLC0415
@@ -49,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     reader = commands.add_parser(
         "read-shards", help="read the shards that `verify --second-reader` names over a pipe"
     )
-    for command in (writer, reader):
+    compaction = commands.add_parser("compact", help="join the small shards of a root")
+    compaction.add_argument("--root", type=Path, required=True)
+    for command in (writer, reader, compaction):
         command.add_argument("--parent", type=int, help="leave when this process ends")
     return parser
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headrace.cli.options import LOCAL_ROOT, ROOT, AdminToken, Ca, Json, LocalRoot, Root
+from headrace.cli.options import LOCAL_ROOT, ROOT, Json, LocalRoot, Root
 from headrace.cli.publishing import person
 from headrace.cli.roots import require_root
 
@@ -36,8 +36,6 @@ def compact(
         Meta(extra={"metavar": "<digest>"}),
     ] = None,
     why: Annotated[str, "Reason, kept in the records."] = "",
-    token: AdminToken = None,
-    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Join small shards, so that reading them is fast; delete shards that were replaced before.
@@ -47,14 +45,13 @@ def compact(
     """
     require_root(root)
     from headrace.output import console, results
-    from ingest.verification import journal_account
     from storage.maintenance import plans
-    from storage.maintenance.compaction import plan_compaction
+    from storage.maintenance.compaction import plan_compaction, recorded_under
 
     if apply in (None, "new"):
         plan = plan_compaction(
             root,
-            journal_account(root, token=token, ca=ca),
+            recorded_under(root),
             aim_bytes=int(megabytes * 1_000_000),
             period_seconds=None if hours is None else hours * 3600,
             grace_seconds=grace_hours * 3600,

@@ -23,6 +23,7 @@ def run(arguments: list[str] | None = None) -> int:
     collect.add_argument("--host", default="127.0.0.1")
     collect.add_argument("--port", type=int, default=8642)
     collect.add_argument("--compression", choices=("zstd", "lz4"), default="zstd")
+    collect.add_argument("--compact", type=float, metavar="HOURS")
     collect.add_argument("--tls-cert", type=Path)
     collect.add_argument("--tls-key", type=Path)
     collect.add_argument("--allow-host", action="append", default=[])
@@ -45,6 +46,7 @@ def run(arguments: list[str] | None = None) -> int:
                 allow_hosts=tuple(given.allow_host),
             ),
             compression=given.compression,
+            compact_hours=given.compact,
             announce=lambda address, _: print(f"ready {address}", flush=True),
             limits=ServerLimits.of(given.limit),
             supervise=given.supervise,

@@ -67,12 +67,17 @@ class ServeOptions:
 
     `declare` is called when the address is bound, before anything is written under the root.
     `announce` gets the address and the Collector. `listener` is a socket that is bound to the
-    address in `listening`.
+    address in `listening`. `compact_hours`: the interval of compaction, None for none.
     """
 
     root: Path | None = None
     listening: Listening = field(default_factory=Listening)
     compression: Annotated[Literal["zstd", "lz4"], "Compression of shards: zstd or lz4."] = "zstd"
+    compact_hours: Annotated[
+        float | None,
+        "Join small shards in a child process, every N hours.",
+        Meta(ge=0.0001, extra={"name": "--compact"}),
+    ] = None
     version: str = ""
     announce: Callable[[str, Any], None] | None = None
     limits: Annotated[

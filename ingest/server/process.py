@@ -32,6 +32,7 @@ from ingest.collector.part_feed import Tap
 from ingest.collector.statistics import DROPPED, LATE, CountsRecord
 from ingest.collector.stores import Stores, stores_under
 from ingest.collector.trainer_watch import TrainerWatch
+from ingest.server.compacting import Compacting
 from ingest.server.disk_space import DiskSpace
 from ingest.server.listening import Access, ServeError, bind_of, starting
 from ingest.server.memory import MemoryWatch
@@ -127,6 +128,8 @@ class Server:
         trainers = self._watch_trainers(options.root)
         disks = None if options.root is None else DiskSpace(options.root)
         self._following += [] if disks is None else [disks]
+        if options.root is not None and options.compact_hours is not None:
+            self._following.append(Compacting(options.root, options.compact_hours))
         if tap is None:  # a trainer's process manages its own memory
             self._following.append(MemoryWatch(self.collector, budget, limits))
         routes = Routes(

@@ -12,18 +12,28 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from storage.errors import JournalFailed
-from storage.journal.database import DATABASE
+from storage.journal.database import COPYING, DATABASE
+from storage.journal.sqlite_journal import SqliteJournal
 from storage.system.files import FileLock
 
-__all__ = ["copy_journal", "is_being_copied"]
+__all__ = ["Recorded", "copy_journal", "opened_copy", "recorded_shards"]
 
-COPYING = "copying"
 TRIES = 10
 _LOG = f"{DATABASE}-wal"
 _HEADER_BYTES = 32  # of the log: it has a number and random salts that change with each restart
+
+
+class Recorded(NamedTuple):
+    """The next ordinal of each stream of a journal, and its recorded shards as (stream, name)."""
+
+    streams: Mapping[str, int]
+    shards: frozenset[tuple[str, str]]
 
 
 def copy_journal(directory: Path, target: Path) -> None:
@@ -46,15 +56,22 @@ def copy_journal(directory: Path, target: Path) -> None:
     )
 
 
-def is_being_copied(directory: Path) -> bool:
-    """Whether a process copies the journal in `directory` now."""
-    lock = FileLock(directory / COPYING)
-    try:
-        free = lock.acquire(blocking=False, shared=True)
-    except OSError:  # it never was
-        return False
-    lock.release()
-    return not free
+def recorded_shards(directory: Path) -> Recorded:
+    """What the journal in `directory` has recorded, from a copy. Raises JournalError, OSError."""
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        copy_journal(directory, Path(folder))
+        with opened_copy(Path(folder)) as journal:
+            shards = frozenset((record.stream, record.name) for record in journal.shards())
+            return Recorded(journal.streams(), shards)
+
+
+@contextlib.contextmanager
+def opened_copy(copy: Path) -> Iterator[SqliteJournal]:
+    """Open a copy, which applies its log and checks all of it. Raises JournalFailed if damaged."""
+    with contextlib.closing(SqliteJournal.open(copy)) as journal:
+        if journal.damage:
+            raise JournalFailed(f"the copy of a journal in {copy} is damaged: {journal.damage}")
+        yield journal
 
 
 def _identity(directory: Path) -> object:

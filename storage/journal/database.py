@@ -20,12 +20,14 @@ from pathlib import Path
 
 from storage.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from storage.journal.records import DamageReport
-from storage.system.files import sync_directory, write_synced
+from storage.system.files import FileLock, sync_directory, write_synced
 from storage.wording import counted
 
 APPLICATION_ID = 0x48_52_4A_31  # "HRJ1"
 FORMAT_VERSION = 1
 DATABASE = "journal.db"
+COPYING = "copying"
+"""The file that a process locks while it copies the database; see `copying`."""
 CHECKPOINT_BYTES = 16 * 2**20
 
 PAGE_BYTES = 16_384
@@ -88,6 +90,17 @@ _ENVIRONMENT = (  # errors around the file, which say nothing about its content
 
 def is_malformed(error: sqlite3.Error) -> bool:
     return ((getattr(error, "sqlite_errorcode", None) or 0) & 0xFF) not in _ENVIRONMENT
+
+
+def is_being_copied(directory: Path) -> bool:
+    """Whether a process copies the journal in `directory` now."""
+    lock = FileLock(directory / COPYING)
+    try:
+        free = lock.acquire(blocking=False, shared=True)
+    except OSError:  # it never was
+        return False
+    lock.release()
+    return not free
 
 
 class HighWater:

@@ -37,7 +37,6 @@ from storage.errors import (
     JournalLookedAt,
 )
 from storage.experience.range_set import RangeSet
-from storage.journal.copying import is_being_copied
 from storage.journal.database import (
     CHECKPOINT_BYTES,
     DATABASE,
@@ -46,6 +45,7 @@ from storage.journal.database import (
     Malformed,
     checksum,
     connect,
+    is_being_copied,
     is_malformed,
     keep_damaged,
     leave_open,

@@ -12,20 +12,29 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from storage.journal.copying import Recorded, recorded_shards
+from storage.journal.database import DATABASE
 from storage.maintenance.plans import Delete, MaintenancePlan, Merge
 from storage.objects.interface import Objects
-from storage.objects.opening import Root, objects_at
+from storage.objects.opening import Root, local_folder, objects_at
 from storage.shards.names import ShardDamaged, ShardName, shard_names, streams
 from storage.shards.replacements import REPLACED, Replacements
-from storage.verify.audit import JournalAccount
 from storage.verify.inventory import summary
 
-__all__ = ["AIM_BYTES", "GRACE_SECONDS", "plan_compaction"]
+__all__ = ["AIM_BYTES", "GRACE_SECONDS", "plan_compaction", "recorded_under"]
 
 log = logging.getLogger("headrace.maintenance")
 
 AIM_BYTES = 128_000_000
 GRACE_SECONDS = 86_400.0
+
+
+def recorded_under(root: Root) -> Recorded | None:
+    """What the journal under a root has recorded; None without a journal. See `recorded_shards`."""
+    folder = local_folder(root)
+    if folder is None or not (folder / "journal" / DATABASE).exists():
+        return None
+    return recorded_shards(folder / "journal")
 
 
 class _Small(NamedTuple):
@@ -39,7 +48,7 @@ class _Small(NamedTuple):
 
 def plan_compaction(
     root: Root,
-    account: JournalAccount | None,
+    journal: Recorded | None,
     *,
     aim_bytes: int = AIM_BYTES,
     period_seconds: float | None = None,
@@ -48,25 +57,24 @@ def plan_compaction(
 ) -> MaintenancePlan:
     """Plan to join shards up to a file size, to delete replaced ones after their grace period.
 
-    `account`: that of the journal, None if the root has none. Of its streams only recorded shards
-    are joined, because a collector's start looks for those of its plans. With `period_seconds`,
-    shards whose first steps (by the client's clock) are in different periods stay apart. `now`:
-    seconds since the epoch. Raises NewerFormat, OSError, and ValueError for damaged records.
+    `journal`: what the root's journal has recorded, None without one. Of its streams only recorded
+    shards are joined, because a collector's start looks for those of its plans. With
+    `period_seconds`, shards whose first steps (by the client's clock) are in different periods stay
+    apart. `now`: seconds since the epoch. Raises NewerFormat, OSError, and ValueError for damaged
+    records.
     """
     objects = objects_at(root)
     shards, replacements = objects.under("shards"), Replacements.of(objects)
     steps: list[Merge | Delete] = []
-    recorded = {(one.stream, one.name) for one in account.records} if account else set()
     period = None if period_seconds is None else int(period_seconds * 1_000_000)
     limit = int(((time.time() if now is None else now) - grace_seconds) * 1_000_000)
     for stream in streams(shards):
-        free = account is None or stream not in account.next_ordinals
+        known = None if journal is None or stream not in journal.streams else journal.shards
         run: list[_Small] = []
         total = 0
         for name in [*shard_names(shards, stream), None]:
-            may = name and (
-                free or (stream, str(name)) in recorded or (stream, str(name)) in replacements.made
-            )
+            place = stream, str(name)
+            may = name and (known is None or place in known or place in replacements.made)
             small = _small(shards, stream, name, aim_bytes, period) if name and may else None
             if run and not (small and _follows(small, run[-1], aim_bytes - total)):
                 steps += _worthwhile(stream, run)

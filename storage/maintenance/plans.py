@@ -1,6 +1,6 @@
 """Plans of maintenance and their application.
 
-    plan = plan_compaction(root, account)     # what would happen
+    plan = plan_compaction(root, recorded)    # what would happen
     digest = save(root, plan)                 # maintenance/{digest}/plan.json
     apply(root, load(root, digest), by="me", why="one million small files")
 

@@ -77,9 +77,9 @@ MAY_IMPORT = {
     # gymnasium: the space of an environment's name, in `declare`
     "ingest.server": (
         "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.histogram"
-        " ingest.protocol ingest.web storage.declarations storage.errors storage.experience"
-        " storage.spaces storage.system storage.weights storage.wording gymnasium msgspec numpy"
-        " prometheus_client uvicorn uvloop"
+        " ingest.protocol ingest.web storage storage.declarations storage.errors"
+        " storage.experience storage.spaces storage.system storage.weights storage.wording"
+        " gymnasium msgspec numpy prometheus_client uvicorn uvloop"
     ),
     # the caller is part of a request
     "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",
@@ -132,7 +132,7 @@ MAY_IMPORT = {
         " storage.system storage.weights storage.wording gymnasium numpy ray safetensors"
     ),
     # `__main__` starts the writer and the second reader
-    "storage": "storage.shards storage.system storage.verify",
+    "storage": "storage.errors storage.maintenance storage.shards storage.system storage.verify",
     "storage.declarations": (
         "storage.errors storage.experience storage.objects storage.spaces storage.system"
     ),
@@ -142,8 +142,8 @@ MAY_IMPORT = {
     ),
     "storage.journal": "storage.errors storage.experience storage.system storage.wording msgspec",
     "storage.maintenance": (
-        "storage.errors storage.experience storage.objects storage.reading storage.shards"
-        " storage.system storage.verify msgspec pyarrow"
+        "storage.errors storage.experience storage.journal storage.objects storage.reading"
+        " storage.shards storage.system storage.verify storage.wording msgspec pyarrow"
     ),
     "storage.reading": (
         "storage.conformance storage.declarations storage.errors storage.experience"

@@ -113,6 +113,7 @@ TESTED_BY = {
     "storage.system.forks": "ingest/client/test_policy_client_forks",
     "storage.system.formats": "upgrade/test_formats",
     "storage.system.process": "ingest/server/test_supervisor",
+    "storage.maintenance.background": "ingest/server/test_compacting",
     "storage.maintenance.merging": "storage/maintenance/test_compaction",
     "storage.maintenance.plans": "storage/maintenance/test_compaction",
     "storage.shards.replacements": "storage/maintenance/test_compaction",

@@ -11,7 +11,8 @@ import pytest
 
 from storage.errors import JournalFailed
 from storage.journal import copying, sqlite_journal
-from storage.journal.copying import copy_journal, is_being_copied
+from storage.journal.copying import copy_journal
+from storage.journal.database import COPYING, is_being_copied
 from storage.journal.sqlite_journal import SqliteJournal
 from storage.system.files import FileLock
 
@@ -86,7 +87,7 @@ def test_the_log_goes_on_while_it_is_copied_up_to_a_limit(
             return len(set(found)) - 1
 
         assert restarts(10) >= 4
-        with FileLock(tmp_path / copying.COPYING):
+        with FileLock(tmp_path / COPYING):
             assert restarts(40) == 0
             assert restarts(60) == 1
         assert restarts(10) >= 4

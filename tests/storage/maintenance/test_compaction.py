@@ -22,7 +22,7 @@ import pytest
 
 from storage.errors import NewerFormat
 from storage.experience.episode import Part
-from storage.journal.records import ShardRecord
+from storage.journal.copying import Recorded
 from storage.maintenance import merging, plans
 from storage.maintenance.compaction import plan_compaction
 from storage.maintenance.plans import Applied, Merge, apply, load, save
@@ -37,7 +37,7 @@ from storage.shards.names import ShardName, ShardWriteError
 from storage.shards.replacements import replaced_shards
 from storage.shards.shard import ShardWriter, read_shard
 from storage.spaces.descriptors import canonical_json
-from storage.verify.audit import JournalAccount, Trained, VerifyReport, verify
+from storage.verify.audit import Trained, VerifyReport, verify
 from storage.verify.inventory import list_streams
 from tests.storage.reading.test_shard_reader import (
     ACTION,
@@ -438,20 +438,8 @@ def test_only_recorded_shards_of_a_journal_are_joined(tmp_path: Path) -> None:
     """A collector's next start looks for the shard of a plan that it has not recorded."""
     small_shards(tmp_path)
     names = [path.name for path in shard_files(tmp_path)]
-    records = tuple(
-        ShardRecord(n, stream_of(), n, n, name, "", 3, 1) for n, name in enumerate(names[:8])
-    )
-    account = JournalAccount(
-        collector_id="a" * 12,
-        accepted=0,
-        records=records,
-        plans={},
-        next_ordinals={stream_of(): 12},
-        waiting_steps=0,
-        open_steps=0,
-        open_episodes={},
-    )
-    (step,) = plan_compaction(tmp_path, account).steps
+    known = Recorded({stream_of(): 12}, frozenset((stream_of(), name) for name in names[:8]))
+    (step,) = plan_compaction(tmp_path, known).steps
     assert isinstance(step, Merge)
     assert step.shards == tuple(names[:8])
 
