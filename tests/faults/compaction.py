@@ -1,12 +1,14 @@
-"""`headrace compact` beside a collector, its clients and a follower, all killed at random.
+"""`headrace compact` beside a collector, its clients, an importer and two followers, all killed.
 
-Every acknowledged step is stored once and the follower has each row once. A shard can be read by
-its old name during its grace period. New shards have all values of the old ones, and `verify`
-agrees at the end.
+One follower gets no events of new files. Torn and rotten copies of shards come and go. Every
+acknowledged step is stored once and each follower has each row once. A shard can be read by its old
+name during its grace period. New shards have all values of the old ones, and `verify` agrees at the
+end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
@@ -14,6 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,14 +35,17 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 PATIENCE = 60.0
 LATEST_KILL = 0.3  # s after the application has begun
 KILLED = -9
+IMPORT_KILLS = 0.5, 6.0  # s after its start, which takes most of the time
+IMPORTED = 40  # rows of a file
+FIRST_IMPORTED = 2e9  # their rewards, which no client gives
 
 
 class Follower:
     """A process that follows the shards and stores what it has read with its position."""
 
-    def __init__(self, trial: Trial, root: Path) -> None:
-        self.file = trial.folder / "read"
-        self._words = [str(root), str(self.file), trial.mutant.name if trial.mutant else ""]
+    def __init__(self, trial: Trial, root: Path, how: str) -> None:
+        self.file = trial.folder / f"read-{how}"
+        self._words = [str(root), str(self.file), how, trial.mutant.name if trial.mutant else ""]
         self._start()
 
     def _start(self) -> None:
@@ -59,29 +65,87 @@ class Follower:
         return Counter((str(stream), int(ordinal), int(t)) for stream, ordinal, t in known)
 
 
+class Importer:
+    """Imports one file after the other; an import that was killed is repeated."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.notes = folder / "notes-import"
+        self._file, self._address = folder / "import.csv", address
+        self._rewards: list[float] = []
+        self._next = 0
+
+    def run(self, verdict: Verdict, kill_after: float | None) -> bool:
+        """Import the file that is due; SIGKILL so many seconds later. Return whether it is done."""
+        if not self._rewards:
+            self._rewards = [FIRST_IMPORTED + self._next + n for n in range(IMPORTED)]
+            self._next += IMPORTED
+            rows = [f"0.5,0.5,0.5,0.5,{n % 2},{r}" for n, r in enumerate(self._rewards)]
+            self._file.write_text("\n".join(["a,b,c,d,action,reward", *rows]))
+            self._note("sent")
+        command = [sys.executable, "-m", HEADRACE, "import", str(self._file)]
+        for name in "abcd":
+            command += ["--observation", name]
+        command += ["--action", "action", "--reward", "reward", "--uniform"]
+        process = subprocess.Popen(
+            [*command, "--address", self._address, "--json"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, text = process.communicate(timeout=PATIENCE if kill_after is None else kill_after)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            verdict.count("import_kills")
+            return False
+        if process.returncode == 0:
+            self._note("acknowledged")
+            self._rewards = []
+            verdict.count("imports")
+        else:  # as while the collector starts
+            verdict.require(process.returncode == 1, "import", text)
+        return process.returncode == 0
+
+    def _note(self, what: str) -> None:
+        with self.notes.open("a") as file:
+            file.write(json.dumps({what: self._rewards}) + "\n")
+
+
 def run(trial: Trial) -> Verdict:
     verdict, chance = Verdict(), random.Random(trial.seed)
     with Traffic(trial.folder, trial.seed, None) as traffic:
         traffic.warm_up()
-        follower = Follower(trial, traffic.root)
+        followers = [Follower(trial, traffic.root, how) for how in ("watch", "poll")]
+        importer = Importer(trial.folder, traffic.collector.address)
+        traffic.add_notes(importer.notes)
         try:
             while trial.goes_on(verdict.counts.get("applications", 0), verdict):
                 traffic.wait_for_shards()
                 if chance.random() < 0.3:
                     _verify_beside(trial, traffic.root, verdict)
-                _apply(trial, traffic.root, verdict, chance.uniform(0.0, LATEST_KILL))
-                if chance.random() < 0.3:
-                    follower.restart()
+                with _damaged_copy(traffic.root, chance, verdict):
+                    _apply(trial, traffic.root, verdict, chance.uniform(0.0, LATEST_KILL))
+                if chance.random() < 0.5:
+                    importer.run(verdict, chance.uniform(*IMPORT_KILLS))
+                if chance.random() < 0.6:
+                    chance.choice(followers).restart()
                     verdict.count("follower_kills")
-                if chance.random() < 0.3:
+                if chance.random() < 0.6:
                     traffic.kill(chance.choice(("collector", "writer")))
                     verdict.count("collector_kills")
             _apply(trial, traffic.root, verdict, None)
+            verdict.require(importer.run(verdict, None), "import", "not done in the end")
             verdict.require(traffic.settle() == 0, "drain", "expected exit status 0")
             _apply(trial, traffic.root, verdict, None)
-            _judge_follower(follower, traffic.root, verdict)
+            for follower in followers:
+                _judge_follower(follower, traffic.root, verdict)
         finally:
-            follower.kill()
+            for follower in followers:
+                follower.kill()
+        killed = [verdict.counts.get(name, 0) for name in verdict.counts if "kills" in name]
+        verdict.counts["all_kills"] = sum(killed)
         traffic.account().judge(verdict)
     _judge_values(traffic.root, verdict)
     judge_root(traffic.root, verdict)
@@ -118,6 +182,32 @@ def _apply(trial: Trial, root: Path, verdict: Verdict, kill_after: float | None)
                 verdict.require(False, "gone", error)
 
 
+@contextlib.contextmanager
+def _damaged_copy(root: Path, chance: random.Random, verdict: Verdict) -> Iterator[None]:
+    """A torn or rotten copy of a shard lies beside it, under a digest that it does not have."""
+    shards = sorted(root.glob("shards/*/*.parquet"))
+    if not shards or chance.random() < 0.5:
+        yield
+        return
+    path = chance.choice(shards)
+    try:
+        data = bytearray(path.read_bytes())
+    except FileNotFoundError:  # the application that was killed before has been finished
+        yield
+        return
+    if chance.random() < 0.5:
+        data = data[: chance.randrange(len(data))]
+    else:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    copy = path.with_name(f"{path.name[:-24]}{chance.getrandbits(64):016x}.parquet")
+    copy.write_bytes(data)
+    verdict.count("damaged_files")
+    try:
+        yield
+    finally:
+        copy.unlink()
+
+
 def _verify_beside(trial: Trial, root: Path, verdict: Verdict) -> None:
     """`headrace verify` finds nothing while shards are replaced."""
     with ThreadPoolExecutor(1) as pool:
@@ -139,7 +229,7 @@ def _judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
         if found - wanted:
             break
         threading.Event().wait(0.1)
-    verdict.counts["followed"] = found.total()
+    verdict.count("followed", found.total())
     verdict.require(not wanted - found, "unread", list(wanted - found)[:3])
     verdict.require(not found - wanted, "read_twice", list(found - wanted)[:3])
 
@@ -164,7 +254,7 @@ SCENARIO = Scenario(
     "and for the account",
     unit="applications",
     quick=8,
-    long=40,
+    long=60,
     planted=4,
     seconds=60.0,
     run=run,

@@ -62,6 +62,7 @@ class Traffic(Closing):
         self.seconds: dict[str, list[float]] = {"ready_again": [], "started_again": []}
         self.watch = ShardWatch(self.root)
         self._notes: list[Path] = []
+        self._others: list[Path] = []
         self._processes = [self._clients() for _ in range(PROCESSES)]
 
     def _clients(self) -> subprocess.Popen[bytes]:
@@ -72,6 +73,10 @@ class Traffic(Closing):
         clients = subprocess.Popen([*command, str(self._folder), *numbers], cwd=ROOT)
         self._stack.callback(_end, clients)
         return clients
+
+    def add_notes(self, path: Path) -> None:
+        """Count the steps that another client of this collector notes."""
+        self._others.append(path)
 
     def warm_up(self) -> None:
         """Wait until every client has an answer, so that kills happen under load."""
@@ -131,7 +136,7 @@ class Traffic(Closing):
         return self.collector.stop()
 
     def account(self) -> Account:
-        account = Account.of(self.root, self._notes)
+        account = Account.of(self.root, [*self._notes, *self._others])
         account.partial += self.watch.partial
         return account
 

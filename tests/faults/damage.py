@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 
 import storage.journal.sqlite_journal
+from ingest.backup import adopt_root
 from ingest.collector.adoption import adopt, require_current
 from storage.errors import JournalBehind, StorageError
 from storage.journal.database import DATABASE
@@ -320,8 +321,10 @@ def real_start(folder: Path, seed: int, verdict: Verdict) -> None:
         where = f"process {seed}: {name} {how}"
         verdict.count("processes")
         try:
+            if adopt_root(folder) is not None:
+                verdict.count("adopted")
             collector.restart()
-        except RuntimeError as error:
+        except (RuntimeError, StorageError) as error:
             verdict.require(False, "loop", f"{where}: {error}")
             return
         second = _log(collector, "after", range(101, 121))

@@ -106,7 +106,8 @@ class Up(Closing):
             self._reader.kill()
             self._reader.wait()
         command = [sys.executable, "-m", "tests.faults.loop.following_reader", str(self._loop.root)]
-        self._reader = subprocess.Popen([*command, str(self._loop.folder / "read")], cwd=ROOT)
+        file = str(self._loop.folder / "read")
+        self._reader = subprocess.Popen([*command, file, "watch"], cwd=ROOT)
 
     def _judge_reader(self, stored: list[ledger.Stored], verdict: Verdict) -> None:
         """The reader has returned every stored row once."""
