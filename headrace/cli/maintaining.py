@@ -78,7 +78,9 @@ def compact(
 
 
 def backup(
-    target: Annotated[Path, typer.Argument(help="New folder, or that of an earlier backup.")],
+    target: Annotated[
+        Path, "New folder, or that of an earlier backup.", Meta(extra={"argument": True})
+    ],
     root: LocalRoot = LOCAL_ROOT,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +95,7 @@ def backup(
 
 
 def restore(
-    source: Annotated[Path, typer.Argument(help="Folder of a backup.")],
+    source: Annotated[Path, "Folder of a backup.", Meta(extra={"argument": True})],
     root: LocalRoot = LOCAL_ROOT,
     as_json: Json = False,
 ) -> None:

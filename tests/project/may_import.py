@@ -14,12 +14,13 @@ MAY_IMPORT = {
         " storage.errors storage.system typer"
     ),
     "headrace.cli": (
-        "headrace.demo headrace.extras headrace.output headrace.up ingest.access ingest.backup"
-        " ingest.client ingest.collector ingest.delivery ingest.episodes ingest.importing"
-        " ingest.protocol ingest.server ingest.verification ingest.web policy.algorithms"
+        "headrace.demo headrace.extras headrace.output headrace.up ingest.access"
+        " ingest.backup ingest.client ingest.collector ingest.delivery ingest.episodes"
+        " ingest.importing ingest.protocol ingest.server ingest.verification policy.algorithms"
         " policy.data policy.inference policy.judging policy.training storage.declarations"
-        " storage.errors storage.experience storage.journal storage.maintenance storage.objects"
-        " storage.system storage.verify storage.weights storage.wording msgspec typer"
+        " storage.errors storage.experience storage.journal storage.maintenance"
+        " storage.objects storage.system storage.verify storage.weights storage.wording"
+        " msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
@@ -29,8 +30,8 @@ MAY_IMPORT = {
     # `backup` copies roots; `verification` compares journals, shards and indexes; `__main__` is the
     # server's command
     "ingest": (
-        "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
-        " ingest.server storage.declarations storage.errors storage.experience storage.journal"
+        "ingest.collector ingest.delivery ingest.episodes ingest.protocol ingest.server"
+        " storage.declarations storage.errors storage.experience storage.journal"
         " storage.objects storage.shards storage.system storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     ),
     "ingest.client": (
         "ingest.delivery ingest.protocol policy.inference storage.declarations storage.errors"
-        " storage.experience storage.system storage.weights storage.wording msgspec numpy requests"
+        " storage.experience storage.system storage.weights storage.wording msgspec numpy"
     ),
     # urllib3 parses the requested address
     "ingest.collector": (
@@ -94,7 +95,7 @@ MAY_IMPORT = {
     "policy.data": (
         "policy.progress storage.declarations storage.errors storage.experience"
         " storage.objects storage.reading storage.shards storage.spaces storage.system"
-        " storage.weights storage.wording numpy"
+        " storage.weights storage.wording msgspec numpy"
     ),
     # `vector_env` splits nested observations as acting does
     "policy.envs": (
