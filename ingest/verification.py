@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.client.admin_session import admin_session
 from ingest.collector.address_file import LiveAddress
 from ingest.collector.adoption import require_current
 from ingest.collector.journal_report import damage_texts
@@ -204,8 +205,8 @@ def live_account(
 
     sent = None if token is None else proven  # evaluated before each request
     named = not live.loopback()  # certificates name the address that clients use, not loopback
-    transport = Transport(live.address, token=sent, ca=ca, timeout=LEDGER_SECONDS, named=named)
-    with closing(transport):
+    with admin_session(ca, named=named) as session:
+        transport = Transport(live.address, session=session, token=sent, timeout=LEDGER_SECONDS)
         ledger = Delivery(transport, "GET", "/v1/ledger").run(wire.JournalLedger)
         account = JournalAccount(
             collector_id=ledger.collector_id,

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ingest.client.admin_session import admin_session
 from ingest.delivery.transport import Delivery, HttpSession, TokenSource, Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
@@ -46,7 +47,12 @@ class Publisher:
         ca: str | Path | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._transport = Transport(address, session=session, token=token, ca=ca, timeout=timeout)
+        if ca is not None and session is not None:
+            raise ValueError("ca: expected none with a session: set session.verify instead")
+        self._own = admin_session(ca) if session is None else None
+        self._transport = Transport(
+            address, session=session or self._own, token=token, timeout=timeout
+        )
 
     def __repr__(self) -> str:
         return f"Publisher({self._transport.address!r})"
@@ -60,6 +66,8 @@ class Publisher:
     def close(self) -> None:
         """Close the connections."""
         self._transport.close()
+        if self._own is not None:
+            self._own.close()
 
     def versions(self, policy_id: str = "default") -> wire.Versions:
         """The published versions, the live version, and the next number."""

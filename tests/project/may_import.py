@@ -45,7 +45,7 @@ MAY_IMPORT = {
     ),
     "ingest.client": (
         "ingest.delivery ingest.protocol policy.inference storage.declarations storage.errors"
-        " storage.experience storage.system storage.weights storage.wording msgspec numpy"
+        " storage.experience storage.system storage.weights storage.wording msgspec numpy requests"
     ),
     # urllib3 parses the requested address
     "ingest.collector": (

@@ -28,7 +28,6 @@ CLIENT = [
     for file in sorted((ROOT / folder).glob("*.py"))
 ]
 HEAVY_FOR_CLIENT = {"torch", "pyarrow", "pandas", "watchdog", "gymnasium", "scipy", "matplotlib"}
-HEAVY_FOR_CLIENT |= {"requests"}
 HEAVY_FOR_COLLECTOR = {"torch", "pyarrow", "pandas", "scipy", "matplotlib"}
 HEAVY_FOR_COLLECTOR |= {"urllib3", "requests"}
 
@@ -55,6 +54,12 @@ def test_the_clients_folders_load_nothing_heavy() -> None:
 def test_a_clients_public_names_load_nothing_heavy(name: str) -> None:
     """The same by the names that users import."""
     assert not loaded_by(f"from headrace import {name}") & HEAVY_FOR_CLIENT
+
+
+def test_logging_and_acting_load_no_requests() -> None:
+    """`requests` is for publishing and administration: a service that logs does not load it."""
+    assert "requests" not in loaded_by("from headrace import PolicyClient")
+    assert "requests" in loaded_by("from headrace import Publisher")
 
 
 def test_importing_headrace_loads_none_of_its_packages() -> None:

@@ -16,6 +16,7 @@ TESTED_BY = {
     "ingest.columns.faults": "ingest/bulk_import/test_step_columns",
     "ingest.columns.leaf_columns": "ingest/bulk_import/test_step_columns",
     "ingest.columns.step_numbers": "ingest/bulk_import/test_step_columns",
+    "ingest.client.admin_session": "ingest/client/test_publisher",
     "ingest.client.arguments": "ingest/client/test_episode_calls",
     "ingest.client.calls": "ingest/client/test_policy_client",
     "ingest.client.local_actions": "ingest/client/test_local_inference",

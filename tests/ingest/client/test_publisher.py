@@ -1,4 +1,7 @@
-"""Publishing from another machine: `Publisher`, and commands with `--url`, on a real collector."""
+"""Publishing from another machine: `Publisher`, and commands with `--url`, on a real collector.
+
+Also of `ingest.client.admin_session`.
+"""
 
 from __future__ import annotations
 
