@@ -159,8 +159,10 @@ def _require_no_other(root: Root, policy_id: str) -> None:
 def _require_none_with_follow(settings: TrainSettings) -> None:
     if settings.cross_fit is not None:
         raise ValueError("--cross-fit: expected none with --follow, which publishes without a gate")
-    if settings.action_rule is not None:
-        raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
+    if settings.action_rule is not None or settings.explore is not None:
+        raise ValueError(
+            "--action-rule and --explore: expected none with --follow, whose PPO samples"
+        )
     if settings.since is not None or settings.until is not None:
         raise ValueError("--since and --until: expected none with --follow, which reads on")
 

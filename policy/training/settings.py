@@ -40,7 +40,8 @@ class TrainSettings:
     - `cross_fit`: instead, train on all episodes, and keep fold policies that judge all but the
       first of this number of blocks (policy.training.cross_fit).
     - `schema_id`: its rows must fit the spec; rows of other schemas are counted.
-    - `action_rule`: the spec's by default (`policy.training.train.acting_spec`).
+    - `action_rule`: the spec's by default (`policy.training.train.acting_spec`); `explore` is set
+      in it.
     - `checkpoint`: a file for the learner's state and the reader's position.
     - `threads`: more than one slows down a collector on the same machine.
     - `retry_for`: a shard that stays damaged is left out and named in `skipped`.
@@ -60,8 +61,14 @@ class TrainSettings:
     action_rule: Annotated[
         ActionRule | None,
         "Action rule: sample[:temperature], epsilon_greedy[:epsilon], squarecb[:gamma] or greedy, "
-        "each also with +explore:SHARE, a floor; default: the declared one, or the algorithm's.",
+        "each also with +explore:SHARE; default: the declared one, or the algorithm's.",
         Meta(extra={"parse": ActionRule.parse}),
+    ] = None
+    explore: Annotated[
+        float | None,
+        "Floor of any action rule: the probability with which an action is any of the allowed "
+        "ones, so that other policies can be judged.",
+        Meta(ge=0, le=1),
     ] = None
     checkpoint: Annotated[Path | str | None, "The learner's checkpoint file."] = None
     threads: Annotated[int, "Threads of torch."] = 1

@@ -292,15 +292,19 @@ def _stored_spec(reader: ShardReader) -> PolicySpec:
 
 
 def acting_spec(
-    spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None = None
+    spec: PolicySpec,
+    config: AlgorithmConfig,
+    action_rule: ActionRule | None = None,
+    explore: float | None = None,
 ) -> PolicySpec:
-    """The spec with `action_rule`; without one, with its own rule.
+    """The spec with `action_rule`, and in it `explore`; without a rule, with its own.
 
     If its own is the default (sampling), the algorithm's default replaces it, because values of
     actions cannot be sampled from.
     """
     own = spec.action_rule if spec.action_rule != SAMPLE else default_rule(config)
-    return replace(spec, action_rule=own if action_rule is None else action_rule)
+    rule = own if action_rule is None else action_rule
+    return replace(spec, action_rule=rule if explore is None else replace(rule, explore=explore))
 
 
 def new_policy(spec: PolicySpec, seed: int) -> Policy:
@@ -312,7 +316,7 @@ def new_policy(spec: PolicySpec, seed: int) -> Policy:
 
 
 def _learner(spec: PolicySpec, config: AlgorithmConfig, settings: TrainSettings) -> Learner:
-    acting = acting_spec(spec, config, settings.action_rule)
+    acting = acting_spec(spec, config, settings.action_rule, settings.explore)
     learner = Learner(new_policy(acting, settings.seed), config, seed=settings.seed)
     learner.warns = False  # the result, or the error without one, counts what is left out
     return learner
@@ -493,6 +497,7 @@ def train_once(
     }
     key |= {} if settings.cross_fit is None else {"cross_fit": settings.cross_fit}
     key |= {} if rule is None else {"action_rule": rule.to_json()}
+    key |= {} if settings.explore is None else {"explore": settings.explore}
     store = WeightStore(root, policy_id)
 
     def work() -> Document:

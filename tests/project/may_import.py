@@ -30,8 +30,8 @@ MAY_IMPORT = {
     # `backup` copies roots; `verification` compares journals, shards and indexes; `__main__` is the
     # server's command
     "ingest": (
-        "ingest.collector ingest.delivery ingest.episodes ingest.protocol ingest.server"
-        " storage.declarations storage.errors storage.experience storage.journal"
+        "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
+        " ingest.server storage.declarations storage.errors storage.experience storage.journal"
         " storage.objects storage.shards storage.system storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens

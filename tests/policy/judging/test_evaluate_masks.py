@@ -8,6 +8,8 @@ import numpy as np
 
 from policy.algorithms.dm import DMConfig
 from policy.judging.evaluate import evaluate
+from policy.judging.settings import EvaluationSettings
+from policy.training.settings import TrainSettings
 from policy.training.train import train
 from storage.experience.sample_batch import SampleBatch
 from storage.shards.output_writer import ParquetOutputWriter
@@ -52,8 +54,10 @@ def test_a_policy_of_masked_decisions_is_learned_and_judged(tmp_path: Path) -> N
     log, best = masked_log(3)
     writer = ParquetOutputWriter(tmp_path, {"default": (OBSERVATION, Discrete(OFFERS))})
     writer.write(log)
-    trained = train(tmp_path, "default", DMConfig(updates=500), seed=1)
-    found = evaluate(tmp_path, "default", trained.candidate, reward_range=(0.0, 1.0))
+    trained = train(tmp_path, "default", DMConfig(updates=500), TrainSettings(seed=1))
+    found = evaluate(
+        tmp_path, "default", trained.candidate, EvaluationSettings(reward_range=(0.0, 1.0))
+    )
     assert found.judgement.verdict == "better", found.judgement.reasons
     assert [one.name for one in found.judgement.diagnostics if not one.passed] == []
     low, high = found.judgement.to_dict()["comparisons"][0]["interval"]

@@ -14,6 +14,8 @@ from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.judging.evaluate import evaluate
+from policy.judging.settings import EvaluationSettings
+from policy.training.settings import TrainSettings
 from policy.training.train import train
 from storage.experience.sample_batch import SampleBatch
 from storage.shards.output_writer import ParquetOutputWriter
@@ -88,13 +90,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_scorer_is_learned_and_judged(root: Path, config: AlgorithmConfig, least: float) -> None:
     """Where the observation has candidates, the default policy scores them."""
-    trained = train(root, "default", config, seed=1)
+    trained = train(root, "default", config, TrainSettings(seed=1, explore=0.1))
     store = WeightStore(root, "default")
     candidate, weights = store.load_candidate(trained.candidate)
     spec = PolicySpec.from_json(candidate.spec)
     assert spec.module.kind == "scorer"
+    assert spec.action_rule.explore == 0.1  # beside the algorithm's own rule
+    assert spec.action_rule.kind == (
+        "epsilon_greedy" if config == DMConfig(updates=300) else "sample"
+    )
     policy = NumpyPolicy(spec, weights, filter_state=candidate.filter_state)
     assert attained(policy) > least
-    found = evaluate(root, "default", trained.candidate, reward_range=(0.0, 1.0))
+    found = evaluate(
+        root, "default", trained.candidate, EvaluationSettings(reward_range=(0.0, 1.0))
+    )
     assert found.judgement.verdict == "better", found.judgement.reasons
     assert [one.name for one in found.judgement.diagnostics if not one.passed] == []
