@@ -70,7 +70,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {name: one.annotation for name, one in found.items()}
-    run.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
+    run.__dict__["__signature__"] = inspect.Signature(list(found.values()))
     return run
 
 
