@@ -14,7 +14,7 @@ import typer
 from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
-from headrace.cli.serving import Waiting, Where, report_served
+from headrace.cli.serving import WaitFor, Where, report_served
 from policy.judging.settings import CanarySettings
 from storage.wording import counted
 
@@ -52,7 +52,7 @@ def start(
     policy_id: str,
     candidate: str,
     share: str,
-    waiting: Waiting,
+    waiting: WaitFor,
     *,
     as_json: bool,
 ) -> None:
@@ -118,7 +118,7 @@ def promote(
     policy_id: PolicyId = "default",
     gate: Annotated[bool, "Promote only if its episodes show that it is better."] = True,
     settings: CanarySettings,
-    waiting: Waiting,
+    waiting: WaitFor,
     as_json: Json = False,
 ) -> None:
     """Make the canary live in all episodes; `rollback` ends it instead.

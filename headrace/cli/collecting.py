@@ -34,7 +34,7 @@ from headrace.cli.options import (
     local_root,
 )
 from headrace.cli.roots import require_root
-from headrace.cli.settings import Choice
+from headrace.cli.settings import ChosenAlgorithm
 from ingest.server.options import Declaring, DeclaringSpaces, Listening, ServeOptions
 from policy.data.log_options import Seed
 from storage.system.startup import loading, use_one_blas_thread
@@ -174,7 +174,7 @@ def up(
     max_lag: Annotated[
         int | None, "Most versions that a step may be behind to be trained on."
     ] = None,
-    choice: Choice,
+    choice: ChosenAlgorithm,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:

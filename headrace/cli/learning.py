@@ -23,8 +23,8 @@ from headrace.cli import canaries
 from headrace.cli.options import ROOT, Json, Manifest, PolicyId, Root, Text
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
-from headrace.cli.serving import Waiting, Where, report_served
-from headrace.cli.settings import Choice, ShowSettings
+from headrace.cli.serving import WaitFor, Where, report_served
+from headrace.cli.settings import ChosenAlgorithm, ShowSettings
 from policy.data.log_options import RetryFor, SchemaId
 from policy.judging.settings import EvaluationSettings, Gate
 from policy.training.settings import FollowSettings, TrainSettings
@@ -87,7 +87,7 @@ def train(
     *,
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    choice: Choice,
+    choice: ChosenAlgorithm,
     show_settings: ShowSettings = False,
     settings: TrainSettings,
     manifest: Manifest = None,
@@ -286,7 +286,7 @@ def publish(
         Text, "Let it act as a canary in this share of the episodes, such as 10%."
     ] = None,
     refused_exit: Annotated[int, "Exit status if it is worse."] = 1,
-    waiting: Waiting,
+    waiting: WaitFor,
     as_json: Json = False,
 ) -> None:
     """Make a candidate the live version, if it is better than every bar.

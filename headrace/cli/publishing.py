@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from headrace.cli.options import ROOT, Json, PolicyId, Root
 from headrace.cli.roots import require_root
-from headrace.cli.serving import Waiting, Where, report_served
+from headrace.cli.serving import WaitFor, Where, report_served
 
 Why = Annotated[
     str,
@@ -40,7 +40,7 @@ def rollback(
     ] = None,
     why: Why = "",
     where: Where,
-    waiting: Waiting,
+    waiting: WaitFor,
     as_json: Json = False,
 ) -> None:
     """Make an earlier version's weights live again, as a new version, and pin the policy to it.

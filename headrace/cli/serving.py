@@ -52,7 +52,7 @@ WAIT_SECONDS = 35.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class WaitFor:
     """How long a command waits until collectors serve a version."""
 
     wait: Annotated[Wait, "Wait until all registered collectors serve it, any, or none."] = Wait.ALL
@@ -151,7 +151,7 @@ class Where:
 def report_served(
     document: dict[str, Any],
     where: Where,
-    waiting: Waiting,
+    waiting: WaitFor,
     *,
     note: str,
     as_json: bool,

@@ -18,13 +18,13 @@ from headrace.extras import missing_extra
 if TYPE_CHECKING:
     from policy.algorithms.base import AlgorithmConfig
 
-__all__ = ["Choice", "SettingsCommand", "ShowSettings"]
+__all__ = ["ChosenAlgorithm", "SettingsCommand", "ShowSettings"]
 
 ShowSettings = Annotated[bool, "Only print the settings that would be used."]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChosenAlgorithm:
     """An algorithm and its settings, as options choose them."""
 
     algorithm: Annotated[

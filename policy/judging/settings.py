@@ -21,7 +21,7 @@ __all__ = ["NO_MARGIN", "CanarySettings", "EvaluationSettings", "Gate", "JudgeSe
 
 NO_MARGIN = "0"
 Split: TypeAlias = Literal["held_out", "all"]
-_Margin: TypeAlias = Annotated[
+_MarginText: TypeAlias = Annotated[
     str,
     "Better by at least this, in reward per episode or as 1% of the bar; -1%: not worse by more.",
 ]
@@ -51,7 +51,7 @@ class JudgeSettings:
         "Judge min(reward, cap) per step, as for amounts of money; auto: a cap from the first "
         "tenth of the episodes, which are then not judged.",
     ] = None
-    margin: _Margin = NO_MARGIN
+    margin: _MarginText = NO_MARGIN
     min_ess: Annotated[float, "Least effective sample size."] = 100.0
     cluster: Cluster = None
     since: SinceLive = None
@@ -115,4 +115,4 @@ class CanarySettings:
         "twice the policy's episode timeout, and its reward window.",
     ] = None
     reward_cap: Annotated[float | None, "Compare min(reward, cap) per step, as for money."] = None
-    margin: _Margin = NO_MARGIN
+    margin: _MarginText = NO_MARGIN
