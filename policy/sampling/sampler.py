@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,11 @@ from policy.sampling.callbacks import is_overridden
 from policy.sampling.episode import RolloutEpisode
 from policy.sampling.fragment_buffers import CUTS
 from policy.sampling.metrics import MetricsRecorder
-from policy.sampling.postprocessing import RowFinisher
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
+
+if TYPE_CHECKING:
+    from policy.sampling.postprocessing import RowFinisher  # needs torch
 
 __all__ = ["BatchMode", "CutRules", "Ends", "Sampler", "is_excluded", "without_marker"]
 
