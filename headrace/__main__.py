@@ -156,7 +156,8 @@ def _commands() -> tuple[Callable[..., None], ...]:
     )
     looking = (edge.ls, reporting.report, edge.verify, edge.pseudonym)
     bringing = (edge.collect, importing.import_source)
-    keeping = (maintaining.compact, maintaining.backup, maintaining.restore, maintaining.adopt)
+    upkeep = (maintaining.compact, maintaining.retain, maintaining.erase)
+    keeping = (*upkeep, maintaining.backup, maintaining.restore, maintaining.adopt)
     return (*whole_way, *bringing, *judging, *numbering, *looking, *keeping)
 
 

@@ -15,6 +15,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,7 @@ from storage.journal.database import DATABASE, past_damage
 from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
 from storage.objects.opening import Root, local_folder
 from storage.shards.names import next_ordinals
-from storage.shards.replacements import replaced_shards
+from storage.shards.replacements import traces
 from storage.system.files import FileLock
 from storage.verify.audit import (
     JournalAccount,
@@ -77,12 +78,12 @@ def verified(
     if quarantine:
         return _set_aside(root, second, on_progress)
     for _ in range(LOOKS):
-        before, replaced = stamps(journal_of(root)), replaced_shards(root)
+        before, traced = stamps(journal_of(root)), traces(root)
         trained = Trained.of(root)
         account = journal_account(root, token=token, ca=ca)
         report = verify(root, account, trained, second=second, on_progress=on_progress)
         still = account is None or account.live or stamps(journal_of(root)) == before
-        if report.ok or (still and replaced_shards(root) == replaced):
+        if report.ok or (still and traces(root) == traced):
             break
     return report
 
@@ -172,6 +173,19 @@ def stamps(directory: Path | None) -> list[tuple[int, int, int]]:
 
 def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> JournalAccount:
     """Ask the collector that has the journal, and no other, for its account."""
+    with live_collector(directory, holder, token) as live:
+        account = live_account(live, token, ca)
+        if not live.holds():
+            raise JournalLocked(f"{holder} and ended before it answered: try again")
+        return account
+
+
+@contextlib.contextmanager
+def live_collector(directory: Path, holder: str, token: str | None) -> Iterator[LiveAddress]:
+    """The proven address of the collector that has the journal; `holder` names it in messages.
+
+    Raises JournalLocked if there is none, or if it does not answer in the block.
+    """
     live = LiveAddress.of(directory)
     if live is None:
         raise JournalLocked(
@@ -185,18 +199,16 @@ def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> 
                 "expected TLS, or an address that is loopback"
             )
         try:
-            account = live_account(live, token, ca)
+            yield live
         except CollectorUnavailable as error:
             raise JournalLocked(f"{holder} and cannot be asked: {error}") from error
-        if not live.holds():
-            raise JournalLocked(f"{holder} and ended before it answered: try again")
-        return account
 
 
-def live_account(
-    live: LiveAddress, token: str | None = None, ca: Path | None = None
-) -> JournalAccount:
-    """The account of a running collector at one moment. Raises Refusal, CollectorUnavailable."""
+@contextlib.contextmanager
+def called(
+    live: LiveAddress, token: str | None, ca: Path | None, seconds: float
+) -> Iterator[Transport]:
+    """A transport to a running collector, for requests without an answer for so many seconds."""
 
     def proven() -> str:
         if token is None or not live.holds():
@@ -206,7 +218,14 @@ def live_account(
     sent = None if token is None else proven  # evaluated before each request
     named = not live.loopback()  # certificates name the address that clients use, not loopback
     with admin_session(ca, named=named) as session:
-        transport = Transport(live.address, session=session, token=sent, timeout=LEDGER_SECONDS)
+        yield Transport(live.address, session=session, token=sent, timeout=seconds)
+
+
+def live_account(
+    live: LiveAddress, token: str | None = None, ca: Path | None = None
+) -> JournalAccount:
+    """The account of a running collector at one moment. Raises Refusal, CollectorUnavailable."""
+    with called(live, token, ca, LEDGER_SECONDS) as transport:
         ledger = Delivery(transport, "GET", "/v1/ledger").run(wire.JournalLedger)
         account = JournalAccount(
             collector_id=ledger.collector_id,

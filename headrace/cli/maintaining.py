@@ -1,4 +1,6 @@
-"""The commands that change stored shards or copy roots: `compact`, `backup`, `restore`, `adopt`.
+"""The commands that change stored shards or copy roots.
+
+`compact`, `retain` and `erase` change shards, `backup`, `restore` and `adopt` copy roots.
 
 `compact` prints a plan and its digest, and changes nothing else. `--apply DIGEST` applies it.
 """
@@ -9,14 +11,54 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 from msgspec import Meta
 
-from headrace.cli.options import LOCAL_ROOT, ROOT, Json, LocalRoot, Root
+from headrace.cli.options import LOCAL_ROOT, ROOT, AdminToken, Ca, Json, LocalRoot, Root
 from headrace.cli.publishing import person
 from headrace.cli.roots import require_root
+
+if TYPE_CHECKING:
+    from storage.maintenance.plans import MaintenancePlan
+    from storage.maintenance.removal import Requests
+
+
+Apply = Annotated[
+    str | None,
+    "Apply a plan; `new` makes one and applies it.",
+    Meta(extra={"metavar": "<digest>"}),
+]
+Why = Annotated[str, "Reason, kept in the records."]
+Grace = Annotated[float, "Hours until a replaced shard may be deleted.", Meta(ge=0.0)]
+Where = Annotated[
+    str | None,
+    "Episodes with a step for which this holds; columns as in the shards, such as ts, policy_id, "
+    "source, tags. Needs headrace[import].",
+    Meta(extra={"metavar": "<sql>"}),
+]
+
+
+EpisodeIds = Annotated[
+    list[str] | None, "An episode. May be repeated.", Meta(extra={"metavar": "<id>"})
+]
+Tags = Annotated[
+    list[str] | None,
+    "Episodes with a tag. May be repeated.",
+    Meta(extra={"metavar": "<key=value>"}),
+]
+RequestFile = Annotated[
+    Path | None, "File of requests, one a line: an episode's id, or tag:key=value."
+]
+YesAll = Annotated[bool, "Erase although nothing would be left."]
+WithDamaged = Annotated[bool, "Erase what is in quarantine and cannot be read, too."]
+OnlyProof = Annotated[bool, "Only look for the names, and change nothing."]
+Also = Annotated[
+    list[Path] | None, "A folder that is searched, too, such as a spool. May be repeated."
+]
+EraseToken = Annotated[str | None, "Token with scopes admin and erase, for a running collector."]
 
 
 def compact(
@@ -27,15 +69,9 @@ def compact(
     hours: Annotated[
         float | None, "Join only shards whose steps began in the same N hours.", Meta(ge=0.001)
     ] = None,
-    grace_hours: Annotated[
-        float, "Hours until a replaced shard may be deleted.", Meta(ge=0.0)
-    ] = 24.0,
-    apply: Annotated[
-        str | None,
-        "Apply a plan; `new` makes one and applies it.",
-        Meta(extra={"metavar": "<digest>"}),
-    ] = None,
-    why: Annotated[str, "Reason, kept in the records."] = "",
+    grace_hours: Grace = 24.0,
+    apply: Apply = None,
+    why: Why = "",
     as_json: Json = False,
 ) -> None:
     """Join small shards, so that reading them is fast; delete shards that were replaced before.
@@ -70,11 +106,184 @@ def compact(
         "deletes": sum(len(s.shards) for s in plan.steps if isinstance(s, plans.Delete)),
     }
     if apply is not None:
-        with console.progress() as progress:
-            done = plans.apply(root, plan, by=person(), why=why, on_progress=progress)
-        made = [msgspec.to_builtins(one) | {"old": len(one.old)} for one in done.made]
-        document["applied"] = {"made": made, "deleted": done.deleted, "left": done.left}
+        document["applied"] = _applied(root, plan, why)
     return console.line(document) if as_json else results.compacted(document, str(root))
+
+
+def _applied(root: Root, plan: MaintenancePlan, why: str) -> dict[str, Any]:
+    """Apply a plan; what that has done."""
+    from headrace.output import console
+    from storage.maintenance import plans
+
+    with console.progress() as progress:
+        done = plans.apply(root, plan, by=person(), why=why, on_progress=progress)
+    made = [msgspec.to_builtins(one) | {"old": len(one.old)} for one in done.made]
+    counts = {"deleted": done.deleted, "removed": done.removed, "left": done.left}
+    return {"made": made, **counts}
+
+
+def retain(
+    root: Root = ROOT,
+    keep: Annotated[
+        str | None,
+        "Remove episodes whose latest step is older: 400d.",
+        Meta(extra={"metavar": "<days>"}),
+    ] = None,
+    max_bytes: Annotated[
+        int | None, "Remove the oldest episodes until the shards have this size.", Meta(ge=0)
+    ] = None,
+    where: Where = None,
+    grace_hours: Grace = 24.0,
+    apply: Apply = None,
+    why: Why = "",
+    token: AdminToken = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Remove whole episodes from the shards: old ones, those beyond a size, those that SQL names.
+
+    Only episodes whose end is in a shard are removed, with those that they continue. Replaced
+    shards stay for the grace period. Without --apply the plan is printed, as by `compact`.
+    """
+    require_root(root)
+    from headrace.output import console, results
+    from ingest.verification import journal_account
+    from storage.maintenance import plans
+    from storage.maintenance.removal import plan_retention
+
+    if apply in (None, "new"):
+        if (keep, max_bytes, where) == (None, None, None):
+            raise ValueError("retain: expected --keep, --max-bytes or --where")
+        with console.progress() as progress:
+            plan = plan_retention(
+                root,
+                journal_account(root, token=token, ca=ca),
+                keep_days=None if keep is None else _days(keep),
+                max_bytes=max_bytes,
+                where=where,
+                grace_seconds=grace_hours * 3600,
+                on_progress=progress,
+            )
+        if plan.steps:
+            plans.save(root, plan)
+    else:
+        plan = plans.load(root, apply)
+    document = _removals(plan)
+    if apply is not None:
+        document["applied"] = _applied(root, plan, why)
+    return console.line(document) if as_json else results.removed(document, str(root))
+
+
+def _days(text: str) -> float:
+    number = text.removesuffix("d")
+    try:
+        days = float(number)
+    except ValueError:
+        days = -1.0
+    if not 0.0 <= days < 1e6 or number == text:
+        raise ValueError(f"--keep: expected days, such as 400d, got {text!r:.40}")
+    return days
+
+
+def _removals(plan: MaintenancePlan) -> dict[str, Any]:
+    """What a plan removes, in numbers."""
+    from storage.maintenance import plans
+
+    steps = [step for step in plan.steps if isinstance(step, plans.Remove)]
+    return {
+        "command": plan.command,
+        "plan": plan.digest if plan.steps or plan.tombstones else None,
+        "rows": sum(step.rows for step in steps),
+        "whole_shards": sum(step.rows == step.of_rows for step in steps),
+        "rewritten_shards": sum(step.rows < step.of_rows for step in steps),
+        "deletes": sum(len(s.shards) for s in plan.steps if isinstance(s, plans.Delete)),
+        "discards": [s.place for s in plan.steps if isinstance(s, plans.Discard)],
+    }
+
+
+def erase(
+    root: LocalRoot = LOCAL_ROOT,
+    episode: EpisodeIds = None,
+    tag: Tags = None,
+    requests: RequestFile = None,
+    where: Where = None,
+    yes_all: YesAll = False,
+    with_damaged: WithDamaged = False,
+    proof: OnlyProof = False,
+    also: Also = None,
+    apply: Apply = None,
+    why: Why = "",
+    token: EraseToken = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Erase whole episodes from journal, shards, quarantine and replaced shards, at once.
+
+    Without --apply the plan is printed: it names no person. After it is applied with the same
+    requests, names are looked for everywhere, as --proof does; status 1 says that some are left.
+    """
+    require_root(root)
+    from headrace.output import console, results
+    from ingest.access.key_files import redaction_key
+    from ingest.erasure import command
+    from ingest.erasure.command import Asking
+    from storage.maintenance import plans
+    from storage.maintenance.search import search
+    from storage.weights.decisions import without_texts
+
+    wanted = _requests(episode, tag, requests)
+    if not (wanted.texts or where or apply not in (None, "new")):
+        raise ValueError("erase: expected --episode, --tag, --requests or --where")
+    if any(text in why for text in wanted.texts):
+        raise ValueError("--why: expected a reason without what is to be erased: it is kept")
+    folders, document = [root, *(also or [])], dict[str, Any]()
+    key, asking = redaction_key(root), Asking(token, ca)
+    with console.progress() as progress:
+        if proof:
+            document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
+        elif apply in (None, "new"):
+            found = command.plan(
+                *(root, wanted.marks(key), key, where, asking),
+                all_rows=yes_all,
+                with_damaged=with_damaged,
+                on_progress=progress,
+            )
+            plan = found.plan
+            marks = enumerate(wanted.marks(key), 1)
+            document = _removals(plan) | {
+                "episodes": found.episodes,
+                "trained": found.trained,
+                "unmatched": [n for n, mark in marks if mark in found.unmatched],
+            }
+            plans.save(root, plan)
+        else:
+            plan = plans.load(root, apply)
+            document = _removals(plan)
+        if apply is not None and not proof:
+            document["applied"] = command.erase(
+                root, plan, key, asking, by=person(), why=why, on_progress=progress
+            )
+            if wanted.texts:
+                document["decisions"] = without_texts(root, wanted.texts)
+                document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
+    console.line(document) if as_json else results.erased(document, str(root))
+    if not (_is_clear(document) and document.get("applied", {"removed": 1})["removed"]):
+        raise typer.Exit(1)
+
+
+def _is_clear(document: dict[str, Any]) -> bool:
+    return bool(document.get("proof", {"clear": True})["clear"])
+
+
+def _requests(episodes: list[str] | None, tags: list[str] | None, file: Path | None) -> Requests:
+    from storage.maintenance.removal import Requests, parse_tag, read_requests
+
+    pairs = [parse_tag(text, "--tag") for text in tags or []]
+    if file is None:
+        return Requests(tuple(episodes or ()), tuple(pairs))
+    with file.open(encoding="utf-8") as lines:
+        more = read_requests(lines, str(file))
+    return Requests((*(episodes or ()), *more.episodes), (*pairs, *more.tags))
 
 
 def backup(

@@ -31,7 +31,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def create(
     name: Annotated[str, "Name of the token's user.", Meta(extra={"argument": True})],
     scope: Annotated[
-        list[str], "log, act, weights:read, weights:publish or admin. May be repeated."
+        list[str], "log, act, weights:read, weights:publish, erase or admin. May be repeated."
     ],
     root: LocalRoot = LOCAL_ROOT,
     expires: Annotated[str | None, "Lifetime: 90d, 12h, 30m, 10s."] = None,

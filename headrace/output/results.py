@@ -597,6 +597,58 @@ def adopted(document: Document) -> None:
     )
 
 
+def removed(document: Document, root: str) -> None:
+    """Print `retain` or the plan of `erase`, or what its application has done."""
+    done = document.get("applied")
+    if done is not None:
+        print(f"Removed {counted(done['removed'], 'row')}; deleted {done['deleted']:,} files")
+        for place, text in done.get("left", {}).items():
+            print(f"left as it is: {printable(place)}: {printable(text)}")
+        return
+    shards = f"{document['whole_shards']:,} whole, {document['rewritten_shards']:,} rewritten"
+    print(f"To be removed: {counted(document['rows'], 'row')}; shards: {shards}")
+    files = document["deletes"] + len(document["discards"])
+    if files:
+        print(f"To be deleted: {counted(files, 'replaced shard')}")
+    if document["plan"] is None:
+        print("Nothing to do")
+    else:
+        plan = document["plan"]
+        print(f"headrace {document['command']} --root {printable(root)} --apply {plan}")
+
+
+def erased(document: Document, root: str) -> None:
+    """Print `erase`: the plan or what it has done, and the proof."""
+    if "plan" in document:
+        removed(document, root)
+    if "applied" in document:
+        done = document["applied"]
+        print(
+            f"In the journal: {counted(done['ended'], 'open episode')} ended, "
+            f"{counted(done['journal_rows'], 'row')} rewritten"
+        )
+        if not done["removed"]:
+            print("Nothing was there to erase: check the spelling of the requests")
+    for policy, versions in document.get("trained", {}).items():
+        known = ", ".join(map(str, versions))
+        print(f"Trained on it: policy {printable(policy)}, versions {known}")
+    for number in document.get("unmatched", ()):
+        print(f"Request {number}: no shard has such an episode")
+    if "proof" in document:
+        searched(document["proof"])
+
+
+def searched(proof: Document) -> None:
+    """Print where a proof has looked, and what it has found."""
+    looked = ", ".join(f"{count:,} {what}" for what, count in sorted(proof["looked"].items()))
+    print(f"Looked for {counted(proof['texts'], 'text')} in {looked}")
+    for place, texts in proof["found"].items():
+        print(f"found: {printable(place)}: {printable('; '.join(texts))}")
+    for place, text in proof["unread"].items():
+        print(f"not read: {printable(place)}: {printable(text)}")
+    print("Nothing was found" if proof["clear"] else "Some is left")
+
+
 def verified(document: Document) -> None:
     """Print `verify`: counts, notes and findings."""
     columns = ("stream", "shards", "parts", "rows")
@@ -606,6 +658,8 @@ def verified(document: Document) -> None:
     table("Streams", columns, rows)
     known = "unknown" if document["acknowledged"] is None else f"{document['acknowledged']:,}"
     counts = f"in shards {document['in_shards']:,}, in the journal {document['in_journal']:,}"
+    for word, name in (("erased", "erased"), ("retained out", "retained_out")):
+        counts += f", {word} {document[name]:,}" if document[name] else ""
     print(f"Steps acknowledged: {known}; {counts}")
     if document["earlier"]:
         print(f"In streams of earlier journals: {document['earlier']:,}")

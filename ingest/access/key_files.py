@@ -4,8 +4,8 @@ The file has no secrets that a client could send; even so, it and its folder are
 their owner. It is replaced atomically under a lock. Revoked tokens stay in it, because a collector
 on loopback admits everybody if there are no tokens.
 
-`keys/redaction.key` is the key of the pseudonyms in this root, and `keys/etag.key` the key that
-signs the etags of weights.
+`keys/redaction.key` is the key of the pseudonyms and tombstones in this root, and `keys/etag.key`
+the key that signs the etags of weights.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ingest.access.tokens import Token, TokenError, bearer, hashed
-from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.declarations.declaration import DeclarationError
 from storage.errors import NewerFormat
 from storage.system.files import (
     FileLock,
@@ -177,17 +177,14 @@ class TokenFile(msgspec.Struct):
 KEY_BYTES = 32
 
 
-def redaction_key(root: Path, policies: Iterable[PolicyDeclaration]) -> bytes:
-    """The redaction key of a root, created when a policy first hashes a field.
+def redaction_key(root: Path) -> bytes:
+    """The redaction key of a root, created when it is first needed: at a collector's start.
 
-    With the key, the values behind pseudonyms can be found by trying; without it, the same
-    pseudonyms cannot be made again. Raises DeclarationError, OSError.
+    With the key, the values behind pseudonyms and tombstones can be found by trying; without it,
+    the same ones cannot be made again. Raises DeclarationError, OSError.
     """
-    path = root / "keys" / "redaction.key"
-    if not path.exists():
-        if not any("hash" in policy.redact.values() for policy in policies):
-            return secrets.token_bytes(KEY_BYTES)  # not used
-        _make(keys_folder(root) / path.name)
+    if not (root / "keys" / "redaction.key").exists():
+        _make(keys_folder(root) / "redaction.key")
     return kept_key(root)
 
 

@@ -21,15 +21,17 @@ import msgspec
 from ingest.protocol.errors import IngestError, Refusal
 
 LOG, ACT, READ, PUBLISH, ADMIN = "log", "act", "weights:read", "weights:publish", "admin"
-SCOPES = (LOG, ACT, READ, PUBLISH, ADMIN)
-"""Log episodes; get actions and send decisions; read weights; publish weights; everything else."""
+ERASE = "erase"
+SCOPES = (LOG, ACT, READ, PUBLISH, ERASE, ADMIN)
+"""Log episodes; get actions and send decisions; read weights; publish weights; erase episodes;
+everything else."""
 LEDGER = "ledger"
 """A scope that no token can have: without tokens, callers on this machine may read the ledger, but
 use no other route of an admin."""
 
 ANY = frozenset(SCOPES)
 LOGGING, ACTING, EITHER = frozenset({LOG}), frozenset({ACT}), frozenset({LOG, ACT})
-READING, PUBLISHING = frozenset({READ}), frozenset({PUBLISH})
+READING, PUBLISHING, ERASING = frozenset({READ}), frozenset({PUBLISH}), frozenset({ERASE})
 COUNTING = frozenset({ADMIN, LEDGER})
 NOBODY_NEEDED: frozenset[str] = frozenset()
 """Sets of scopes that routes require; one of a set is enough. The last one requires no token."""

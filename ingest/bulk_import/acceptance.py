@@ -17,7 +17,7 @@ from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.event_checks import REPLAYED, agents_problem
 from ingest.episodes.journal_events import Imported, ImportedBlock, ImportedEpisode, Started
 from ingest.protocol.agent_names import name_of
-from ingest.protocol.errors import Refusal
+from ingest.protocol.errors import Refusal, erased
 from storage.experience.endings import ENDINGS
 from storage.experience.range_set import RangeSet
 
@@ -184,7 +184,7 @@ class Acceptance:
         return row
 
     def _encoded_tags(self, group: BlockRuns) -> list[str] | None:
-        """The tags as stored; None if some are refused."""
+        """The tags as stored; None if some are refused, or were erased."""
         judge, rules, known = self._collector.judge, self._found.rules, dict[str, str]()
         found = []
         for name, tags in zip(group.names, group.tags, strict=False):
@@ -193,6 +193,8 @@ class Acceptance:
                 try:
                     known[key] = judge.stored_tags(name, tags, rules)
                 except Refusal:
+                    return None
+                if self._collector.erased.hide_tags(known[key]):
                     return None
             found.append(known[key])
         return found
@@ -240,6 +242,8 @@ class Acceptance:
         started = self._collector.judge.judge_start(self._instance, run.start, ahead=ahead)
         if started is None:
             return None
+        if self._collector.erased.hide_tags(started.tags):
+            raise erased(started.episode_id)
         if run.t0 and self._staged is not None:  # judged again: its id may have been used since
             return self._staged[0]
         if not run.how and run.rows * self._found.row_bytes > MAX_EPISODE_BYTES:

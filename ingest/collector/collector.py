@@ -50,6 +50,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.tombstones import Tombstones
 from storage.experience.episode import Part
 from storage.journal.sqlite_journal import Journal
 
@@ -127,7 +128,7 @@ class Collector:
         arm: `arm(policy_id, episode_id)` returns the canary arm of an episode, "" without a canary.
         tap: receives parts as soon as they are durable.
         durable: the `durable` field of replies; False for a journal in memory.
-        redaction_key: the key of the pseudonyms of redacted fields.
+        redaction_key: the key of the pseudonyms of redacted fields, and of tombstones.
         max_pending: bytes of parts that may wait for a shard; above it, events get 429.
         max_open: bytes that open episodes may use; above it, events get 429.
         retry_seconds: seconds without accepting events after the disk was full.
@@ -157,7 +158,7 @@ class Collector:
         self.dropped, self.late, self.played = DroppedByClients(), LateRewards(), VersionMetrics()
         self._last_event: float | None = None
         self.draining, self.keeps = False, durable
-        self.redactor = Redactor(redaction_key)
+        self.redactor, self._redaction_key = Redactor(redaction_key), redaction_key
         self.flow = FlowControl({}, lambda policy_id: None) if flow is None else flow
         self._arm, self._tap = arm, tap
         self._max_pending, self._max_open = max_pending, max_open
@@ -495,7 +496,8 @@ class Collector:
     def _take_up(self, recovered: Recovered) -> None:
         """Use the state that was read from the journal."""
         self.assembler = recovered.assembler
-        self.judge = Judge(self.assembler, self.redactor)
+        self.erased = Tombstones(self._redaction_key, recovered.tombstones)
+        self.judge = Judge(self.assembler, self.redactor, self.erased)
         if self.flow.active:
             self.assembler.on_closed = self.flow.count
         self.collector_id, self.keys = recovered.collector_id, recovered.keys

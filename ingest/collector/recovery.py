@@ -23,10 +23,11 @@ from storage.errors import JournalBehind
 from storage.experience.range_set import RangeSet
 from storage.journal.sqlite_journal import DamageReport, Journal, Plan
 
-CARRY, COUNTERS, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
+CARRY, COUNTERS, DONE, ERASED, FINISHED, INSTANCE, POLICY, TOTALS = (
     "carry:",
     "counters",
     "done",
+    "erased:",
     "finished:",
     "inst:",
     "pol:",
@@ -50,7 +51,8 @@ _MARKED = (
 )
 
 encode_state = msgspec.msgpack.Encoder().encode
-_decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
+decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
+decode_marks = msgspec.msgpack.Decoder(list[str]).decode
 decode_carry = msgspec.msgpack.Decoder(Carry).decode
 _decode_parts = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
@@ -90,6 +92,7 @@ class Recovered(msgspec.Struct):
     ordinals: dict[str, int] = msgspec.field(default_factory=dict)
     damage: DamageReport = msgspec.field(default_factory=DamageReport)
     keys: KeyBook = msgspec.field(default_factory=KeyBook)
+    tombstones: list[str] = msgspec.field(default_factory=list)  # marks of what was erased
 
 
 def entries_of(blob: bytes) -> list[int]:
@@ -194,9 +197,11 @@ def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
     found.keys.restore((key, blob) for key, blob in state.items() if key.startswith(STATE))
     ended: list[Finished] = []
     for key in sorted(key for key in state if key.startswith(FINISHED)):
-        episodes = _decode_finished(state[key])
+        episodes = decode_finished(state[key])
         found.finished.append((key, len(episodes)))
         ended += episodes
+    for key, blob in state.items():
+        found.tombstones += decode_marks(blob) if key.startswith(ERASED) else ()
     found.carried = [key for key in state if key.startswith(CARRY)]
     carries = [decode_carry(state[key]) for key in found.carried]
     for carry in carries:

@@ -54,7 +54,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     """
     policies = load_declarations(root)
     check_specs(root, policies)
-    key = redaction_key(root, policies.values())
+    key = redaction_key(root)
     journal = _opened(root / "journal")
     try:
         require_current(journal, partial(next_ordinals, root / "shards"))

@@ -28,7 +28,7 @@ MAX_KEYS = 65_536
 MAX_LENGTH = 200
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Keyed]).decode
+decode_keys = msgspec.msgpack.Decoder(list[Keyed]).decode
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class KeyBook:
     def restore(self, chunks: Iterable[tuple[str, bytes]]) -> None:
         """Restore the keys from the journal's state, before rows are replayed."""
         for name, blob in sorted(chunks):
-            events = _decode(blob)
+            events = decode_keys(blob)
             self._chunks.append((name, len(events)))
             self._kept += len(events)
             for event in events:

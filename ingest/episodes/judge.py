@@ -49,7 +49,8 @@ from ingest.episodes.redaction import Redactor
 from ingest.episodes.sealed_parts import Finished, Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED, Name, Whole, label, label_of, name_of
-from ingest.protocol.errors import Refusal, already_started, completed, not_found
+from ingest.protocol.errors import Refusal, already_started, completed, erased, not_found
+from storage.declarations.tombstones import Tombstones
 from storage.experience.episode import Array
 from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import SpaceError
@@ -90,10 +91,19 @@ class KnownEpisodes(Protocol):
 
 
 class Judge:
-    """Judges events by the known state. A `redactor` is needed only if a policy redacts."""
+    """Judges events by the known state, and by what was erased.
 
-    def __init__(self, known: KnownEpisodes, redactor: Redactor | None = None) -> None:
+    A `redactor` is needed only if a policy redacts.
+    """
+
+    def __init__(
+        self,
+        known: KnownEpisodes,
+        redactor: Redactor | None = None,
+        erased: Tombstones | None = None,
+    ) -> None:
         self._known, self._redactor = known, redactor
+        self._erased = Tombstones(b"") if erased is None else erased
 
     def judge(
         self,
@@ -249,6 +259,8 @@ class Judge:
             return None
         if UNSAMPLED in "".join(names) and any(name.startswith(UNSAMPLED) for name in names):
             return None
+        if self._erased and any(self._erased.hide(name) for name in names):
+            return None
         for there in (known.episodes, known.finished, known.closing, known.wholes):
             if there and not there.keys().isdisjoint(names):
                 return None
@@ -279,9 +291,15 @@ class Judge:
         start = wire.Start(episode_id=episode_id, tags=dict(tags) if tags else None)
         return tags_of(self._redacted(start, rules))
 
+    def _require_kept(self, episode_id: str) -> None:
+        """Raise Refusal if an episode was erased."""
+        if self._erased.hide(episode_id):
+            raise erased(episode_id)
+
     def _require_free(self, instance: str, event: wire.Start) -> None:
         """Raise Refusal if the episode of a start is known, or cannot start here."""
         episode_id, name, known = event.episode_id, name_of(event), self._known
+        self._require_kept(episode_id)
         whole = known.wholes.get(episode_id)
         if name in known.episodes:
             raise already_started(episode_id, event.agent_id)
@@ -390,6 +408,7 @@ class Judge:
         name = name_of(event)
         episode = self._known.episodes.get(name)
         if episode is None:
+            self._require_kept(event.episode_id)
             ended = self._known.finished.get(name)
             if ended is None:
                 raise self.missing(event.episode_id, event.agent_id)
@@ -406,6 +425,8 @@ class Judge:
 
     def missing(self, episode_id: str, agent_id: str | None) -> Refusal:
         """The refusal for an episode, or an agent of one, that is not known."""
+        if self._erased.hide(episode_id):
+            return erased(episode_id)
         refusal, known = not_found(episode_id, agent_id), self._known
         if agent_id is None and episode_id in known.wholes:
             refusal.message += " It has several agents: expected an agent_id."
@@ -421,6 +442,8 @@ class Judge:
         """Judge a reward for a step by its number, which any client may send; it has no seq."""
         name = name_of(event)
         episode = self._known.episodes.get(name) or self._known.closing.get(name)
+        if episode is None:
+            self._require_kept(event.episode_id)
         if episode is None and name not in self._known.finished:
             raise self.missing(event.episode_id, event.agent_id)
         if episode is None:

@@ -175,6 +175,11 @@ def completed(episode_id: str, agent_id: str | None = None) -> Refusal:
     return Refusal("completed", text, episode_id=episode_id, agent_id=agent_id)
 
 
+def erased(episode_id: str) -> Refusal:
+    text = f"Episode {episode_id} was erased, and nothing of it is accepted any more."
+    return Refusal("completed", text, episode_id=episode_id)
+
+
 def already_started(episode_id: str, agent_id: str | None = None) -> Refusal:
     text = f"Episode {label(name_in(episode_id, agent_id))} is already started"
     return Refusal("already_started", text, episode_id=episode_id, agent_id=agent_id)

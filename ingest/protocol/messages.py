@@ -461,6 +461,20 @@ class Resume(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     """`POST /v1/policies/{id}/resume`: end the pin of a rollback. A repetition changes nothing."""
 
 
+class Erase(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/erase`: keyed hashes (storage.declarations.tombstones) of episodes and tags."""
+
+    tombstones: list[Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]]
+
+
+class Erased(Struct, kw_only=True):
+    """What was erased of a journal: tombstones added, open episodes ended, rows rewritten."""
+
+    tombstones: int
+    ended: int
+    rows: int
+
+
 class NowLive(Struct, omit_defaults=True, kw_only=True):
     """The live version. `served`: the collector that replies serves it; `why` says why not."""
 

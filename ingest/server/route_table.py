@@ -14,6 +14,7 @@ from ingest.access.tokens import (
     ANY,
     COUNTING,
     EITHER,
+    ERASING,
     LOGGING,
     NOBODY_NEEDED,
     PUBLISHING,
@@ -289,6 +290,16 @@ ROUTES = (
         reply=wire.LedgerPage,
         refuses=("invalid",),
         query={"after": "The plan id after which the page begins."},
+    ),
+    RouteEntry(
+        "POST",
+        "/v1/erase",
+        ERASING,
+        "erase",
+        "Erase episodes from the journal; `headrace erase` then erases them from the shards.",
+        body=wire.Erase,
+        reply=wire.Erased,
+        refuses=("invalid", "disk_full"),
     ),
     RouteEntry(
         "GET", "/healthz", NOBODY_NEEDED, "healthz", "Whether the journal works.", statuses=(503,)

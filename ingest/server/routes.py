@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from ingest.access.admission import audit
 from ingest.access.tokens import ACTING, LOGGING, NOBODY, Caller
 from ingest.bulk_import.handler import Importer
 from ingest.collector import journal_report as ledger
@@ -22,6 +23,7 @@ from ingest.episodes import idempotency
 from ingest.episodes.client_instances import IMPORT
 from ingest.episodes.idempotency import Given
 from ingest.episodes.status import episode_state
+from ingest.erasure.journal import erase
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import name_of
 from ingest.protocol.errors import STATUS, Refusal, not_found
@@ -336,6 +338,11 @@ class Routes:
         if not re.fullmatch(r"-?\d{1,18}", text):
             raise Refusal("invalid", f"expected a plan id, got {text[:40]!r}", "after")
         return Response.of(await ledger.records(self.collector, int(text)), request)
+
+    async def erase(self, request: Request) -> Response:
+        marks = request.decode(wire.Erase).tombstones
+        audit("erased", tombstones=len(marks), token=request.caller.token_id)
+        return Response.of(await erase(self.collector, marks), request)
 
     async def healthz(self, request: Request) -> Response:
         failed = self.collector.journal.failure

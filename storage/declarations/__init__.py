@@ -13,4 +13,5 @@ __all__ = [
     "mapping_functions",
     "policy_files",
     "redaction_rules",
+    "tombstones",
 ]

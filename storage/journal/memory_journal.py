@@ -102,6 +102,16 @@ class MemoryJournal:
     def replay(self) -> Iterator[tuple[int, bytes]]:
         yield from sorted(self._content.rows.items())
 
+    def page(self, after: int) -> list[tuple[int, bytes]]:
+        return sorted(item for item in self._content.rows.items() if item[0] > after)
+
+    def rewrite(self, rows: Mapping[int, bytes], put: Mapping[str, bytes] = NOTHING) -> None:
+        self._content.rows.update(rows)
+        self._content.state.update(put)
+
+    def shred(self) -> None:
+        """Nothing to do."""
+
     def state(self, prefix: str = "") -> dict[str, bytes]:
         found = sorted(self._content.state.items())
         return {key: value for key, value in found if key.startswith(prefix)}

@@ -125,6 +125,15 @@ class Journal(Protocol):
         Damaged rows are counted in `damage`, not yielded.
         """
 
+    def page(self, after: int) -> list[tuple[int, bytes]]:
+        """(number, blob) of the next intact rows after a number; [] after the last."""
+
+    def rewrite(self, rows: Mapping[int, bytes], put: Mapping[str, bytes] = NOTHING) -> None:
+        """Replace the blobs of existing rows, and state entries, in one transaction."""
+
+    def shred(self) -> None:
+        """Leave no byte of deleted or replaced rows in the journal's files."""
+
     def state(self, prefix: str = "") -> dict[str, bytes]:
         """The key-value state: the keys that start with `prefix`, sorted."""
 

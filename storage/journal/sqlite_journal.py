@@ -210,9 +210,8 @@ class SqliteJournal:
                 )
             yield tuple(fields)
 
-    def _pages(self) -> Iterator[tuple[int, bytes | None]]:
+    def _pages(self, after: int = -NUMBER_LIMIT) -> Iterator[tuple[int, bytes | None]]:
         """Every row, ascending, with None for a blob that does not match its checksum."""
-        after = -NUMBER_LIMIT
         while True:
             page = self._db.execute(
                 "SELECT number, blob, checksum FROM rows WHERE number > ? ORDER BY number LIMIT ?",
@@ -295,6 +294,20 @@ class SqliteJournal:
         except sqlite3.Error as error:
             raise self._fail(error) from error
 
+    def page(self, after: int) -> list[tuple[int, bytes]]:
+        """The next intact rows; see `Journal.page`."""
+        self._require_usable()
+        found: list[tuple[int, bytes]] = []
+        try:
+            for number, blob in self._pages(after):
+                if blob is not None:
+                    found.append((number, blob))
+                if len(found) == PAGE:
+                    break
+        except sqlite3.Error as error:
+            raise self._fail(error) from error
+        return found
+
     def state(self, prefix: str = "") -> dict[str, bytes]:
         found = sorted(self._state.items())
         return {key: value for key, value in found if key.startswith(prefix)}
@@ -366,6 +379,37 @@ class SqliteJournal:
             self._state.pop(key, None)
         self._state.update(put)
         self._after_commit(sum(len(blob) for _, blob in rows), bool(rows))
+
+    def rewrite(self, rows: Mapping[int, bytes], put: Mapping[str, bytes] = NOTHING) -> None:
+        """Replace blobs and state entries; see `Journal.rewrite`."""
+        self._require_usable()
+
+        def write() -> None:
+            self._db.executemany(
+                "UPDATE rows SET blob = ?, checksum = ? WHERE number = ?",
+                ((blob, checksum(number, blob), number) for number, blob in rows.items()),
+            )
+            for key, value in put.items():
+                self._put("state", key, value)
+
+        self._write(write)
+        self._state.update(put)
+        self._after_commit(sum(map(len, rows.values())), False)
+
+    def shred(self) -> None:
+        """Write the database anew and empty the log; see `Journal.shred`.
+
+        It takes as long as copying the rows that are there. Raises as `commit` does.
+        """
+        self._require_usable()
+        try:
+            self._db.execute("PRAGMA secure_delete = ON")
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._db.execute("PRAGMA secure_delete = OFF")
+        except sqlite3.Error as error:
+            raise self._fail(error) from error
+        self._unlogged = 0
 
     def renew_collector_id(
         self,

@@ -1,17 +1,20 @@
 """`compact`: which small shards to join, and which replaced ones to delete.
 
-Only neighbours are joined: shards of one stream whose ordinals are adjacent. A shard is rewritten
-only into one with at least twice its rows, so repeated compaction writes each row a few times
-(the logarithm of their number), however often it runs.
+Only neighbours are joined: shards of one stream whose ordinals are adjacent, or that have only
+removed ones between them. A shard is rewritten only into one with at least twice its rows, so
+repeated compaction writes each row a few times (the logarithm of their number), however often it
+runs.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from storage.experience.range_set import RangeSet
 from storage.journal.copying import Recorded, recorded_shards
 from storage.journal.database import DATABASE
 from storage.maintenance.plans import Delete, MaintenancePlan, Merge
@@ -21,7 +24,7 @@ from storage.shards.names import ShardDamaged, ShardName, shard_names, streams
 from storage.shards.replacements import REPLACED, Replacements
 from storage.verify.inventory import summary
 
-__all__ = ["AIM_BYTES", "GRACE_SECONDS", "plan_compaction", "recorded_under"]
+__all__ = ["AIM_BYTES", "GRACE_SECONDS", "plan_compaction", "recorded_under", "replaced_over"]
 
 log = logging.getLogger("headrace.maintenance")
 
@@ -65,9 +68,12 @@ def plan_compaction(
     """
     objects = objects_at(root)
     shards, replacements = objects.under("shards"), Replacements.of(objects)
-    steps: list[Merge | Delete] = []
+    steps: list[Merge] = []
     period = None if period_seconds is None else int(period_seconds * 1_000_000)
-    limit = int(((time.time() if now is None else now) - grace_seconds) * 1_000_000)
+    gone: dict[str, RangeSet] = defaultdict(RangeSet)
+    for record in replacements.removals:
+        gone[record.stream].update(record.removed)
+    limit = (time.time() if now is None else now) - grace_seconds
     for stream in streams(shards):
         known = None if journal is None or stream not in journal.streams else journal.shards
         run: list[_Small] = []
@@ -76,15 +82,14 @@ def plan_compaction(
             place = stream, str(name)
             may = name and (known is None or place in known or place in replacements.made)
             small = _small(shards, stream, name, aim_bytes, period) if name and may else None
-            if run and not (small and _follows(small, run[-1], aim_bytes - total)):
+            if run and not (small and _follows(small, run[-1], aim_bytes - total, gone[stream])):
                 steps += _worthwhile(stream, run)
                 run, total = [], 0
             if small:
                 run.append(small)
                 total += small.nbytes
-        over = tuple(_over(shards, stream, replacements, limit))
-        steps += [Delete(stream, over)] if over else []
-    return MaintenancePlan("compact", tuple(steps))
+    over = replaced_over(objects, replacements, limit)
+    return MaintenancePlan("compact", (*steps, *over))
 
 
 def _small(
@@ -103,9 +108,10 @@ def _small(
     return _Small(name, metadata.rows, nbytes, min(times, default=0) // period if period else 0)
 
 
-def _follows(one: _Small, last: _Small, room: int) -> bool:
-    is_next = last.name.last + 1 == one.name.first and last.period == one.period
-    return is_next and one.nbytes <= room
+def _follows(one: _Small, last: _Small, room: int, gone: RangeSet) -> bool:
+    """Whether a shard can be joined to another: no ordinal is between them but removed ones."""
+    between = gone.missing(last.name.last + 1, one.name.first - 1)
+    return not between and last.period == one.period and one.nbytes <= room
 
 
 def _worthwhile(stream: str, run: Sequence[_Small]) -> Iterator[Merge]:
@@ -125,9 +131,16 @@ def _worthwhile(stream: str, run: Sequence[_Small]) -> Iterator[Merge]:
         yield from _worthwhile(stream, run[largest + 1 :])
 
 
-def _over(shards: Objects, stream: str, replacements: Replacements, limit: int) -> Iterator[str]:
-    """The replaced shards of a stream whose grace period is over."""
-    for place in shards.names(f"{stream}/"):
-        name = place.rpartition("/")[2].removesuffix(REPLACED)
-        if place.endswith(REPLACED) and 0 <= replacements.since(stream, name) <= limit:
-            yield name
+def replaced_over(root: Objects, replacements: Replacements, limit: float) -> list[Delete]:
+    """The deletion of all shards that were replaced at `limit` or before (s since the epoch)."""
+    shards, found = root.under("shards"), list[Delete]()
+    for stream in streams(shards):
+        names = tuple(
+            name
+            for place in shards.names(f"{stream}/")
+            if place.endswith(REPLACED)
+            and (name := place.rpartition("/")[2].removesuffix(REPLACED))
+            and 0 <= replacements.since(stream, name) <= int(limit * 1_000_000)
+        )
+        found += [Delete(stream, names)] if names else []
+    return found

@@ -1,6 +1,7 @@
-"""One shard with the rows of several: checked before, written by row groups, compared afterwards.
+"""One shard with the rows of others: checked before, written by row groups, compared afterwards.
 
-At any time one of the old shards and one row group are in memory.
+It has the rows of several shards, or those of one without some of its parts. At any time one of the
+old shards and one row group are in memory.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.experience.range_set import RangeSet
 from storage.objects.interface import Objects
 from storage.objects.ranged import RangedFile
+from storage.reading.ledger import Ledger
 from storage.shards.content import check_footer
 from storage.shards.names import ShardDamaged, ShardName, ShardWriteError
 from storage.shards.schema import (
+    CODED,
     ShardMetadata,
     arrow_footer,
     coded_schema,
@@ -28,7 +33,7 @@ from storage.shards.schema import (
 from storage.shards.shard import parquet_writer, read_shard
 from storage.verify.shard_check import CheckedShard, check_shard
 
-__all__ = ["MergedShard", "merge"]
+__all__ = ["MergedShard", "kept_rows", "merge", "reduce"]
 
 ROW_GROUP_BYTES = 8_000_000
 MOST_DECODED = 256_000_000
@@ -53,10 +58,34 @@ def merge(
     on after `names[0]`. A damaged shard is the last one that is looked at, and noted in `damaged`.
     Raises OSError, and ShardWriteError for a file that has other rows.
     """
+    return _rewrite(shards, stream, names, _checked(shards, stream, names, damaged), 2, RangeSet())
+
+
+def reduce(
+    shards: Objects, stream: str, name: ShardName, without: RangeSet, damaged: dict[str, str]
+) -> MergedShard | None:
+    """Write a shard with the rows of another, except some parts; at least one part is left.
+
+    No dictionary, statistic or page of the new file has a value that only those parts had. Returns
+    None for a damaged shard, which is noted in `damaged`. Raises as `merge` does.
+    """
+    found = (_without(one, without) for one in _checked(shards, stream, [name], damaged))
+    return _rewrite(shards, stream, [name], found, 1, without)
+
+
+def _rewrite(
+    shards: Objects,
+    stream: str,
+    names: Sequence[ShardName],
+    checked: Iterator[CheckedShard],
+    least: int,
+    without: RangeSet,
+) -> MergedShard | None:
+    """Write the checked shards, which are the first of `names`; None if fewer than `least` are."""
     path = shards.staging(f"{stream}/{names[0].first:012}-{names[-1].last:012}")
     try:
-        found = _write(path, _checked(shards, stream, names, damaged))
-        if len(found) < 2:
+        found = _write(path, checked)
+        if len(found) < least:
             path.unlink(missing_ok=True)
             return None
         old = tuple(names[: len(found)])
@@ -68,7 +97,10 @@ def merge(
             stored = ShardMetadata.from_footer(merged.schema_arrow.metadata, str(path))
             check_footer(merged.schema_arrow, stored, stream, metadata.first, metadata.last)
             rows = (merged.read_row_group(n) for n in range(merged.num_row_groups))
-            known = (read_shard(RangedFile(shards, f"{stream}/{name}")) for name in old)
+            known = (
+                kept_rows(read_shard(RangedFile(shards, f"{stream}/{name}")), without)
+                for name in old
+            )
             _compare(path, rows, known, schema.remove_metadata())
         name = ShardName(metadata.first, metadata.last, digest[:16])
         return MergedShard(path, name, metadata, old)
@@ -94,6 +126,31 @@ def _checked(
             return
         spaces = found.metadata.spaces
         yield found
+
+
+def kept_rows(table: pa.Table, without: RangeSet) -> pa.Table:
+    """The rows of a table that are not of these ordinals."""
+    if not without:
+        return table
+    ordinals = table.column("ordinal").to_numpy()
+    gone = Ledger({"": without}).contains("", ordinals)
+    return table.filter(pa.array(~gone))
+
+
+def _without(shard: CheckedShard, without: RangeSet) -> CheckedShard:
+    """A shard without some parts. Its texts get new dictionaries: filtering keeps the old ones."""
+    table = kept_rows(shard.table, without)
+    for name in (name for name in CODED if name in table.column_names):
+        at, texts = table.column_names.index(name), table.column(name)
+        plain = texts.cast(texts.type.value_type) if pa.types.is_dictionary(texts.type) else texts
+        table = table.set_column(at, name, plain.dictionary_encode())
+    ranges = RangeSet(shard.metadata.ranges).difference(without)
+    parts = len(
+        table.select(["ordinal", "agent_id"]).group_by(["ordinal", "agent_id"]).aggregate([])
+    )
+    metadata = replace(shard.metadata, ranges=tuple(ranges.ranges()), rows=len(table), parts=parts)
+    nbytes = shard.nbytes * len(table) // max(1, len(shard.table))
+    return CheckedShard(shard.digest, metadata, table, nbytes)
 
 
 def _write(path: Path, shards: Iterator[CheckedShard]) -> list[ShardMetadata]:

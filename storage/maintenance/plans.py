@@ -25,21 +25,27 @@ import msgspec
 from storage.errors import ObjectNotFound
 from storage.experience.interfaces import ReaderError
 from storage.experience.range_set import RangeSet
-from storage.maintenance.merging import merge
+from storage.maintenance.merging import MergedShard, merge, reduce
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
+from storage.objects.ranged import RangedFile
 from storage.reading.position import Position
-from storage.shards.names import MAX_SHARD, ShardName, remove_leftovers
+from storage.shards.names import MAX_SHARD, ShardDamaged, ShardName, remove_leftovers
 from storage.shards.replacements import FOLDER, REPLACED, MadeShard, Replacements
+from storage.shards.shard import shard_metadata
 from storage.system.formats import require_format
 from storage.verify.audit import OnProgress, no_progress
+from storage.verify.quarantine import SUFFIX
+from storage.verify.shard_check import check_shard
 
 __all__ = [
     "Applied",
     "Delete",
+    "Discard",
     "MaintenancePlan",
     "Merge",
+    "Remove",
     "apply",
     "load",
     "save",
@@ -65,12 +71,39 @@ class Delete(msgspec.Struct, frozen=True, tag="delete"):
     shards: tuple[str, ...]
 
 
+class Remove(msgspec.Struct, frozen=True, tag="remove"):
+    """Parts of one shard that are removed, as ranges of ordinals, and the rows that they have."""
+
+    stream: str
+    shard: str
+    ordinals: tuple[tuple[int, int], ...]
+    rows: int
+    of_rows: int  # all rows of the shard
+
+
+class Discard(msgspec.Struct, frozen=True, tag="discard"):
+    """A file that is deleted whole: a replaced shard, or one in quarantine, with rows to erase.
+
+    `rows`: those that `verify` counts for it, 0 if another shard has them.
+    """
+
+    stream: str
+    shard: str
+    place: str
+    rows: int
+
+
 class MaintenancePlan(msgspec.Struct, frozen=True):
-    """What a command would do. Plans with equal steps have equal digests."""
+    """What a command would do. Plans with equal content have equal digests.
+
+    `erases`: replaced shards are deleted at once. `tombstones`: keyed hashes of what is erased.
+    """
 
     command: str
-    steps: tuple[Merge | Delete, ...]
+    steps: tuple[Merge | Delete | Remove | Discard, ...]
     format: int = FORMAT_VERSION
+    erases: bool = False
+    tombstones: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -83,6 +116,7 @@ class Applied:
 
     made: list[MadeShard] = field(default_factory=list)
     deleted: int = 0
+    removed: int = 0  # rows
     left: dict[str, str] = field(default_factory=dict)  # shard -> why it was left as it was
 
 
@@ -158,7 +192,8 @@ class _Application:
     def check(self) -> None:
         """Raise ValueError if a shard of the plan is gone and was not replaced."""
         for step in self._plan.steps:
-            for name in step.shards if isinstance(step, Merge) else ():
+            names = step.shards if isinstance(step, Merge) else ()
+            for name in (step.shard,) if isinstance(step, Remove) else names:
                 known = self._is_there(step.stream, name) or self._successor(step.stream, name)
                 if not known:
                     place = f"{self._shards}/{step.stream}/{name}"
@@ -170,9 +205,15 @@ class _Application:
             for owner in sorted({step.stream.rpartition("-")[0] for step in self._plan.steps}):
                 remove_leftovers(self._root.root / "shards", owner, own=False)
 
-    def run(self, step: Merge | Delete) -> None:
+    def run(self, step: Merge | Delete | Remove | Discard) -> None:
         if isinstance(step, Delete):
             self._delete(step)
+            return
+        if isinstance(step, Remove):
+            self._remove(step)
+            return
+        if isinstance(step, Discard):
+            self._discard(step)
             return
         left = []
         for name in map(_parsed, step.shards):
@@ -189,6 +230,69 @@ class _Application:
         found = merge(self._shards, stream, names, self.applied.left)
         if found is None:
             return 1
+        self._replace(stream, found.old, found)
+        return len(found.old)
+
+    def _remove(self, step: Remove) -> None:
+        """Remove parts of a shard, wherever compaction or an application before has put them."""
+        stream, name = step.stream, step.shard
+        while (record := self._successor(stream, name)) is not None:
+            self._set_aside(stream, name)
+            if not (name := record.new):
+                return
+        place = RangedFile(self._shards, f"{stream}/{name}")
+        try:
+            known = RangeSet(shard_metadata(place).ranges)
+            gone = known.intersection(RangeSet(step.ordinals))
+            if not gone:
+                return
+            if gone == known:
+                rows = check_shard(place, _parsed(name)).metadata.rows
+                self._replace(stream, [_parsed(name)], None, gone, rows)
+                return
+        except ShardDamaged as error:
+            self.applied.left[f"{stream}/{name}"] = str(error)
+            return
+        found = reduce(self._shards, stream, _parsed(name), gone, self.applied.left)
+        if found is not None:
+            rows = shard_metadata(place).rows - found.metadata.rows
+            self._replace(stream, found.old, found, gone, rows)
+
+    def _discard(self, step: Discard) -> None:
+        """Delete a file whole; its rows, if they count, are recorded as removed before."""
+        if step.rows and not self._successor(step.stream, step.shard):
+            name = _parsed(step.shard)
+            whole = RangeSet([(name.first, name.last)])
+            self._record(step.stream, [name], None, whole, step.rows)
+        for place in (step.place, step.place + SUFFIX):
+            if self._root.status(place) is not None:
+                self._root.delete(place)
+                self.applied.deleted += place == step.place
+
+    def _replace(
+        self,
+        stream: str,
+        old: Sequence[ShardName],
+        found: MergedShard | None,
+        removed: RangeSet | None = None,
+        removed_rows: int = 0,
+    ) -> None:
+        """Put a new shard, or nothing, in the place of old ones."""
+        self._record(stream, old, found, removed or RangeSet(), removed_rows)
+        if found is not None:
+            self._shards.replace(f"{stream}/{found.name}", found.path)
+        for name in old:
+            self._set_aside(stream, str(name))
+
+    def _record(
+        self,
+        stream: str,
+        old: Sequence[ShardName],
+        found: MergedShard | None,
+        removed: RangeSet,
+        removed_rows: int,
+    ) -> None:
+        """Write what replaces old shards, before anything is replaced."""
         record = MadeShard(
             command=self._plan.command,
             plan=self._plan.digest,
@@ -196,23 +300,30 @@ class _Application:
             by=self._by,
             why=self._why,
             stream=stream,
-            new=str(found.name),
-            old=tuple(map(str, found.old)),
-            ordinals=found.metadata.ranges,
-            rows=found.metadata.rows,
+            new="" if found is None else str(found.name),
+            old=tuple(map(str, old)),
+            ordinals=() if found is None else found.metadata.ranges,
+            rows=0 if found is None else found.metadata.rows,
+            removed=tuple(removed.ranges()),
+            removed_rows=removed_rows,
         )
         self._root.replace(record.place, msgspec.json.encode(record))
         self._replacements.add(record)
-        self._shards.replace(f"{stream}/{found.name}", found.path)
-        for name in record.old:
-            self._set_aside(stream, name)
         self.applied.made.append(record)
-        return len(record.old)
+        self.applied.removed += removed_rows
 
     def _set_aside(self, stream: str, name: str) -> None:
-        """Give a replaced shard its suffix. This need not be durable, because of the record."""
+        """Give a replaced shard its suffix. This need not be durable, because of the record.
+
+        An erased one is deleted: nobody can be asked to wait for that.
+        """
         place = f"{stream}/{name}"
-        if isinstance(self._shards, FolderObjects):
+        if self._plan.erases:
+            for one in (place, place + REPLACED):
+                if self._shards.status(one) is not None:
+                    self._shards.delete(one)
+                    self.applied.deleted += 1
+        elif isinstance(self._shards, FolderObjects):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self._shards.root / place, self._shards.root / (place + REPLACED))
         elif self._is_there(stream, name):
@@ -225,6 +336,8 @@ class _Application:
             held = _held_ordinals(self._root, step.stream)
         except (ReaderError, msgspec.MsgspecError) as error:
             held, why = RangeSet([(0, 2**63 - 1)]), f"readers/: {error}"
+        if self._plan.erases:
+            held = RangeSet()
         for name in step.shards:
             place, shard = f"{step.stream}/{name}{REPLACED}", _parsed(name)
             if not self._successor(step.stream, name):

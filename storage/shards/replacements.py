@@ -1,7 +1,8 @@
-"""Which shards were replaced by which: the records of maintenance under `maintenance/`.
+"""Which shards were replaced by which, and which parts were removed: the records of maintenance.
 
     maintenance/{plan}/plan.json                the plan that was applied
     maintenance/{plan}/{stream}/{shard}.json    a shard that it made, and those that it replaced
+    maintenance/{plan}/{stream}/none-{shard}.json    a shard that it replaced by none
 
 A record is written before its shard has its name. So a record whose shard is missing means nothing,
 and where both a shard and its replacement are there, the record tells which one counts. A replaced
@@ -13,16 +14,17 @@ replaced for good, so records are never deleted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
+from storage.experience.range_set import RangeSet
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
 from storage.shards.names import streams
 from storage.system.formats import require_format
 
-__all__ = ["FOLDER", "REPLACED", "MadeShard", "Replacements", "replaced_shards"]
+__all__ = ["FOLDER", "REPLACED", "MadeShard", "Replacements", "replaced_shards", "traces"]
 
 FORMAT_VERSION = 1
 FOLDER = "maintenance"
@@ -33,7 +35,8 @@ REPLACED = ".replaced"
 class MadeShard(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a shard that maintenance made. `at`: microseconds since the epoch.
 
-    The new shard has the ordinals of the old ones, as inclusive ranges, and their rows.
+    The new shard has the ordinals of the old ones and their rows, except `removed`. Ordinals are
+    inclusive ranges. `new` is "" if no row is left.
     """
 
     format: int = FORMAT_VERSION
@@ -47,11 +50,13 @@ class MadeShard(msgspec.Struct, frozen=True, kw_only=True):
     old: tuple[str, ...]
     ordinals: tuple[tuple[int, int], ...]
     rows: int
+    removed: tuple[tuple[int, int], ...] = ()
+    removed_rows: int = 0
 
     @property
     def place(self) -> str:
         """The record's name under a root."""
-        return f"{FOLDER}/{self.plan}/{self.stream}/{self.new}.json"
+        return f"{FOLDER}/{self.plan}/{self.stream}/{self.new or f'none-{self.old[0]}'}.json"
 
 
 _decode = msgspec.json.Decoder(MadeShard).decode
@@ -65,6 +70,8 @@ class Replacements:
         self._by_old: dict[tuple[str, str], list[MadeShard]] = defaultdict(list)
         self.made: dict[tuple[str, str], MadeShard] = {}
         """The records by (stream, new shard)."""
+        self.removals: list[MadeShard] = []
+        """The records with removed parts."""
 
     @classmethod
     def of(cls, root: Objects) -> Replacements:
@@ -85,7 +92,10 @@ class Replacements:
 
     def add(self, record: MadeShard) -> None:
         """Add a record."""
-        self.made[record.stream, record.new] = record
+        if record.new:
+            self.made[record.stream, record.new] = record
+        if record.removed:
+            self.removals.append(record)
         for old in record.old:
             self._by_old[record.stream, old].append(record)
 
@@ -96,15 +106,26 @@ class Replacements:
     def by(self, stream: str, name: str, is_there: Callable[[str, str], bool]) -> MadeShard | None:
         """The record of the shard that has a replaced shard's rows now; None if there is none.
 
-        That one may have been replaced in turn. `is_there(stream, name)`: whether a shard exists.
+        That one may have been replaced in turn, also by no shard, if no row was left.
+        `is_there(stream, name)`: whether a shard exists.
         """
         waiting = [name]
         while waiting:
             for record in self._by_old.get((stream, waiting.pop()), ()):
-                if is_there(stream, record.new):
+                if not record.new or is_there(stream, record.new):
                     return record
                 waiting.append(record.new)
         return None
+
+    def removed(self, is_there: Callable[[str, str], bool]) -> Iterator[tuple[MadeShard, RangeSet]]:
+        """The removals that have come into effect, with their ordinals.
+
+        A record whose shard never got its name means nothing: nothing replaced it either.
+        """
+        for record in self.removals:
+            new = record.new
+            if not new or is_there(record.stream, new) or self.by(record.stream, new, is_there):
+                yield record, RangeSet(record.removed)
 
 
 def replaced_shards(root: Root) -> list[str]:
@@ -112,3 +133,12 @@ def replaced_shards(root: Root) -> list[str]:
     shards = objects_at(root).under("shards")
     found = (name for stream in streams(shards) for name in shards.names(f"{stream}/"))
     return [name for name in found if name.endswith(REPLACED)]
+
+
+def traces(root: Root) -> list[str]:
+    """Names that change with everything that maintenance does to shards."""
+    objects, found = objects_at(root), replaced_shards(root)
+    for plan in objects.names(f"{FOLDER}/"):
+        for stream in objects.names(plan) if plan.endswith("/") else ():
+            found += objects.names(stream) if stream.endswith("/") else ()
+    return found

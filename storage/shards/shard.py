@@ -274,17 +274,22 @@ Verify: TypeAlias = Literal["digest", "pages"]
 
 
 def read_shard(
-    shard: Shard, *, columns: Sequence[str] | None = None, verify: Verify | None = None
+    shard: Shard,
+    *,
+    columns: Sequence[str] | None = None,
+    verify: Verify | None = None,
+    coded: Sequence[str] = (),
 ) -> pa.Table:
     """Read a shard's rows as an Arrow table; its schema's metadata is the footer.
 
     `verify="digest"` hashes the whole file first and finds every changed byte; "pages" checks the
-    checksums of the pages that are read; None trusts the file.
+    checksums of the pages that are read; None trusts the file. `coded`: text columns that come with
+    the dictionaries of the file.
 
     Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
     from the system.
     """
-    with _opened(shard, verify) as (file, metadata):
+    with _opened(shard, verify, coded) as (file, metadata):
         _check_columns(shard, file.schema_arrow.names, columns)
         names = None if columns is None else list(columns)
         table = file.read(columns=names, use_threads=False)  # most shards are small
@@ -309,7 +314,7 @@ def rows_of_policy(shard: Shard, policy_id: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _opened(
-    shard: Shard, verify: Verify | None = None
+    shard: Shard, verify: Verify | None = None, coded: Sequence[str] = ()
 ) -> Iterator[tuple[pq.ParquetFile, ShardMetadata]]:
     """A shard and its footer. What its bytes raise is ShardDamaged, also in the caller's block."""
     with damage_named(shard):
@@ -318,7 +323,9 @@ def _opened(
             data = content.whole()
             check_digest(shard, data)
             content = pa.BufferReader(data)
-        with pq.ParquetFile(content, page_checksum_verification=verify == "pages") as file:
+        with pq.ParquetFile(
+            content, page_checksum_verification=verify == "pages", read_dictionary=list(coded)
+        ) as file:
             yield file, _metadata(file, shard)
 
 

@@ -5,4 +5,11 @@ damaged shards to another folder, with a note of their digests. `quarantine` is 
 because only it writes.
 """
 
-__all__ = ["audit", "inventory", "second_reader", "second_reader_main", "shard_check"]
+__all__ = [
+    "audit",
+    "inventory",
+    "quarantine",
+    "second_reader",
+    "second_reader_main",
+    "shard_check",
+]

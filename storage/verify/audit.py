@@ -9,7 +9,8 @@ It checks:
   record, the ordinals inside against footer and name, each part's `t` for gaps;
 * every stream: the ordinals run from 0 without gaps, none is in two files, every record has its
   file, and every file its record;
-* the sum: steps acknowledged == rows in shards + steps in the journal;
+* the sum: steps acknowledged == rows in shards + steps in the journal + rows that records of
+  maintenance say were erased or retained out, none of which is in a shard;
 * weights: the digests of all versions; that there is a live version if there was one before; that
   the ordinals which the live version and a canary were trained on are in shards or the journal;
 * quarantine: that its files have not changed since they were moved there;
@@ -21,6 +22,7 @@ Nothing is changed, except that `quarantine` moves damaged shards to where reade
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -34,6 +36,7 @@ from storage.objects.opening import Root, objects_at
 from storage.objects.ranged import RangedFile
 from storage.shards.names import SUFFIX, ShardDamaged, ShardName, is_shard
 from storage.shards.replacements import FOLDER, REPLACED, Replacements
+from storage.shards.shard import shard_metadata
 from storage.verify.quarantine import QUARANTINE, changed_since, set_aside
 from storage.verify.second_reader import SecondReader
 from storage.verify.shard_check import check_shard, entries, reason
@@ -61,6 +64,7 @@ Kind: TypeAlias = Literal[
     "missing",  # a recorded shard is not there
     "doubled",  # the same ordinals in two files
     "unrecorded",  # a shard that is not in the journal
+    "erased",  # rows that a record says were removed are in a shard
     "stray",  # a Parquet file that is not a shard, but that other tools would read
     "hole",  # ordinals that are in no shard
     "count",  # the acknowledged steps do not add up
@@ -137,7 +141,8 @@ class VerifyReport:
     """The result of `verify`. Counts are steps.
 
     `acknowledged` is None without a journal; without findings it equals in_shards + in_journal +
-    in_quarantine. `earlier` counts rows of streams that an earlier journal made.
+    in_quarantine + erased + retained_out. `earlier` counts rows of streams that an earlier journal
+    made.
     """
 
     findings: tuple[Finding, ...]
@@ -148,6 +153,8 @@ class VerifyReport:
     in_journal: int
     earlier: int
     in_quarantine: int = 0
+    erased: int = 0
+    retained_out: int = 0
     quarantined: tuple[str, ...] = ()
     second_reader: SecondReading | None = None
 
@@ -248,6 +255,14 @@ def _folders(root: Objects, name: str) -> list[str]:
     return [one.rstrip("/").rpartition("/")[2] for one in root.names(f"{name}/")]
 
 
+def _aside(root: Objects) -> Iterator[str]:
+    """The shards in quarantine."""
+    for place in root.names(f"{QUARANTINE}/"):
+        for name in root.names(place) if place.endswith("/") else ():
+            if ShardName.parse(name.rpartition("/")[2]):
+                yield name.removeprefix(f"{QUARANTINE}/")
+
+
 def no_progress(what: str, done: int, total: int | None) -> None:
     """A `OnProgress` that does nothing."""
 
@@ -270,9 +285,11 @@ def verify(
     audit = _Audit(objects_at(root), account, trained, second)
     found = list(entries(audit.root))
     audit.listed = {name for name, _ in found}
+    audit.aside = set(_aside(audit.root))
     for done, (name, is_folder) in enumerate(found, 1):
         audit.look_at(name, is_folder=is_folder)
         on_progress("verifying", done, len(found))
+    audit.compare_removals()
     audit.compare_records()
     audit.find_holes()
     audit.add_up()
@@ -315,7 +332,10 @@ class _Audit:
         self.newer = 0
         self.lineages = trained.lineages
         self.listed: set[str] = set()  # everything under shards/
-        self.replaced = 0
+        self.aside: set[str] = set()  # shards in quarantine, as STREAM/NAME
+        self.replaced: list[tuple[str, str]] = []  # shards that do not count, and their streams
+        self.removed: dict[str, RangeSet] = {}  # stream -> ordinals that are in no shard any more
+        self.removed_rows: Counter[str] = Counter()  # by the command that removed them
         try:
             self.replacements = Replacements.of(self.root)
         except (StorageError, ValueError, OSError) as error:
@@ -336,7 +356,7 @@ class _Audit:
             return
         self.streams.setdefault(stream, _AuditedStream())
         if self._is_replaced(stream, file.removesuffix(REPLACED)):
-            self.replaced += 1
+            self.replaced.append((place, stream))
         elif file.startswith("."):
             self.notes.append(f"{place}: left half-written, of no meaning")
         elif file.endswith(SUFFIX):
@@ -347,7 +367,7 @@ class _Audit:
     def _check(self, place: str, stream: str, name: ShardName) -> None:
         """Check a shard, and count it, unless it is newer than the account, or was replaced."""
         if self._is_replaced(stream, str(name)):
-            self.replaced += 1
+            self.replaced.append((place, stream))
             return
         account = self.account
         newer = account is not None and account.live and account.is_behind(stream, name.first)
@@ -377,7 +397,8 @@ class _Audit:
         return self.replacements.by(stream, file, self._is_listed) is not None
 
     def _is_listed(self, stream: str, file: str) -> bool:
-        return f"shards/{stream}/{file}" in self.listed
+        name = f"{stream}/{file}"
+        return f"shards/{name}" in self.listed or name in self.aside
 
     def _look_astray(self, place: str, *, is_folder: bool) -> None:
         """Check an entry outside of the streams' folders.
@@ -401,13 +422,48 @@ class _Audit:
         for wrong in self._second.compare(RangedFile(self.root, place)):
             self._find(wrong.kind, place, wrong.text)
 
-    # shards against the journal
+    # shards against the records of maintenance and the journal
+
+    def compare_removals(self) -> None:
+        """Count the rows that were removed, and check that none of them is in a shard."""
+        erased: dict[str, RangeSet] = {}
+        for record, ordinals in self.replacements.removed(self._is_listed):
+            if record.command == "erase":
+                erased.setdefault(record.stream, RangeSet()).update(ordinals)
+            if self._known(record.stream):
+                self.removed_rows[record.command] += record.removed_rows
+            self.removed.setdefault(record.stream, RangeSet()).update(ordinals)
+            found = self.streams.get(record.stream, _AuditedStream()).covered
+            if there := found.intersection(ordinals):
+                text = f"ordinals {there} were removed by {record.command}, and are in a shard"
+                self._find("erased", record.place, text)
+        for place, stream in self.replaced:
+            gone = erased if place.endswith(REPLACED) else self.removed
+            self._look_for_removed(place, gone.get(stream, RangeSet()))
+
+    def _look_for_removed(self, place: str, gone: RangeSet) -> None:
+        """Report a replaced shard that has removed ordinals: its removal is not finished.
+
+        Those that `retain` has removed may be there during the grace period.
+        """
+        if not gone:
+            return
+        try:
+            found = RangeSet(shard_metadata(RangedFile(self.root, place)).ranges)
+        except (ShardDamaged, OSError) as error:
+            self.notes.append(f"{place}: replaced, and cannot be read: {error}")
+            return
+        if there := found.intersection(gone):
+            text = f"ordinals {there} were removed, and this file has them: apply the plan again"
+            self._find("erased", place, text)
 
     def compare_records(self) -> None:
         """Check that every record has its file, and every file its record or its plan."""
         for made in self.replacements.made.values():
-            if self._is_listed(made.stream, made.new):
-                self._compare_rows(made.stream, made.new, made.rows)
+            place = f"{made.stream}/{made.new}"
+            self._compare_rows(made.stream, made.new, made.rows)
+            if f"shards/{place}" not in self.listed and place in self.aside:
+                self._look_aside(f"{QUARANTINE}/{place}", made.rows)
         if self.account is None:
             return
         recorded = set(self.replacements.made)
@@ -432,7 +488,7 @@ class _Audit:
         if found is None:
             status = self.root.status(f"{QUARANTINE}/{name}")
             if status is not None and status.is_object:
-                self._look_aside(f"{QUARANTINE}/{name}", record)
+                self._look_aside(f"{QUARANTINE}/{name}", record.rows)
             elif (record.stream, record.name) not in self.damaged:
                 self._find("missing", place, f"recorded with {recorded}, but not there")
             return
@@ -448,7 +504,7 @@ class _Audit:
             text = f"recorded with {counted(recorded, 'row')}, found {found[1]}"
             self._find("damaged", f"shards/{stream}/{file}", text)
 
-    def _look_aside(self, name: str, record: ShardRecord) -> None:
+    def _look_aside(self, name: str, rows: int) -> None:
         """Check a shard in quarantine: its rows count in the sum if it has not changed since."""
         try:
             why = changed_since(self.root, name)
@@ -457,8 +513,8 @@ class _Audit:
         if why:
             self._find("damaged", name, why)
         else:
-            self.in_quarantine += record.rows
-            self.notes.append(f"{name}: {counted(record.rows, 'row')} set aside")
+            self.in_quarantine += rows
+            self.notes.append(f"{name}: {counted(rows, 'row')} set aside")
 
     def find_holes(self) -> None:
         """Check that ordinals run from 0 without gaps, except for plans without a file."""
@@ -479,6 +535,7 @@ class _Audit:
                 if record.stream == name
             )
             missing = missing.difference(recorded)  # reported as a missing shard already
+            missing = missing.difference(self.removed.get(name, RangeSet()))
             if missing:
                 self._find("hole", name, f"ordinals {missing} are in no shard")
 
@@ -495,7 +552,8 @@ class _Audit:
             covered = self.streams.get(plan.stream, _AuditedStream()).covered
             if not covered.contains_range(plan.first, plan.last):
                 self.in_journal += steps
-        found = self._rows(known=True) + self.in_journal + self.in_quarantine
+        removed = self.removed_rows.total()
+        found = self._rows(known=True) + self.in_journal + self.in_quarantine + removed
         difference = found - self.account.accepted
         if difference:
             word = "doubled or unknown" if difference > 0 else "lost"
@@ -504,7 +562,8 @@ class _Audit:
                 f"collector {self.account.collector_id}",
                 f"expected {counted(self.account.accepted, 'acknowledged step')}, found "
                 f"{self._rows(known=True):,} in shards and {self.in_journal:,} in the journal"
-                f"{f', {self.in_quarantine:,} in quarantine' if self.in_quarantine else ''}: "
+                f"{f', {self.in_quarantine:,} in quarantine' if self.in_quarantine else ''}"
+                f"{f', {removed:,} erased or retained out' if removed else ''}: "
                 f"{abs(difference):,} {word}",
             )
 
@@ -560,11 +619,15 @@ class _Audit:
         for where, version, lineage in self.lineages:
             for stream, ordinals in lineage.items():
                 absent = ordinals.difference(self.streams.get(stream, _AuditedStream()).covered)
+                removed = absent.intersection(self.removed.get(stream, RangeSet()))
+                absent = absent.difference(removed)
                 waiting = RangeSet()
                 if self.account is not None:
                     waiting = absent.intersection(self.account.in_journal(stream))
                 absent = absent.difference(waiting)
                 text = f"version {version} was trained on ordinals {{}} of {stream}, which "
+                if removed:
+                    self.notes.append(f"{where}: {text.format(removed)}were erased or retained out")
                 if waiting:
                     beginning = text.format(waiting)
                     self.notes.append(f"{where}: {beginning}are in the journal, in no shard yet")
@@ -594,7 +657,7 @@ class _Audit:
             newer = counted(self.newer, "shard is", "shards are")
             self.notes.append(f"{newer} newer than the account, and whole")
         if self.replaced:
-            kept = counted(self.replaced, "replaced shard waits", "replaced shards wait")
+            kept = counted(len(self.replaced), "replaced shard waits", "replaced shards wait")
             self.notes.append(f"{kept} for the end of the grace period; `headrace compact` deletes")
         streams = [
             StreamReport(
@@ -610,6 +673,8 @@ class _Audit:
             in_shards=self._rows(known=True),
             in_journal=self.in_journal,
             in_quarantine=self.in_quarantine,
+            erased=self.removed_rows["erase"],
+            retained_out=self.removed_rows["retain"],
             earlier=self._rows(known=False),
             quarantined=quarantined,
             second_reader=self.second_reading,

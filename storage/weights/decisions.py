@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +27,15 @@ from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
-__all__ = ["Decisions", "Earlier", "RowsByStream", "earlier_of", "load_decisions", "record"]
+__all__ = [
+    "Decisions",
+    "Earlier",
+    "RowsByStream",
+    "earlier_of",
+    "load_decisions",
+    "record",
+    "without_texts",
+]
 
 Document: TypeAlias = dict[str, Any]
 RowsByStream: TypeAlias = Mapping[str, Sequence[int]]
@@ -63,6 +72,42 @@ class Earlier(NamedTuple):
     looks: int  # for the same candidate, with other numbers of episodes or other settings
     others: int  # for other candidates (the number of candidates)
     alike: bool = True  # whether all of these looks had the settings of the new judgement
+
+
+def without_texts(root: Root, texts: Iterable[str]) -> int:
+    """Replace texts by "[erased]" in all decisions; return how many decisions were changed.
+
+    They are what people wrote as reasons, and names of tags' values in judgements.
+    """
+    objects, changed = objects_at(root), 0
+    forms = {form for one in texts for form in (one, *_normal(one))}
+    for folder in objects.names(f"{FOLDER}/"):
+        for name in objects.names(folder) if folder.endswith("/") else ():
+            data = objects.read(name)
+            document = json.loads(data)
+            kept = _without(document, sorted(forms, key=len, reverse=True))
+            if kept != document:
+                kept.pop(_DIGEST, None)
+                kept[_DIGEST] = sha256(canonical(kept, "decision"))
+                objects.replace(name, json.dumps(kept, indent=1, allow_nan=False).encode() + b"\n")
+                changed += 1
+    return changed
+
+
+def _normal(text: str) -> tuple[str, str]:
+    return unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)
+
+
+def _without(value: Any, texts: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        for text in texts:
+            value = value.replace(text, "[erased]")
+        return value
+    if isinstance(value, list):
+        return [_without(one, texts) for one in value]
+    if isinstance(value, dict):
+        return {_without(key, texts): _without(one, texts) for key, one in value.items()}
+    return value
 
 
 def record(

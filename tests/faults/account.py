@@ -30,6 +30,7 @@ class Account:
     refused: list[object] = field(default_factory=list)
     partial: list[str] = field(default_factory=list)
     places: dict[float, Place] = field(default_factory=dict)  # of steps of several agents
+    episodes: dict[float, str] = field(default_factory=dict)  # of steps
     found: dict[float, Place] = field(default_factory=dict)  # ... in shards
 
     @classmethod
@@ -40,6 +41,8 @@ class Account:
                 for what, items in json.loads(line).items():
                     if what == "refused":
                         account.refused.extend(items)
+                    elif what == "episodes":
+                        account.episodes |= dict(items)
                     elif what == "places":
                         account.places |= {reward: (agent, t) for reward, agent, t in items}
                     else:

@@ -4,9 +4,10 @@
 
 Every step has a reward that no other step of any client has. Each line of FOLDER/notes-NUMBER is a
 JSON object with the rewards of a batch: `sent` before it is sent, `acknowledged` once it is
-answered; `places` gives, for each step of an episode of two agents, its agent and its step of the
-environment. A client repeats a batch unchanged until it is answered. Once FOLDER/stop exists, it
-ends its episodes and exits. Clients with even numbers also log episodes of two agents.
+answered; `episodes` gives the episode of each step; `places` gives, for each step of an episode of
+two agents, its agent and its step of the environment. A client repeats a batch unchanged until it
+is answered. Once FOLDER/stop exists, it ends its episodes and exits. Clients with even numbers also
+log episodes of two agents.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class LoggingClient:
         acts = [event for event in events if event["type"] == "log_action"]
         rewards = [event["reward"] for event in acts]
         self._note("sent", rewards)
+        self._note("episodes", [[event["reward"], event["episode_id"]] for event in acts])
         tracks = [event for event in acts if "agent_id" in event]
         self._note("places", [[e["reward"], e["agent_id"], e["env_t"]] for e in tracks])
         answer = self._post("/v1/events", {"instance": self._instance, "events": events})

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.maintenance import merging, plans
+from storage.maintenance import merging, plans, search
 from storage.reading.ledger import Ledger
 from storage.reading.loading import LoadedShard
 from storage.reading.shard_reader import ShardReader
@@ -55,7 +55,7 @@ def ordinals_given_up(patch: Patch) -> None:
     patch.replace(merging, "_joined", moved)
 
 
-@mutant(compaction="gone")
+@mutant(compaction="gone", maintenance="gone")
 def a_grace_period_of_zero(patch: Patch) -> None:
     """A replaced shard is deleted at once."""
     set_aside = patch.original(plans._Application, "_set_aside")
@@ -67,7 +67,7 @@ def a_grace_period_of_zero(patch: Patch) -> None:
     patch.replace(plans._Application, "_set_aside", deleted)
 
 
-@mutant(compaction="differs")
+@mutant(compaction="differs", maintenance="differs")
 def a_lost_final_observation(patch: Patch) -> None:
     """A compacted shard lacks the final observations, and nothing compares it with the old ones."""
     writer_of = patch.original(merging, "parquet_writer")
@@ -93,3 +93,23 @@ def unrecorded_replacement(patch: Patch) -> None:
     """The record of a compacted shard is where nobody looks for it."""
     lost: Any = property(lambda self: f"{FOLDER}/lost.json")
     patch.replace(MadeShard, "place", lost)
+
+
+@mutant(maintenance=("verify", "kept"))
+def a_tombstone_without_its_rows(patch: Patch) -> None:
+    """An erasure records which rows are gone, and leaves them where they are."""
+    replace = patch.original(plans._Application, "_replace")
+
+    def recorded(self: Any, stream: str, old: Any, found: Any, *removed: Any) -> None:
+        if removed and self._plan.erases:
+            self._record(stream, old, None, *removed)
+        else:
+            replace(self, stream, old, found, *removed)
+
+    patch.replace(plans._Application, "_replace", recorded)
+
+
+@mutant(maintenance="unproven")
+def a_proof_of_raw_bytes(patch: Patch) -> None:
+    """Names are looked for in the bytes of files only."""
+    patch.replace(search._Search, "_decode", lambda *given: None)

@@ -37,6 +37,7 @@ NAMES = (
     "restore",
     "publishing",
     "compaction",
+    "maintenance",
     "spool_kills",
     "spool_disk",
 )

@@ -16,11 +16,11 @@ MAY_IMPORT = {
     "headrace.cli": (
         "headrace.demo headrace.extras headrace.output headrace.up ingest.access"
         " ingest.backup ingest.client ingest.collector ingest.delivery ingest.episodes"
-        " ingest.importing ingest.protocol ingest.server ingest.verification policy.algorithms"
-        " policy.data policy.inference policy.judging policy.training storage.declarations"
-        " storage.errors storage.experience storage.journal storage.maintenance"
-        " storage.objects storage.system storage.verify storage.weights storage.wording"
-        " msgspec typer"
+        " ingest.erasure ingest.importing ingest.protocol ingest.server ingest.verification"
+        " policy.algorithms policy.data policy.inference policy.judging policy.training"
+        " storage.declarations storage.errors storage.experience storage.journal"
+        " storage.maintenance storage.objects storage.system storage.verify storage.weights"
+        " storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
@@ -69,6 +69,11 @@ MAY_IMPORT = {
         "ingest.protocol storage.declarations storage.experience storage.spaces storage.wording"
         " msgspec numpy"
     ),
+    "ingest.erasure": (
+        "ingest.collector ingest.delivery ingest.episodes ingest.protocol ingest.verification"
+        " storage.declarations storage.experience storage.journal storage.maintenance"
+        " storage.system storage.verify msgspec numpy"
+    ),
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
         "ingest.columns ingest.delivery ingest.protocol storage.experience storage.spaces"
@@ -77,7 +82,8 @@ MAY_IMPORT = {
     "ingest.protocol": "msgspec",
     # gymnasium: the space of an environment's name, in `declare`
     "ingest.server": (
-        "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.histogram"
+        "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.erasure"
+        " ingest.histogram"
         " ingest.protocol ingest.web storage storage.declarations storage.errors"
         " storage.experience storage.spaces storage.system storage.weights storage.wording"
         " gymnasium msgspec numpy prometheus_client uvicorn uvloop"
@@ -143,8 +149,9 @@ MAY_IMPORT = {
     ),
     "storage.journal": "storage.errors storage.experience storage.system storage.wording msgspec",
     "storage.maintenance": (
-        "storage.errors storage.experience storage.journal storage.objects storage.reading"
-        " storage.shards storage.system storage.verify storage.wording msgspec pyarrow"
+        "storage.declarations storage.errors storage.experience storage.journal storage.objects"
+        " storage.reading storage.shards storage.system storage.verify storage.weights"
+        " storage.wording duckdb msgspec numpy pyarrow"
     ),
     "storage.reading": (
         "storage.conformance storage.declarations storage.errors storage.experience"
@@ -173,7 +180,7 @@ MAY_IMPORT = {
 MAY_REACH_STDLIB = {
     "ingest.episodes": (
         "array base64 bisect collections contextlib dataclasses functools hashlib heapq hmac json"
-        " math operator re reprlib struct typing"
+        " math operator re reprlib struct typing unicodedata"
     ),
     "ingest.protocol": "collections dataclasses typing",
     "policy.ope": "collections dataclasses math typing",

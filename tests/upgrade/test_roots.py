@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingest.access.key_files import redaction_key
 from ingest.backup import adopt_root
 from ingest.client.policy_client import PolicyClient
+from ingest.erasure import command
 from policy.inference.weight_store import WeightStore
+from storage.declarations.tombstones import episode_mark
 from storage.errors import PolicyPinned
+from storage.maintenance.search import search
 from storage.reading.shard_reader import ShardReader, read_position
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.headrace.command import headrace, refused
@@ -70,6 +74,31 @@ def test_a_root_goes_on(tmp_path: Path, build: str) -> None:
     rewards = {(r["eps_id"], r["t"]): r["rewards"] for r in shard_rows(root)}
     assert [rewards[f"late-{number}", 1] for number in range(3)] == [11.0, 11.0, 11.0]
     assert [rewards[f"late-{number}", 0] for number in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_episodes_are_erased_wherever_they_are(tmp_path: Path, build: str) -> None:
+    """One half in shards, one of two agents, one that waits for rewards, one that is open: all of
+    it is gone from shards and journal; the others go on."""
+    facts, root = unpacked(tmp_path, "root", build), tmp_path / "root"
+    names = ("long", "tracks", "late-1", "open")
+    key = redaction_key(root)
+    marks = [episode_mark(key, name) for name in names]
+    done = command.erase(root, command.plan(root, marks, key).plan, key, by="me", why="")
+    assert (done["removed"], done["ended"]) == (10 + 4 + 2 + 3, 5)
+    assert verified(root) == facts["acknowledged"]
+    assert search(root, ["tracks", "late-1"]).is_clear
+    known = {"authorization": f"Bearer {facts['tokens']['writer']}"}
+    with CollectorProcess(root) as collector:
+        refused = collector.post("/v1/events", {"events": ending("open", 3, 1)}, **known)[1]
+        assert "was erased" in refused["refused"][0]["error"]["message"]
+        late = {"type": "log_returns", "step": 1, "reward": 10.0, "reward_id": "new"}
+        accept(collector, [{**late, "episode_id": "late-2"}], **known)
+        collector.turn_clock()
+        collector.settle(facts["acknowledged"] - 4, **known)  # `again` and `spooled-open`
+        assert collector.stop() == 0
+    rows = shard_rows(root)
+    assert not {row["eps_id"] for row in rows} & {*names}
+    assert {row["rewards"] for row in rows if (row["eps_id"], row["t"]) == ("late-2", 1)} == {11.0}
 
 
 def test_its_tokens_are_those_that_are_admitted(tmp_path: Path, build: str) -> None:

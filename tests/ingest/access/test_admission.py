@@ -25,6 +25,7 @@ import pytest
 import requests
 
 from ingest.access.key_files import create_token, revoke_token
+from ingest.access.tokens import SCOPES
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import BufferFull, CollectorUnavailable, Refusal
 from ingest.server.listening import Access, ServeError, bind
@@ -79,7 +80,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     store.publish(store.add_candidate(made, spec=spec.to_json(), metrics={}, lineage={}))
     tokens = {
         name: create_token(root, name.replace(":", "-"), [name])[1]
-        for name in ("log", "act", "weights:read", "weights:publish", "admin")
+        for name in ("log", "act", "weights:read", "weights:publish", "erase", "admin")
     }
     tokens["both"] = create_token(root, "both", ["log", "act"])[1]
     with CollectorProcess(root) as process:
@@ -87,11 +88,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 ROUTES = [
-    ("GET", "/v1/spec", None, {"log", "act", "weights:read", "weights:publish", "admin", "both"}),
+    ("GET", "/v1/spec", None, {*SCOPES, "both"}),
     ("GET", "/v1/policies/default/versions", None, {"weights:publish"}),
     ("POST", "/v1/policies/default/versions", {}, {"weights:publish"}),
     ("POST", "/v1/policies/default/rollback", {}, {"weights:publish"}),
-    ("GET", "/", None, {"log", "act", "weights:read", "weights:publish", "admin", "both"}),
+    ("GET", "/", None, {*SCOPES, "both"}),
+    ("POST", "/v1/erase", {"tombstones": ["a" * 32]}, {"erase"}),
     ("POST", "/v1/instances", {}, {"log", "act", "both"}),
     ("POST", "/v1/events", {"events": []}, {"log", "both"}),
     ("POST", "/v1/actions", {"actions": []}, {"act", "both"}),

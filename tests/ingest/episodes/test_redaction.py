@@ -229,18 +229,14 @@ def test_the_rules_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_the_key_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
-    hashing = PolicyDeclaration(observation=OBSERVATION, action=Discrete(2), redact=REDACT)
-    plain = PolicyDeclaration(observation=OBSERVATION, action=Discrete(2))
-    redaction_key(tmp_path, [plain])
-    assert not (tmp_path / "keys").exists()
-    key = redaction_key(tmp_path, [hashing])
-    assert redaction_key(tmp_path, [hashing]) == redaction_key(tmp_path, [plain]) == key
+    key = redaction_key(tmp_path)
+    assert redaction_key(tmp_path) == key
     path = tmp_path / "keys" / "redaction.key"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     path.write_text("short")
     with pytest.raises(DeclarationError, match="expected 64 hex digits"):
-        redaction_key(tmp_path, [hashing])
+        redaction_key(tmp_path)
 
 
 # --- a real collector ----------------------------------------------------------------------------

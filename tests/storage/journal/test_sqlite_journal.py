@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -92,6 +93,20 @@ def test_rows_outside_the_dense_sequence_are_refused(
     with pytest.raises(ValueError, match="expected"):
         journal.commit(rows, put={"k": b"v"}, drop_rows=drop)
     assert contents(journal) == before
+
+
+def test_rows_are_read_in_pages_and_rewritten(journal: Journal) -> None:
+    """A page begins after a number; a rewritten row keeps its number, and its neighbours."""
+    journal.commit([(number, b"%d" % number) for number in range(1, 101)], put={"a": b"1"})
+    pages, after = [], 0
+    while page := journal.page(after):
+        pages += page
+        after = page[-1][0]
+    assert pages == [(number, b"%d" % number) for number in range(1, 101)] == [*journal.replay()]
+    journal.rewrite({2: b"two", 3: b""}, {"a": b"2"})
+    assert [*journal.replay()][:4] == [(1, b"1"), (2, b"two"), (3, b""), (4, b"4")]
+    assert journal.state() == {"a": b"2"}
+    assert not journal.damage
 
 
 def test_state_is_put_and_deleted_by_key(journal: Journal) -> None:
@@ -304,3 +319,24 @@ def test_the_log_is_checkpointed_and_stays_bounded(tmp_path: Path) -> None:
         journal.commit([(number, bytes(500_000))], drop_rows=[number])
     assert (tmp_path / "journal.db-wal").stat().st_size < 24 * 2**20
     journal.close()
+
+
+def test_nothing_of_deleted_rows_is_left_in_the_files(tmp_path: Path) -> None:
+    """Not in the database, not in the log, also not of rows that were dropped long ago."""
+    secret = b"a secret of 24 bytes...." * 900  # more than a page
+    with closing(SqliteJournal.open(tmp_path)) as journal:
+        for number in range(1, 40):
+            journal.commit([(number, secret)], put={"name": secret[:30]})
+        journal.commit([(40, b"kept")], drop_rows=range(1, 39))
+        journal.rewrite({39: b"short"}, {"name": b""})
+        assert secret[:20] in files_of(tmp_path)
+        journal.shred()
+        assert secret[:20] not in files_of(tmp_path)
+        journal.commit([(41, b"later")])
+    with closing(SqliteJournal.open(tmp_path)) as journal:
+        assert [*journal.replay()] == [(39, b"short"), (40, b"kept"), (41, b"later")]
+        assert not journal.damage
+
+
+def files_of(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())

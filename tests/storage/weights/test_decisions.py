@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage.declarations.declaration import DeclarationError
-from storage.weights.decisions import Earlier, earlier_of, load_decisions, record
+from storage.weights.decisions import Earlier, earlier_of, load_decisions, record, without_texts
 
 SETTINGS = {"reward_range": [0, 1], "gamma": 1.0}
 
@@ -74,3 +74,16 @@ def test_looks_and_others_are_those_on_overlapping_rows():
         assert earlier("a", {"s": [0, 14]}, 15, **other) == Earlier(2, 1, alike=False)
     same = {"reward_range": (0.0, 1.0)}
     assert earlier("a", {"s": [0, 14]}, 15, **same) == Earlier(1, 1)
+
+
+def test_texts_are_erased_from_decisions(tmp_path):
+    """In reasons and in names of fields, in both forms of Unicode; all can still be read."""
+    record(tmp_path, decision() | {"why": "asked by Zoe\u0308", "by_tag": {"Zo\u00eb": 0.5}})
+    other = record(tmp_path, decision(policy_id="b") | {"why": "asked by Bob"})
+    before = Path(other).read_bytes()
+    assert without_texts(tmp_path, ["Zo\u00eb"]) == 1
+    (found,) = load_decisions(tmp_path, "default").known
+    assert (found["why"], found["by_tag"]) == ("asked by [erased]", {"[erased]": 0.5})
+    assert load_decisions(tmp_path, "default").damaged == {}
+    assert Path(other).read_bytes() == before
+    assert without_texts(tmp_path, ["Zo\u00eb"]) == 0

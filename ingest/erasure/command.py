@@ -1,0 +1,132 @@
+"""Erasing from a root: the plan, and its application to journal and shards.
+
+    found = plan(root, marks, key)
+    erase(root, found.plan, key, by="me", why="request 17")
+
+The journal comes first, by its running collector or alone: what it held of the episodes goes to
+shards, and is erased there with the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingest.collector.collector import Collector
+from ingest.collector.stores import stores_under
+from ingest.delivery.transport import Delivery
+from ingest.erasure.journal import WAIT_SECONDS
+from ingest.erasure.journal import erase as erase_from
+from ingest.protocol import messages as wire
+from ingest.verification import called, journal_account, journal_of, live_collector
+from storage.maintenance import plans
+from storage.maintenance.plans import MaintenancePlan
+from storage.maintenance.removal import Erasure, plan_erasure
+from storage.system.files import FileLock
+from storage.verify.audit import OnProgress, no_progress
+
+__all__ = ["Asking", "erase", "plan"]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How to ask a running collector: a token with the scopes admin and erase, certificates."""
+
+    token: str | None = None
+    ca: Path | None = None
+
+
+def plan(
+    root: Path,
+    marks: Iterable[str],
+    key: bytes,
+    where: str | None = None,
+    asking: Asking = Asking(),
+    *,
+    all_rows: bool = False,
+    with_damaged: bool = False,
+    on_progress: OnProgress = no_progress,
+) -> Erasure:
+    """Plan to erase the episodes with these tombstones; see `plan_erasure`."""
+    account = journal_account(root, token=asking.token, ca=asking.ca)
+    return plan_erasure(
+        root,
+        account,
+        marks,
+        key,
+        where=where,
+        all_rows=all_rows,
+        with_damaged=with_damaged,
+        on_progress=on_progress,
+    )
+
+
+def erase(
+    root: Path,
+    wanted: MaintenancePlan,
+    key: bytes,
+    asking: Asking = Asking(),
+    *,
+    by: str,
+    why: str,
+    on_progress: OnProgress = no_progress,
+) -> dict[str, int]:
+    """Apply a plan, and plans for what was written since, until nothing is left; say what was done.
+
+    It can be repeated after any kill. Raises JournalLocked, Refusal, ValueError, and the errors of
+    a collector's start.
+    """
+    done = {"removed": 0, "deleted": 0, "ended": 0, "journal_rows": 0}
+    while True:
+        found = _erase_journal(root, wanted.tombstones, asking)
+        if found is not None:
+            done["ended"] += found.ended
+            done["journal_rows"] += found.rows
+        applied = plans.apply(root, wanted, by=by, why=why, on_progress=on_progress)
+        done["removed"] += applied.removed
+        done["deleted"] += applied.deleted
+        for place, text in applied.left.items():
+            raise ValueError(f"erase: {place} is left as it is: {text}")
+        rest = plan(root, wanted.tombstones, key, None, asking, all_rows=True).plan
+        if not rest.steps and {*rest.tombstones} <= {*wanted.tombstones}:
+            return done
+        wanted = rest
+        plans.save(root, wanted)
+
+
+def _erase_journal(root: Path, marks: Iterable[str], asking: Asking) -> wire.Erased | None:
+    """Erase the episodes with these tombstones from the journal under a root; None without one."""
+    directory = journal_of(root)
+    if directory is None:
+        return None
+    lock = FileLock(directory / "lock")
+    if lock.acquire(blocking=False, shared=True):
+        lock.release()
+        return _alone(root, marks)
+    holder = f"process {lock.holder()} holds the journal under {root}"
+    body = wire.encode(wire.Erase(tombstones=sorted(marks)), wire.MSGPACK)
+    with (
+        live_collector(directory, holder, asking.token) as live,
+        called(live, asking.token, asking.ca, 2 * WAIT_SECONDS) as transport,
+    ):
+        headers = {"Content-Type": wire.MSGPACK}
+        return Delivery(transport, "POST", "/v1/erase", body, headers).run(wire.Erased)
+
+
+def _alone(root: Path, marks: Iterable[str]) -> wire.Erased:
+    """Start a collector that nobody can reach, and stop it once it has erased."""
+    stores = stores_under(root)
+
+    async def run() -> wire.Erased:
+        collector = Collector(
+            stores.journal, stores.writer, stores.policies, redaction_key=stores.redaction_key
+        )
+        collector.start()
+        try:
+            return await erase_from(collector, marks)
+        finally:
+            await collector.drain(WAIT_SECONDS)
+
+    return asyncio.run(run())

@@ -1,0 +1,267 @@
+"""`headrace compact`, `retain` and `erase` beside a collector and a follower, all killed at random.
+
+Every acknowledged step is stored once, or its episode was erased or retained out. Nothing of an
+erased episode is in a shard, whoever was killed; what was kept has all its values. The follower has
+each remaining row once. `verify` agrees at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace import __name__ as HEADRACE
+from storage.experience.range_set import RangeSet
+from storage.maintenance.merging import kept_rows
+from storage.maintenance.search import search
+from storage.objects.folder import FolderObjects
+from storage.reading.shard_reader import ShardReader
+from storage.reading.sources import DirectorySource
+from storage.shards.replacements import REPLACED, Replacements
+from tests.faults.compaction import KILLED, PATIENCE, Follower
+from tests.faults.crash import ROOT, Traffic, judge_root
+from tests.faults.mutants import unbroken
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+COMMANDS = ("erase", "retain", "compact")  # in turn
+AT_ONCE = 3  # episodes of one request
+LATEST_KILL = 1.5  # s after the plan was made
+IMPORTED = 9e8  # the rewards of imports begin here
+HIDDEN = "the name of a person"
+
+
+def run(trial: Trial) -> Verdict:
+    verdict, chance = Verdict(), random.Random(trial.seed)
+    with Traffic(trial.folder, trial.seed, None) as traffic:
+        work = _Maintenance(trial, traffic, verdict, chance)
+        traffic.warm_up()
+        follower = Follower(trial, traffic.root)
+        try:
+            while trial.goes_on(verdict.counts.get("applications", 0), verdict):
+                traffic.wait_for_shards()
+                after = chance.uniform(0.0, LATEST_KILL) if chance.random() < 0.6 else None
+                work.bring(chance.random() < 0.5)
+                work.turn(COMMANDS[verdict.counts.get("turns", 0) % len(COMMANDS)], after)
+                verdict.count("turns")
+                if chance.random() < 0.3:
+                    follower.restart()
+                    verdict.count("follower_kills")
+                if chance.random() < 0.3:
+                    traffic.kill(chance.choice(("collector", "writer")))
+                    verdict.count("collector_kills")
+            verdict.require(traffic.settle() == 0, "drain", "expected exit status 0")
+            work.finish()
+            _judge_follower(follower, traffic.root, verdict)
+        finally:
+            follower.kill()
+        work.judge_account()
+    _judge_values(traffic.root, verdict)
+    _judge_proof(trial, verdict)
+    judge_root(traffic.root, verdict)
+    return verdict
+
+
+class _Maintenance:
+    """What was asked for so far, and what has to be finished."""
+
+    def __init__(
+        self, trial: Trial, traffic: Traffic, verdict: Verdict, chance: random.Random
+    ) -> None:
+        self._trial, self._traffic, self._verdict = trial, traffic, verdict
+        self._chance, self._root = chance, traffic.root
+        self.erased: set[str] = set()
+        self.retained: set[str] = set()
+        self._unfinished: list[tuple[str, str]] = []  # commands and plans
+        self._files = 0
+        self._sent: set[float] = set()
+        self._imported: dict[float, str] = {}  # reward -> user
+        self._gone_users: set[str] = set()
+
+    def bring(self, is_known: bool) -> None:
+        """Import a file with a person to be erased, and one who was before. `is_known`: again."""
+        self._files += not (is_known and self._files)
+        rows = [
+            (f"user-{user}", IMPORTED + 1e3 * self._files + 10 * user + t)
+            for user in range(self._files + 1)
+            for t in range(3)
+        ]
+        file = self._trial.folder / f"import-{self._files}.csv"
+        lines = [f"{user},0,1,2,3,1,{reward}" for user, reward in rows]
+        file.write_text("\n".join(["user,a,b,c,d,arm,paid", *lines]) + "\n")
+        kept = [reward for user, reward in rows if user not in self._gone_users]
+        self._sent.update(reward for _, reward in rows)
+        words = [word for name in "abcd" for word in ("--observation", name)]
+        words += ["--action", "arm", "--reward", "paid", "--tag", "user=user"]
+        command = [sys.executable, "-m", HEADRACE, "import", str(file), *words]
+        command += ["--address", self._traffic.collector.address]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        self._verdict.count("imports")
+        self._verdict.require(done.returncode == 0, "import", done.stderr)
+        self._imported |= {reward: user for user, reward in rows if reward in kept}
+
+    def turn(self, command: str, kill_after: float | None) -> None:
+        """Plan and apply one command; SIGKILL so many seconds after the plan was made, or never."""
+        logged = {one for one in self._ids() if re.fullmatch(r"\d+-\d+", one)}
+        known = sorted(logged - self.erased - self.retained)
+        ids = self._chance.sample(known, min(AT_ONCE, len(known)))
+        words: list[str] = []
+        if command == "erase":
+            self.erased |= {*ids}
+            user = f"user-{len(self._gone_users)}"
+            self._gone_users.add(user)
+            words = [word for one in ids for word in ("--episode", one)] + ["--tag", f"user={user}"]
+            self._traffic.collector.kill()
+        elif command == "retain":
+            self.retained |= {*ids}
+            names = ", ".join(f"'{one}'" for one in ids)
+            words = ["--where", f"eps_id IN ({names})" if ids else "false"]
+        if ids or command == "compact":
+            self._apply(command, "new", words, kill_after)
+        if command == "erase":
+            self._traffic.collector.restart()
+
+    def finish(self) -> None:
+        """Apply again what was killed."""
+        for command, plan in self._unfinished:
+            self._apply(command, plan, [], None)
+
+    def _ids(self) -> set[str]:
+        found: set[str] = set()
+        for path in self._root.glob("shards/*/*.parquet"):
+            found |= set(pq.read_table(path, columns=["eps_id"])["eps_id"].to_pylist())
+        return found
+
+    def _plans(self) -> set[Path]:
+        return set(self._root.glob("maintenance/*/plan.json"))
+
+    def _apply(self, command: str, plan: str, words: list[str], kill_after: float | None) -> None:
+        program = [sys.executable, "-m", HEADRACE]
+        mutant = self._trial.mutant
+        if mutant:
+            program = [sys.executable, "-m", "tests.faults.launcher", mutant.name, HEADRACE]
+        program += [command, "--root", str(self._root), "--apply", plan, "--json", *words]
+        plans = self._plans()
+        with DirectorySource(self._root) as source:
+            listed = source.scan() if command != "erase" else []
+            process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            end = time.monotonic() + PATIENCE
+            while (
+                process.poll() is None and set(self._root.glob("maintenance/*/plan.json")) == plans
+            ):
+                if time.monotonic() > end or plan != "new":
+                    break
+                threading.Event().wait(0.01)
+            if kill_after is not None:
+                threading.Event().wait(kill_after)
+                process.kill()
+            out, _ = process.communicate(timeout=PATIENCE)
+            self._verdict.count("kills" if process.returncode == KILLED else "whole_applications")
+            self._verdict.count("applications")
+            self._verdict.count(f"{command}s")
+            if process.returncode == KILLED:
+                made = self._plans() - plans
+                self._unfinished += [(command, path.parent.name) for path in made]
+                if not made:  # killed before there was a plan
+                    self.erased -= {*words}
+                    self._gone_users -= {word.removeprefix("user=") for word in words}
+            done = process.returncode in (0, KILLED) or self._is_idle(command, out)
+            self._verdict.require(done, "refused", f"status {process.returncode}: {out}")
+            for shard in listed:
+                try:
+                    source.read(shard)
+                except FileNotFoundError as error:
+                    self._verdict.require(False, "gone", error)
+
+    def _is_idle(self, command: str, out: str) -> bool:
+        """Whether an erasure only found that the killed one before it had done everything, or that
+        short names are parts of other texts: the proof is judged by itself."""
+        return command == "erase" and out.startswith("{") and "applied" in json.loads(out)
+
+    def judge_account(self) -> None:
+        """Every acknowledged step is stored once, or its episode is gone; erased ones are gone."""
+        account, gone = self._traffic.account(), self.erased | self.retained
+        account.sent.update(self._sent)
+        account.refused = [one for one in account.refused if "was erased" not in str(one)]
+        missing = [step for step in account.lost if account.episodes.get(step) in gone]
+        for step in missing:
+            del account.acknowledged[step]
+        self._verdict.counts["gone_steps"] = len(missing)
+        stored = Counter(self._imported[step] for step in account.stored if step in self._imported)
+        lost = [s for s, user in self._imported.items() if user not in self._gone_users]
+        lost = [step for step in lost if step not in account.stored]
+        self._verdict.counts["imported"] = stored.total()
+        self._verdict.require(not lost, "lost", lost[:3])
+        kept = self._ids() & self.erased | {*stored} & self._gone_users
+        self._verdict.require(not kept, "kept", sorted(kept))
+        account.judge(self._verdict)
+
+
+def _judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
+    """Once it has had the time, the follower has every row that is left, and none twice."""
+    columns = ["stream", "ordinal", "t"]
+    with ShardReader(root, batch_size=500, columns=columns, training_disabled=True) as reader:
+        wanted = Counter(
+            row for b in reader for row in zip(*(b[name].tolist() for name in columns), strict=True)
+        )
+    end = time.monotonic() + PATIENCE
+    while wanted - (found := follower.rows()) and time.monotonic() < end:
+        threading.Event().wait(0.1)
+    removed: dict[str, RangeSet] = {}
+    for made in Replacements.of(FolderObjects(root)).removals:
+        removed.setdefault(made.stream, RangeSet()).update(made.removed)
+    verdict.counts["followed"] = found.total()
+    verdict.require(not wanted - found, "unread", list(wanted - found)[:3])
+    more = [row for row in found - wanted if row[1] not in removed.get(row[0], RangeSet())]
+    twice = [row for row, count in found.items() if count > 1]
+    verdict.require(not more + twice, "read_twice", (more + twice)[:3])
+
+
+def _judge_values(root: Path, verdict: Verdict) -> None:
+    """Each new shard has the values of the old ones that were kept, read by Arrow alone."""
+    for made in Replacements.of(FolderObjects(root)).made.values():
+        folder = root / "shards" / made.stream
+        new = [path for end in ("", REPLACED) if (path := folder / (made.new + end)).exists()]
+        old = [folder / (name + REPLACED) for name in made.old]
+        if not new or not all(path.exists() for path in old):
+            continue  # a record without its shard, or shards that were deleted
+        verdict.count("new_shards")
+        wanted = pa.concat_tables(map(pq.read_table, old))
+        same = pq.read_table(new[0]).equals(kept_rows(wanted, RangeSet(made.removed)))
+        verdict.require(same, "differs", made.place)
+
+
+def _judge_proof(trial: Trial, verdict: Verdict) -> None:
+    """A name that only decoding shows is found."""
+    folder = trial.folder / "hidden"
+    folder.mkdir()
+    codes, chance = pa.array([0] * 50, pa.int32()), random.Random(trial.seed)
+    texts = ["".join(chance.choices("etaoinshr", k=30)) for _ in range(300)]
+    column = pa.DictionaryArray.from_arrays(codes, pa.array([*texts, HIDDEN]))
+    pq.write_table(pa.table({"tags": column}), folder / "x", compression="zstd")
+    raw = (folder / "x").read_bytes()
+    verdict.require(HIDDEN.encode() not in raw, "visible", "the name is not hidden")
+    with trial.mutant.applied() if trial.mutant else unbroken():
+        verdict.require(not search(folder, [HIDDEN]).is_clear, "unproven", "nothing was found")
+
+
+SCENARIO = Scenario(
+    name="maintenance",
+    law="compaction, retention and erasure, killed at any moment, lose and double no row that they "
+    "keep, and keep none that they remove",
+    unit="applications",
+    quick=10,
+    long=60,
+    planted=6,
+    seconds=90.0,
+    run=run,
+)
