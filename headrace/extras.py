@@ -15,6 +15,7 @@ EXTRA_OF = {
     "watchdog": "collector",
     "sqlalchemy": "sql",
     "duckdb": "import",
+    "h5py": "hdf5",
     "torch": "train",
     "gymnasium": "train",
     "pandas": "train",

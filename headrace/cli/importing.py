@@ -79,7 +79,7 @@ def _show(
         console.line(document)
         return
     results.imported(document, options.name)
-    if not options.has_propensities:
+    if not (options.has_propensities or report.understood["propensities"]["count"]):
         again = "adds" if options.name is None else "needs another --name, and adds"
         print(
             "Propensities are unknown: give --action-prob, --action-logp or --uniform. Without "

@@ -137,6 +137,9 @@ def imported(document: Document, given: str | None = None) -> None:
 
 def _understood(found: Document) -> None:
     """Print the spaces, and the count and range of each number in the episodes."""
+    if "format" in found:
+        named = {**found["format"]}
+        print(f"Format {named.pop('name')}: {json.dumps(named)}")
     for policy, spaces in found["spaces"].get("policies", {"": found["spaces"]}).items():
         for name in ("observation", "action"):
             of = f" of {policy}" if policy else ""

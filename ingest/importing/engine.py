@@ -259,12 +259,25 @@ class KeptRows:
 
     # --- the user's statement ------------------------------------------------------------------
 
-    def replace(self, sql: str, types: Mapping[str, str], order: Sequence[str]) -> None:
-        """Replace the rows by the result of a statement over them as `source`.
+    def show(self, types: Mapping[str, str]) -> None:
+        """Show the rows as the view `source`, and lock everything else away.
 
-        `types`: column -> the type of SQL that its cells are cast to in `source`. The result is
-        ordered by the columns of `order` that it has, then by all others. Raises ImportFailed for
-        anything but one SELECT, and for one that reads anything else.
+        `types`: column -> the type of SQL that its cells are cast to.
+        """
+        cells = (
+            f"{self._typed(name, types.get(name))} AS {name_sql(name)}"
+            for name in self.columns
+            if name  # an index without a name has none in SQL either
+        )
+        self.connection.execute(f"CREATE VIEW source AS SELECT {', '.join(cells)} FROM rows")
+        for setting in ("enable_external_access = false", "lock_configuration = true"):
+            self.connection.execute(f"SET {setting}")
+
+    def replace(self, sql: str, order: Sequence[str]) -> None:
+        """Replace the rows by the result of a statement over `source`.
+
+        The result is ordered by the columns of `order` that it has, then by all others. Raises
+        ImportFailed for anything but one SELECT, and for one that reads anything else.
         """
         with failures("sql: "):
             self._replace(sql, types, order)
@@ -275,12 +288,6 @@ class KeptRows:
         if len(found) != 1 or found[0].type.name != "SELECT":
             kinds = ", ".join(one.type.name for one in found) or "none"
             raise ImportFailed(f"sql: expected one SELECT statement, got {kinds}")
-        cells = (
-            f"{self._typed(name, types.get(name))} AS {name_sql(name)}" for name in self.columns
-        )
-        connection.execute(f"CREATE VIEW source AS SELECT {', '.join(cells)} FROM rows")
-        for setting in ("enable_external_access = false", "lock_configuration = true"):
-            connection.execute(f"SET {setting}")
         found = f"(\n{sql}\n)"
         columns = list(connection.sql(f"SELECT * FROM {found}").columns)
         by = [name for name in order if name in columns]

@@ -118,6 +118,7 @@ class Layout:
     ) -> None:
         """`spaces` by policy; `prefixes` of episode ids by policy and unit; `labels` by unit."""
         self._options, self._labels = options, labels
+        self._has_places = options.sql is not None or options.format is not None
         self._prefixes = pa.array(itertools.chain(*prefixes), pa.string())
         self._fillers = [Filler(options, name, pair, found) for name, pair in spaces.items()]
         self._owners = Owners(options, list(spaces))
@@ -146,6 +147,9 @@ class Layout:
         ]
         kept = kept[~_with_any(faults.bad, owned.owner)[kept]]
         columns["eps_id"] = self._ids(table, owned.policy)
+        if self._options.shards:
+            earlier = cells.texts("continues")
+            columns["continues"] = self._ids(table, owned.policy, earlier)
         report.rows_dropped += int(faults.dropped.sum())
         report.rows_left_out += int((~faults.dropped).sum()) - len(kept)
         self._tell(chunk, faults, columns["eps_id"], account)
@@ -178,10 +182,14 @@ class Layout:
         columns["rewards"] = pa.array(rewards)
         logp = self._propensities(cells, policy)
         if logp is not None:
-            columns["action_logp"] = pa.array(logp)
+            columns["action_logp"] = pa.array(logp, from_pandas=True)  # NaN is unknown
         passed = self._sampled(cells)
         if passed is not None:
             columns["pass_prob"] = pa.array(passed)
+        if options.shards:
+            columns["policy_version"] = pa.array(cells.numbers("policy_version", whole=True))
+            columns["training_enabled"] = pa.array(cells.flags("training_enabled"))
+            columns |= {name: cells.texts(name) for name in ("infos", "tags")}
         if options.time is not None:
             columns["ts"] = pa.array(cells.micros(options.time))
         for name in options.tags.values():
@@ -222,8 +230,11 @@ class Layout:
         given = cells.numbers(name)
         if options.action_logp is not None:
             bad, expected = unfit(COLUMNS["action_logp"], given, dense)
-            cells.faults.add(bad, "action_logp", expected, given.item)
-            return given
+            unknown = np.zeros(cells.rows, bool)
+            if options.missing == "value":  # 0 would state that it is 1
+                unknown = nulls(cells.raw(name))
+            cells.faults.add(bad & ~unknown, "action_logp", expected, given.item)
+            return np.where(unknown, math.nan, given)
         fine = (given > 0) & np.isfinite(given) & (dense | (given <= 1 + LOGP_TOLERANCE))
         text = "expected above 0" if dense.any() else "expected a number in (0, 1]"
         hint = "; logarithms of probabilities are action_logp"
@@ -258,11 +269,16 @@ class Layout:
 
     # --- columns of requests ---------------------------------------------------------------------
 
-    def _ids(self, table: Any, policy: Array) -> Any:
-        """The episodes' ids, with the import's prefix, so that sources can use the same names."""
+    def _ids(self, table: Any, policy: Array, keys: Any = None) -> Any:
+        """The episodes' ids, with the import's prefix, so that sources can use the same names.
+
+        `keys`: of other episodes than the rows' own.
+        """
         units = np.maximum(policy, 0) * len(self._labels) + table[UNIT].to_numpy()
         prefixes = self._prefixes.take(pa.array(units))
-        if EPISODE not in table.column_names:
+        if keys is not None:
+            keys = _safe(keys.cast(pa.string()))
+        elif EPISODE not in table.column_names:
             keys = table[NUMBER].combine_chunks().cast(pa.string())
         else:
             keys = _safe(table[EPISODE].combine_chunks().cast(pa.string()).fill_null(""))
@@ -295,6 +311,7 @@ class Layout:
         rewards = table["rewards"].to_numpy()
         there = table.column_names
         logp = np.exp(table["action_logp"].to_numpy()) if "action_logp" in there else rewards[:0]
+        logp = logp[~np.isnan(logp)]
         account.see(
             {
                 "steps": np.diff(np.append(begins, len(table))),
@@ -320,7 +337,7 @@ class Layout:
                 if EPISODE in table.column_names and table[EPISODE][row].is_valid:
                     episode = ids[row].as_py()
                 where = self._labels[units[row].as_py()], numbers[row].as_py()
-                if self._options.sql is not None and {FILE, ROW} <= {*table.column_names}:
+                if self._has_places and {FILE, ROW} <= {*table.column_names}:
                     where = str(table[FILE][row].as_py()), table[ROW][row].as_py()
                 named.append((*where, fault.text(row), episode))
         for label, number, reason, episode in sorted(named, key=itemgetter(0, 1)):

@@ -111,7 +111,7 @@ def run_import(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
     with Workspace() as space, _closing(transport):
-        units = opened_units(options, space)
+        options, units, notes = opened_units(options, space)
         spec = _spec(transport, patient=not check)
         if not options.has_policies:  # omitted or not, it is the same import
             options = replace(options, policy_id=_policy_id(spec, options))
@@ -128,6 +128,8 @@ def run_import(
         unnamed = [column.name for column, names in every if column.categorical and names is None]
         unnamed = list(dict.fromkeys(unnamed))
         account = Account(options.bad_shown)
+        for note in notes:
+            account.note(note)
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(name) for name in spaces]
@@ -160,6 +162,8 @@ def run_import(
             raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
         report.checked, report.name = check, _name(*itertools.chain(*names.values()))
         report.understood["spaces"] = document
+        if options.format is not None:
+            report.understood["format"] = {"name": options.format, **options.named()}
         if options.types:
             report.understood["types"] = dict(options.types)
         if unnamed or (options.categories is not None and spec is not None):
@@ -315,7 +319,8 @@ def _names(
     digests = [unit.digest() for unit in units]
     if None in digests:
         raise ImportFailed("name: expected one for a source that can be read only once")
-    meaning = {"format": _FORMAT, **meant, **options.meaning()}
+    conversion = _FORMAT if options.format is None else f"{_FORMAT} {options.format}"
+    meaning = {"format": conversion, **meant, **options.meaning()}
     if options.episode is not None:
         digests = [json.dumps(digests)] * len(units)
     names = [_name(str(digest), json.dumps(meaning, sort_keys=True)) for digest in digests]
@@ -399,7 +404,7 @@ class _ImportRun:
         labels = [unit.label for unit in units]
         self._layout = Layout(options, spaces, categories, prefixes, labels)
         columns = [*options.columns, *(RAW + name for name in options.infos.values())]
-        if options.sql is not None:
+        if options.sql is not None or options.format is not None:
             columns += [name for name in (FILE, ROW) if name in units[0].names()]
         columns = list(dict.fromkeys(columns))
         self._chunks = all_rows(units, columns)

@@ -14,6 +14,7 @@ from ingest.columns.arrow_kinds import flattened, nulls
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
 from ingest.importing.cells import CellFaults, Cells, texts_of, to_numbers
 from ingest.importing.engine import Workspace
+from ingest.importing.formats.opening import opened_format
 from ingest.importing.options import ColumnOption, ImportOptions
 from ingest.importing.readers import SourceBlock
 from ingest.importing.sources import (
@@ -37,20 +38,29 @@ def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
     if options.has_policies:
         raise ImportFailed("expected one policy: the spaces of several are declared one by one")
     with Workspace() as space:
-        units = opened_units(options, space)
+        options, units, _ = opened_units(options, space)
         units = several_passes(units, options, space)
         return spaces_of(units, options, declared_categories(units, options))
 
 
-def opened_units(options: ImportOptions, space: Workspace) -> list[Unit]:
-    """The units of an import: whole files, or the result of `sql`. Raises ImportFailed."""
-    units = open_source(options.source, options.query)
-    require_whole(units)
+def opened_units(
+    options: ImportOptions, space: Workspace
+) -> tuple[ImportOptions, list[Unit], Sequence[str]]:
+    """(the options with a format's columns, the units of an import, what its user should know).
+
+    The units are whole files, or the result of `sql`. Raises ImportFailed.
+    """
+    notes: Sequence[str] = ()
+    if options.format is not None:
+        options, units, notes = opened_format(options, space)
+    else:
+        units = open_source(options.source, options.query)
+        require_whole(units)
     if options.sql is not None:
         units = [KeptUnit.selected(units, options, space.connection())]
     for unit in units:
         require_columns(unit, options.columns, others=len(units) > 1)
-    return units
+    return options, units, notes
 
 
 def declared_categories(units: Sequence[Unit], options: ImportOptions) -> Categories:

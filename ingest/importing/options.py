@@ -22,12 +22,25 @@ UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
 
 _APART = frozenset(
     ("source", "address", "schema_id", "categories", "token", "ca", "timeout", "bad_shown", "name")
-)
+) | {"format"}
 """Options that do not change what is imported."""
 
 
-_ADDED = frozenset(("sql", "types", "sample_prob", "sample_weight", "dedupe"))
+_ADDED = frozenset(("sql", "types", "sample_prob", "sample_weight", "dedupe", "shards"))
 """Options that the first release did not have: unused, they leave an import's name as it was."""
+
+SHARD_COLUMNS = ("policy_version", "training_enabled", "infos", "tags", "continues")
+"""What the other options have no column for: infos and tags as JSON, and an episode's key."""
+
+_COLUMNS = ("action", "reward", "episode", "step", "time", "terminated", "truncated", "tags")
+_MAPS = ("tags", "infos", "default")
+
+_ALTERNATIVES = (
+    ("observation", "final_observation"),
+    ("action_prob", "action_logp", "uniform"),
+    ("sample_prob", "sample_weight"),
+)
+"""Options of which one that is given replaces all that a format finds."""
 
 
 def _number_or_column(text: str) -> str | float:
@@ -84,6 +97,8 @@ class ImportOptions:
             Arrow IPC; text and Arrow also as `.gz` or `.zst`), a database's URL, or in Python a
             table: pandas, polars, pyarrow, or any object with `__arrow_c_stream__`. Folders are
             read in the order of their files' paths; `name=value` in a path is a column.
+        format: the program that wrote the files, of `ingest.importing.formats.opening.FORMATS`. It
+            finds the columns; those that are given replace what it finds.
         query: the query for a database's URL: SQLAlchemy's, or `adbc+NAME:...` for the driver
             `adbc_driver_NAME`.
         sql: a SELECT of DuckDB's SQL over the source's rows, the view `source`; its columns `file`
@@ -112,6 +127,7 @@ class ImportOptions:
         infos: key -> the column of its value in each step's info: a number, true or false, a list
             or structure as it is, or a text, which becomes a number if it parses as one.
         default: column -> the value of its missing cells, which overrides `missing`.
+        shards: whether the columns of SHARD_COLUMNS are taken as shards have them.
         name: the import's name, for readers, queries and logs that grow; default: a digest of the
             content and of these options. Other rows under a known name are refused.
         categories: the file with the codes of names, for spaces that declare none; the same one for
@@ -128,14 +144,17 @@ class ImportOptions:
         Sequence[str] | Mapping[str, Sequence[str]],
         "Column, or NAME:categories[:other] if values are names. May be repeated. POLICY=COLUMN "
         "with several policies.",
-    ]
+    ] = ()
     action: Annotated[
         str | Sequence[str] | Mapping[str, str | Sequence[str]],
         "Columns of the action, in the same forms, or NAME:box, NAME:discrete.",
-    ]
+    ] = ()
     reward: Annotated[
         str | Sequence[str], "Column of the reward, or -COLUMN of a cost; repeated: the sum."
-    ]
+    ] = ()
+    format: Annotated[
+        str | None, "Program that wrote the files, such as minari; finds the columns itself."
+    ] = None
     final_observation: Annotated[
         Sequence[str] | Mapping[str, Sequence[str]],
         "Columns of the next observation, in the order of --observation.",
@@ -197,6 +216,7 @@ class ImportOptions:
     default: Annotated[
         Mapping[str, str], "COLUMN=VALUE for the column's empty cells. May be repeated."
     ] = field(default_factory=dict)
+    shards: bool = False
     categories: Annotated[
         Path | str | None,
         "For spaces without names: file of codes, one for all of the policy's logs.",
@@ -221,8 +241,6 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         self._check_columns()
-        if not self.rewards:
-            raise ImportFailed("reward: expected one or more columns")
         propensities = [self.action_prob is not None, self.action_logp is not None, self.uniform]
         if sum(propensities) > 1:
             raise ImportFailed("expected one of action_prob, action_logp and uniform, got several")
@@ -233,7 +251,7 @@ class ImportOptions:
             raise ImportFailed(f"sample_prob: {text}")
         if isinstance(self.dedupe, str):
             raise ImportFailed(f"dedupe: expected a list of columns, got {self.dedupe!r}")
-        if self.step is not None and self.episode is None:
+        if self.step is not None and self.episode is None and self.is_complete:
             raise ImportFailed("step: expected an episode column as well")
         if self.missing not in ("error", "drop", "value"):
             raise ImportFailed(f"missing: expected error, drop or value, got {self.missing!r}")
@@ -258,15 +276,19 @@ class ImportOptions:
         for column, kind in self.types.items():
             require_type(column, kind)
         unused = sorted(set(self.default) - set(self.columns))
-        if unused:
+        if unused and self.is_complete:
             raise ImportFailed(f"default: expected columns that are imported, got {unused}")
 
     def _check_columns(self) -> None:
         """Raise ImportFailed for columns, agents or policies that contradict each other."""
         seen = self.observation
         every = list(seen.values()) if isinstance(seen, Mapping) else [seen]
-        if not every or any(isinstance(one, str) or not one for one in every):
+        if any(isinstance(one, str) for one in every):
             raise ImportFailed("observation: expected one or more columns")
+        given = {"observation": every and all(every), "action": self.action, "reward": self.reward}
+        for what, columns in given.items():
+            if self.is_complete and not columns:
+                raise ImportFailed(f"{what}: expected one or more columns")
         for name in _keys(self.observation):
             finals = self.final_observation
             finals = finals.get(str(name), ()) if isinstance(finals, Mapping) else finals
@@ -291,6 +313,23 @@ class ImportOptions:
         ):
             text = "agent: expected an episode column and a step or time column as well"
             raise ImportFailed(text)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all columns are named: without a format, or after `completed`."""
+        return self.format is None or bool(self.observation and self.action and self.reward)
+
+    def completed(self, found: Mapping[str, Any]) -> ImportOptions:
+        """These options with those that a format found, except where some are given.
+
+        Raises ImportFailed.
+        """
+        given = {name for name in found if self._has(name)}
+        for group in _ALTERNATIVES:
+            given |= {*group} if any(map(self._has, group)) else {*()}
+        maps = {name: {**found[name], **getattr(self, name)} for name in found if name in _MAPS}
+        taken = {name: value for name, value in found.items() if name not in given}
+        return replace(self, **{**taken, **maps})
 
     @property
     def rewards(self) -> list[str]:
@@ -374,7 +413,18 @@ class ImportOptions:
         names += [name for name, _ in self.reward_terms]
         names += [name for name in named if name is not None]
         names += [column.name for column in self.finals]
+        names += SHARD_COLUMNS if self.shards else ()
         return list(dict.fromkeys([*names, *self.tags.values(), *self.infos.values()]))
+
+    def named(self) -> dict[str, Any]:
+        """The options that name columns and are given, as they were given or found."""
+        own = (*_COLUMNS, *(name for group in _ALTERNATIVES for name in group))
+        return {name: getattr(self, name) for name in own if self._has(name)}
+
+    def _has(self, name: str) -> bool:
+        """Whether an option has another value than an empty one or its default."""
+        value = getattr(self, name)
+        return bool(value) and value != self.__dataclass_fields__[name].default
 
     def meaning(self) -> dict[str, Any]:
         """The options that change what is imported, as a JSON object.

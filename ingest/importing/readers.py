@@ -75,16 +75,6 @@ def _suffix(path: Path) -> tuple[str, str | None]:
     return name.suffix.lower(), compression
 
 
-def file_names(path: Path) -> list[str]:
-    """The names of a file's columns. Raises ImportFailed."""
-    return _open(path)[0]
-
-
-def file_blocks(path: Path, columns: Sequence[str]) -> Blocks:
-    """The rows of a file. Raises ImportFailed."""
-    return _open(path)[1](columns)
-
-
 def has_end(path: Path) -> bool:
     """Whether a file's format tells where it ends: plain text may end after any row."""
     suffix, compression = _suffix(path)
@@ -103,7 +93,7 @@ def read_to_end(path: Path) -> None:
     """
     suffix, compression = _suffix(path)
     kind, opened = _KINDS[suffix]
-    with _readable(path, kind):
+    with readable(path, kind):
         if opened is _parquet:
             opened(path, compression)  # refuses a compressed one
             _read_pages(path)
@@ -115,22 +105,25 @@ def read_to_end(path: Path) -> None:
                     pass
 
 
-_OpenedFile: TypeAlias = tuple[list[str], Callable[[Sequence[str]], Blocks]]
+OpenedFile: TypeAlias = tuple[list[str], Callable[[Sequence[str]], Blocks]]
+"""The names of a file's columns, and a function from some of them to the file's rows."""
+OpenFile: TypeAlias = Callable[[Path], OpenedFile]
 
 
-def _open(path: Path) -> _OpenedFile:
+def open_file(path: Path) -> OpenedFile:
+    """Open a file by its suffix. Raises ImportFailed."""
     suffix, compression = _suffix(path)
     if suffix not in _KINDS:
         raise ImportFailed(f"{path}: expected a file of {kinds()}, optionally with .gz or .zst")
     kind, opened = _KINDS[suffix]
-    with _readable(path, kind):
+    with readable(path, kind):
         if path.stat().st_size == 0:
             raise ImportFailed(f"{path} is empty")
         return opened(path, compression)
 
 
 @contextmanager
-def _readable(path: Path, kind: str) -> Iterator[None]:
+def readable(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
@@ -148,7 +141,7 @@ def _stream(path: Path, compression: str | None) -> Any:
 # --- CSV -------------------------------------------------------------------------------------
 
 
-def _csv(path: Path, compression: str | None) -> _OpenedFile:
+def _csv(path: Path, compression: str | None) -> OpenedFile:
     parse = {"delimiter": "\t" if ".tsv" in path.suffixes else ",", "newlines_in_values": True}
 
     def reader(columns: Sequence[str], skip: Any) -> Any:
@@ -174,7 +167,7 @@ def _csv(path: Path, compression: str | None) -> _OpenedFile:
             return "skip"
 
         last = 0
-        with _readable(path, "CSV"), closing(reader(columns, skip)) as batches:
+        with readable(path, "CSV"), closing(reader(columns, skip)) as batches:
             for batch in batches:
                 numbers = _numbers(last, batch.num_rows, odd)
                 last = int(numbers[-1]) if len(numbers) else last
@@ -201,13 +194,13 @@ def _numbers(last: int, count: int, odd: Sequence[Problem]) -> NDArray[np.int64]
 # --- JSON lines ------------------------------------------------------------------------------
 
 
-def _json(path: Path, compression: str | None) -> _OpenedFile:
+def _json(path: Path, compression: str | None) -> OpenedFile:
     names = json_names(path)
     if not names:
         raise ImportFailed(f"{path}: expected a JSON object in each line, got none")
 
     def blocks(columns: Sequence[str]) -> Blocks:
-        with _readable(path, "JSON lines"):
+        with readable(path, "JSON lines"):
             rows, read = _lines(path, compression), 0
             for batch in json_rows(path, columns, names):
                 read += batch.num_rows
@@ -267,14 +260,14 @@ def _object(line: bytes) -> str:
 # --- Parquet and Arrow -----------------------------------------------------------------------
 
 
-def _parquet(path: Path, compression: str | None) -> _OpenedFile:
+def _parquet(path: Path, compression: str | None) -> OpenedFile:
     if compression is not None:
         raise ImportFailed(
             f"{path}: expected Parquet without .gz or .zst: it compresses its own pages"
         )
 
     def blocks(columns: Sequence[str]) -> Blocks:
-        with _readable(path, "Parquet"), opened() as file:
+        with readable(path, "Parquet"), opened() as file:
             yield from numbered(file.iter_batches(BLOCK_ROWS, columns=list(columns)), columns)
 
     def opened() -> Any:  # page by page: a row group may be the whole file
@@ -297,9 +290,9 @@ def _read_pages(path: Path) -> None:
                 pass
 
 
-def _arrow(path: Path, compression: str | None) -> _OpenedFile:
+def _arrow(path: Path, compression: str | None) -> OpenedFile:
     def blocks(columns: Sequence[str]) -> Blocks:
-        with _readable(path, "Arrow IPC"), _stream(path, compression) as stream:
+        with readable(path, "Arrow IPC"), _stream(path, compression) as stream:
             yield from numbered(batches(stream)[1], columns)
 
     def batches(stream: Any) -> tuple[Any, Iterator[Any]]:
@@ -393,7 +386,7 @@ def plain(column: Any) -> Any:
         return found
 
 
-_KINDS: Mapping[str, tuple[str, Callable[[Path, str | None], _OpenedFile]]] = {
+_KINDS: Mapping[str, tuple[str, Callable[[Path, str | None], OpenedFile]]] = {
     **dict.fromkeys((".csv", ".tsv"), ("CSV", _csv)),
     **dict.fromkeys((".jsonl", ".ndjson", ".json", ".dsjson"), ("JSON lines", _json)),
     **dict.fromkeys((".parquet", ".pq"), ("Parquet", _parquet)),

@@ -17,7 +17,7 @@ import importlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -31,15 +31,15 @@ from ingest.importing.options import ImportOptions
 from ingest.importing.readers import (
     BLOCK_ROWS,
     Blocks,
+    OpenFile,
     Problem,
     SourceBlock,
-    file_blocks,
-    file_names,
     has_end,
     is_json,
     is_readable,
     kinds,
     numbered,
+    open_file,
     read_to_end,
 )
 from ingest.protocol.errors import ImportFailed
@@ -73,7 +73,7 @@ def open_source(source: Any, query: str | None) -> list[Unit]:
             if "://" not in text:
                 raise ImportFailed(f"query: expected a database's URL as the source, got {text}")
             return [_QueryUnit(text, query)]
-        return _files(Path(source))
+        return files_of(Path(source))
     if query is not None:
         raise ImportFailed("query: expected a database's URL as the source, got a table")
     return [_table_unit(source)]
@@ -82,7 +82,7 @@ def open_source(source: Any, query: str | None) -> list[Unit]:
 def require_whole(units: Sequence[Unit]) -> None:
     """Read the files to their ends, except plain text. Raises ImportFailed if one is not whole."""
     for unit in units:
-        if isinstance(unit, _FileUnit):
+        if isinstance(unit, FileUnit):
             unit.require_whole()
 
 
@@ -97,7 +97,7 @@ def _before_sending() -> Generator[None]:
 
 def place_of(unit: Unit) -> str | None:
     """The path of a file in the folder that is imported; None for any other unit."""
-    return unit.place if isinstance(unit, _FileUnit) else None
+    return unit.place if isinstance(unit, FileUnit) else None
 
 
 def require_columns(unit: Unit, columns: Sequence[str], *, others: bool = False) -> None:
@@ -123,7 +123,7 @@ def require_columns(unit: Unit, columns: Sequence[str], *, others: bool = False)
 # --- files -----------------------------------------------------------------------------------
 
 
-def _files(path: Path) -> list[Unit]:
+def files_of(path: Path) -> list[Unit]:
     """A file; or those in a folder, or that match a pattern, whose suffixes are known."""
     root, matches = path, [path]
     if not path.exists() and glob.has_magic(str(path)):
@@ -131,7 +131,7 @@ def _files(path: Path) -> list[Unit]:
         root = Path(*path.parts[:at])
         matches = [*root.glob(str(Path(*path.parts[at:])))]
     elif not path.is_dir():
-        return [_FileUnit(path, path.name, {}, None)]
+        return [FileUnit(path, path.name)]
     within = (file for match in matches for file in (match, *match.rglob("*")))
     found: list[Unit] = []
     for file in sorted({*within}):
@@ -141,25 +141,40 @@ def _files(path: Path) -> list[Unit]:
         if is_readable(file):
             pairs = (part.partition("=") for part in inner.parts[:-1] if "=" in part)
             hive = {name: unquote(value) for name, _, value in pairs}
-            found.append(_FileUnit(file, str(inner), hive, inner.as_posix()))
+            found.append(FileUnit(file, str(inner), hive, inner.as_posix()))
     if not found:
         where = "in it" if root == path else "that match"
         raise ImportFailed(f"{path}: expected files of {kinds()} {where}, got none")
     return found
 
 
-class _FileUnit:
-    """A file, with the columns in its folders' names (`country=DE`)."""
+class FileUnit:
+    """A file, with the columns in its folders' names (`country=DE`).
+
+    `place` is its path in the folder that is imported; `opened` opens it, by default by its suffix.
+    """
 
     once = False
 
-    def __init__(self, path: Path, label: str, hive: dict[str, str], place: str | None) -> None:
-        self.label, self.place, self._path = label, place, path
-        self._hive = {name: None if v == _HIVE_NULL else v for name, v in hive.items()}
+    def __init__(
+        self,
+        path: Path,
+        label: str,
+        hive: Mapping[str, str] | None = None,
+        place: str | None = None,
+        opened: OpenFile = open_file,
+    ) -> None:
+        self.label, self.place, self._path, self._open = label, place, path, opened
+        self._hive = {name: None if v == _HIVE_NULL else v for name, v in (hive or {}).items()}
         self._state: tuple[int, ...] | None = None  # before the first pass
 
+    @property
+    def has_json(self) -> bool:
+        """Whether it has lines of JSON."""
+        return self._open is open_file and is_json(self._path)
+
     def names(self) -> list[str]:
-        own = file_names(self._path)
+        own = self._open(self._path)[0]
         return [*own, *(name for name in self._hive if name not in own)]
 
     def require_whole(self) -> None:
@@ -179,15 +194,11 @@ class _FileUnit:
         return f"{content} {sorted(self._hive.items())}"
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
-        json_lines = is_json(self._path)
-        own = [
-            name
-            for name in columns
-            if name not in self._hive and (json_lines or not name.startswith(RAW))
-        ]
+        raw = self.has_json
+        own = [n for n in columns if n not in self._hive and (raw or not n.startswith(RAW))]
         require_same = self._begin()
         try:
-            for block in file_blocks(self._path, own):
+            for block in self._open(self._path)[1](own):
                 for name in columns:
                     if name in self._hive:
                         value = pa.scalar(self._hive[name], pa.string())
@@ -437,31 +448,52 @@ class KeptUnit:
         return cls(unit.label, unit.digest(), rows)
 
     @classmethod
-    def selected(cls, units: Sequence[Unit], options: ImportOptions, connection: Any) -> KeptUnit:
-        """The result of the option `sql` over all rows of some units. Raises ImportFailed."""
+    def every(
+        cls, units: Sequence[Unit], connection: Any, more: Sequence[str] = (), *, raw: bool = False
+    ) -> KeptUnit:
+        """Keep all rows of some units with all columns, and `file` and `row` where they are from.
+
+        `more`: columns that are null if the units lack them; `raw`: values of JSON stay JSON.
+        Raises ImportFailed.
+        """
         names = list(dict.fromkeys(name for unit in units for name in unit.names()))
+        known = {name.lower() for name in names}
+        names += [name for name in more if name.lower() not in known]
         own = [name for name in (FILE, ROW) if name not in names]
-        unknown = sorted({*options.types} - {*names})
-        if unknown:
-            raise ImportFailed(f"types: expected columns of the source, got {unknown}")
         rows, problems = KeptRows(connection, [*names, *own]), list[Problem]()
         for unit in units:
             there = unit.names()
-            for block in unit.blocks(there):
-                found = {name: block.table[name] for name in there}
+            for block in unit.blocks([RAW + name if raw else name for name in there]):
+                found = dict(zip(there, block.table.columns, strict=True))
                 count = len(block.table)
-                found |= {name: pa.nulls(count) for name in names if name not in found}
+                lacking = pa.nulls(count, pa.string() if raw else pa.null())
+                found |= {name: lacking for name in names if name not in found}
                 marks = {FILE: pa.repeat(unit.label, count), ROW: pa.array(block.numbers)}
                 found |= {name: marks[name] for name in own}
                 rows.add(pa.table(found))
                 problems += [problem._replace(label=unit.label) for problem in block.problems]
-        order = (options.episode, options.step, options.time, FILE, ROW)
-        with _before_sending():
-            rows.replace(str(options.sql), options.types, [name for name in order if name])
-            if not rows.rows:
-                raise ImportFailed("sql: expected rows, got a result that has no rows")
-        made = cls("result of the SQL", json.dumps([unit.digest() for unit in units]), rows)
+        made = cls("rows", json.dumps([unit.digest() for unit in units]), rows)
         made.problems = problems
+        return made
+
+    def select(self, sql: str, order: Sequence[str | None]) -> None:
+        """Replace the rows by the result of a statement. Raises ImportFailed if it has none."""
+        with _before_sending():
+            self.rows.replace(sql, [name for name in order if name])
+            if not self.rows.rows:
+                raise ImportFailed("sql: expected rows, got a result that has no rows")
+        self.label = "result of the SQL"
+
+    @classmethod
+    def selected(cls, units: Sequence[Unit], options: ImportOptions, connection: Any) -> KeptUnit:
+        """The result of the option `sql` over all rows of some units. Raises ImportFailed."""
+        made = cls.every(units, connection)
+        unknown = sorted({*options.types} - {*made.rows.columns})
+        if unknown:
+            raise ImportFailed(f"types: expected columns of the source, got {unknown}")
+        made.rows.show(options.types)
+        order = (options.episode, options.step, options.time, FILE, ROW)
+        made.select(str(options.sql), order)
         return made
 
     def names(self) -> list[str]:
@@ -474,7 +506,8 @@ class KeptUnit:
         if self.problems:
             nothing = pa.table({name: pa.nulls(0) for name in columns})
             yield SourceBlock(nothing, np.zeros(0, np.int64), self.problems)
-        columns, number = _without_raw(columns), 1
+        columns = [name for name in columns if name[: len(RAW)] != RAW or name in self.names()]
+        number = 1
         for table in self.rows.select(columns):
             numbers = np.arange(number, number + len(table), dtype=np.int64)
             number += len(table)
@@ -482,9 +515,11 @@ class KeptUnit:
 
 
 __all__ = [
+    "FileUnit",
     "KeptUnit",
     "Unit",
     "array_of",
+    "files_of",
     "open_source",
     "place_of",
     "require_columns",

@@ -79,6 +79,11 @@ MAY_IMPORT = {
         "ingest.columns ingest.delivery ingest.protocol storage.experience storage.spaces"
         " storage.system storage.wording duckdb msgspec numpy pyarrow sqlalchemy"
     ),
+    # `shards` reads those of a root
+    "ingest.importing.formats": (
+        "ingest.importing ingest.protocol storage.experience storage.reading storage.spaces"
+        " storage.wording h5py msgspec numpy pyarrow"
+    ),
     "ingest.protocol": "msgspec",
     # gymnasium: the space of an environment's name, in `declare`
     "ingest.server": (

@@ -52,7 +52,7 @@ def shown_modules() -> dict[str, set[str]]:
     for file in MODULES:
         for name in imported_by(file):
             folder, _, module = name.rpartition(".")
-            if folder.count(".") == 1 and folder != dotted(file.parent / "__init__.py"):
+            if folder.count(".") and folder != dotted(file.parent / "__init__.py"):
                 shown.setdefault(folder, set()).add(module)
     return shown
 

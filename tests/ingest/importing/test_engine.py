@@ -49,7 +49,8 @@ def run(sql: str, table: Any, **types: str) -> list[dict[str, Any]]:
     with Workspace() as space:
         rows = KeptRows(space.connection(), table.column_names)
         rows.add(table)
-        rows.replace(sql, types, ["e", "t"])
+        rows.show(types)
+        rows.replace(sql, ["e", "t"])
         found = [one for part in rows.select(rows.columns) for one in part.to_pylist()]
         assert rows.rows == len(found)
         return found

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.importing.cells import RAW
-from ingest.importing.readers import BLOCK_BYTES, Problem, file_blocks
+from ingest.importing.readers import BLOCK_BYTES, Problem, open_file
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=8)
 
@@ -34,7 +34,7 @@ def test_csv_cells_are_those_of_the_file(rows: list[tuple[str, str]]) -> None:
 def cells(path: Path, *columns: str) -> list[tuple[object, ...]]:
     """All rows, numbered from 1."""
     found: list[tuple[object, ...]] = []
-    for block in file_blocks(path, columns):
+    for block in open_file(path)[1](columns):
         assert not block.problems
         first = len(found) + 1
         assert block.numbers.tolist() == list(range(first, first + len(block.table)))
@@ -74,7 +74,7 @@ def test_a_line_that_is_no_object_costs_itself(tmp_path: Path) -> None:
     """Blank lines are skipped; the other lines are numbered, including later ones."""
     path = tmp_path / "log.jsonl"
     path.write_text('{"a": 1}\n\n[2]\n{"a": "x"}\nnot json\n{"a": 5, "b": {"c": []}}')
-    blocks = list(file_blocks(path, ["a"]))
+    blocks = list(open_file(path)[1](["a"]))
     assert [cell for block in blocks for cell in block.table["a"].to_pylist()] == ["1", "x", "5"]
     assert [number for block in blocks for number in block.numbers.tolist()] == [1, 3, 5]
     problems = [problem for block in blocks for problem in block.problems]
@@ -86,7 +86,7 @@ def test_bytes_that_are_no_text_stay_bytes(tmp_path: Path) -> None:
     """They are faults of their rows where they are read; a row with too few fields is a problem."""
     path = tmp_path / "log.csv"
     path.write_bytes(b"\xef\xbb\xbfa,b\n1,x\n2,\xff\n3\n4,y\n")
-    (block,) = file_blocks(path, ["a", "b"])
+    (block,) = open_file(path)[1](["a", "b"])
     assert block.table.to_pydict() == {"a": ["1", "2", "4"], "b": [b"x", b"\xff", b"y"]}
     assert block.numbers.tolist() == [1, 2, 4]
     assert block.problems == [Problem(3, "row: expected 2 fields, got 1")]
@@ -97,7 +97,7 @@ def test_a_line_of_json_that_is_no_text_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"a": "x", "b": 1}\n{"a": "\xff", "b": 2}\n{"a": "y", "b": 3}\n')
     for column, cells in (("a", ["x", "y"]), ("b", ["1", "3"])):
-        (block,) = file_blocks(path, [column])
+        (block,) = open_file(path)[1]([column])
         assert block.table[column].to_pylist() == cells
         assert [problem.number for problem in block.problems] == [2]
 
@@ -106,7 +106,7 @@ def test_numbers_of_rows_go_on_from_block_to_block(tmp_path: Path) -> None:
     """Skipped rows are counted at their place, in a file of several blocks."""
     path, count = tmp_path / "log.csv", 3 * BLOCK_BYTES // 20
     path.write_text("a,b\n" + "".join(f"{n},{'x' * 20}\n" for n in range(1, count)) + "z\n7,\n")
-    blocks = list(file_blocks(path, ["a"]))
+    blocks = list(open_file(path)[1](["a"]))
     assert len(blocks) > 2
     numbers = np.concatenate([block.numbers for block in blocks])
     assert numbers.tolist() == [*range(1, count), count + 1]

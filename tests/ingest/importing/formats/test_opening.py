@@ -1,0 +1,299 @@
+"""The files of other programs: what is imported is what these programs read of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.importing.formats import hdf5, lerobot, obd, rllib_batches, rllib_episodes, shards, vw
+from ingest.importing.formats.opening import FORMATS
+from ingest.importing.formats.recipes import arrow_column
+from ingest.importing.importing import import_table
+from ingest.importing.inference import infer_spaces
+from ingest.importing.options import ImportOptions
+from ingest.importing.report import ImportReport
+from ingest.protocol.errors import ImportFailed
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from tests.collector_process import CollectorProcess, shard_rows
+from tests.fixtures.formats.write import ENDS, episodes
+
+FILES = Path(__file__).parents[3] / "fixtures" / "formats"
+SOURCES = {
+    "d3rlpy": ("d3rlpy.h5", {}),
+    "d4rl": ("d4rl.hdf5", {}),
+    "lerobot_v2": ("lerobot_v2", {}),
+    "lerobot_v3": ("lerobot_v3", {}),
+    "minari": ("minari/toy-v0", {"action_logp": "infos.logp"}),
+    "rllib": ("rllib", {}),
+    "rllib_episodes": ("rllib_episodes", {}),
+    "vw": ("vw.dsjson", {}),
+    "obd": ("obd/random/all", {}),
+}
+"""Policy of its own -> file, and the options beyond the format."""
+
+
+def format_of(name: str) -> str:
+    return {"vw": "dsjson", "rllib_episodes": "rllib-episodes"}.get(name, name.partition("_v")[0])
+
+
+def expected(name: str) -> Any:
+    return json.loads((FILES / "expected" / f"{name.partition('_v')[0]}.json").read_text())
+
+
+Imported = tuple[dict[str, ImportReport], dict[str, list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    """(reports, rows) by name: all files are imported into one collector, twice."""
+    root = tmp_path_factory.mktemp("formats") / "root"
+    given = {
+        name: {"source": FILES / file, "format": format_of(name), **more}
+        for name, (file, more) in SOURCES.items()
+    }
+    for name, options in given.items():
+        observation, action = infer_spaces(ImportOptions(**options))
+        declared = PolicyDeclaration(observation=observation, action=action, policy_id=name)
+        save_declaration(root, declared)
+    with CollectorProcess(root) as collector:
+        target = {"address": collector.address}
+        reports = {n: import_table(**one, policy_id=n, **target) for n, one in given.items()}
+        again = [import_table(**one, policy_id=n, **target) for n, one in given.items()]
+        assert collector.stop() == 0
+    assert [one.steps for one in again] == [0] * len(SOURCES)
+    assert [one.rows_known for one in again] == [one.steps for one in reports.values()]
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in SOURCES}
+    for row in shard_rows(root):
+        rows[row["policy_id"]].append(row)
+    return reports, rows
+
+
+def by_episode(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each episode, in the order of `ENDS`, whose lengths all differ."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["t"]):
+        found.setdefault(row["eps_id"], []).append(row)
+    return sorted(found.values(), key=len, reverse=True)
+
+
+EPISODIC = [name for name in SOURCES if name not in ("vw", "obd")]
+
+
+@pytest.mark.parametrize("name", EPISODIC)
+def test_episodes_are_those_that_the_program_reads(name: str, imported: Imported) -> None:
+    """Rewards, endings and propensities, and as many episodes."""
+    reports, rows = imported
+    assert reports[name].rows_left_out == 0
+    found = by_episode(rows[name])
+    assert [len(one) for one in found] == [steps for steps, _ in ENDS]
+    for steps, right in zip(found, expected(name), strict=True):
+        assert [row["rewards"] for row in steps] == pytest.approx(right["rewards"])
+        assert steps[-1]["ended"] == right["ended"]
+        logp = [row["action_logp"] for row in steps]
+        if "logp" in right:
+            assert logp == pytest.approx(right["logp"])
+        else:
+            assert np.isnan(logp).all()
+
+
+@pytest.mark.parametrize("name", EPISODIC)
+def test_values_are_those_that_were_written(name: str, imported: Imported) -> None:
+    """Observations, actions, and the final observation where the format has one."""
+    choices = name in ("minari", "rllib", "d3rlpy")
+    found = by_episode(imported[1][name])
+    for rows, (obs, actions, *_) in zip(found, episodes(choices=choices), strict=True):
+        assert np.stack([row["obs"] for row in rows]) == pytest.approx(obs[:-1])
+        acted = np.stack([row["actions"] for row in rows])
+        assert acted == pytest.approx(actions)
+        final = rows[-1]["final_obs"]
+        if name.startswith(("lerobot", "d3rlpy")):
+            assert final is None
+        else:
+            assert np.frombuffer(final, "<f4") == pytest.approx(obs[-1])
+
+
+def test_vw_learns_from_the_same_decisions(imported: Imported) -> None:
+    """Costs, actions from 0, propensities and weights as VW parses them. What it leaves out, and
+    what it cannot join, is counted."""
+    reports, rows = imported
+    own = sorted(rows["vw"], key=lambda row: row["ts"])
+    right = expected("vw")
+    late = [4.0 if json.loads(row["tags"])["event_id"] == "event-2" else 0.0 for row in own]
+    assert [row["rewards"] - more for row, more in zip(own, late, strict=True)] == [
+        -one["cost"] for one in right
+    ]
+    assert sum(late) == 4.0
+    assert [row["actions"] + 1 for row in own] == [one["action"] for one in right]
+    assert [row["action_logp"] for row in own] == pytest.approx([one["logp"] for one in right])
+    assert [1 / row["pass_prob"] for row in own] == [one["weight"] for one in right]
+    lines = [json.loads(line) for line in (FILES / "vw.dsjson").read_text().splitlines()]
+    hours = [one["c"]["User"].get("hour", 0) for one in lines if "c" in one]
+    del hours[4]  # has _skipLearn
+    assert [row["obs.User_hour"][0] for row in decoded(own)] == hours
+    assert reports["vw"].notes == [
+        "1 decision has _skipLearn and is left out",
+        "1 observation has no such decision and is left out",
+    ]
+
+
+def decoded(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows whose packed observations are float32."""
+    for row in rows:
+        yield {k: np.frombuffer(v, "<f4") if isinstance(v, bytes) else v for k, v in row.items()}
+
+
+def test_open_bandit_rows_are_those_of_obp(imported: Imported) -> None:
+    """The item, its position (which obp ranks from 0), the click and the propensity."""
+    rows = sorted(imported[1]["obd"], key=lambda row: row["ts"])
+    for row, right in zip(rows, expected("obd"), strict=True):
+        assert (row["actions"], row["rewards"]) == (right["action"], right["reward"])
+        assert row["obs.position"] == right["position"]
+        assert math.exp(row["action_logp"]) == pytest.approx(right["pscore"])
+    assert row["ts"] == 1_574_553_629_140_602
+
+
+# --- other files of these formats ----------------------------------------------------------------
+
+
+def checked(source: Path, format: str, **more: Any) -> ImportReport:
+    nobody = {"address": "http://127.0.0.1:1", "timeout": 0.01}
+    return import_table(source, format=format, check=True, **nobody, **more)
+
+
+def test_the_files_of_vw(tmp_path: Path) -> None:
+    """One without features of candidates is imported, one with them refused by name."""
+    report = checked(FILES / "cb_features_w_zero_vals.dsjson", "dsjson")
+    assert (report.steps, report.understood["rewards"]["mean"]) == (1, 1.0)
+    for name in ("dsjson", "cb_json"):
+        with pytest.raises(ImportFailed, match=r"cb_simple_pdrop.json row 1: _multi: expected"):
+            checked(FILES / "cb_simple_pdrop.json", name)
+    flat = tmp_path / "cb.json"
+    flat.write_text('{"age": 3, "_label_Cost": 2, "_label_Probability": 0.5, "_label_Action": 2}\n')
+    report = checked(flat, "cb_json")
+    assert report.understood["rewards"]["mean"] == -2
+    assert report.understood["spaces"]["action"] == {"kind": "discrete", "n": 1, "start": 1}
+
+
+def rewritten(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The file of RLlib's batches with a change of each batch."""
+    (file,) = (FILES / "rllib").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    made = tmp_path / "batches.json"
+    made.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return made
+
+
+def test_compressed_batches_are_refused_by_column(tmp_path: Path) -> None:
+    """They are pickles in lz4."""
+    with pytest.raises(ImportFailed, match="obs: expected a list of steps, got a compressed col"):
+        checked(FILES / "rllib_compressed", "rllib")
+    several = rewritten(tmp_path, lambda batch: batch.update(type="MultiAgentBatch"))
+    with pytest.raises(ImportFailed, match="row 1: type: expected a SampleBatch"):
+        checked(several, "rllib")
+
+
+def test_batches_without_keys_or_flags_of_today(tmp_path: Path) -> None:
+    """Old files have `dones`, and some no `eps_id`: episodes then end at the flags."""
+
+    def older(batch: dict[str, Any]) -> None:
+        batch["dones"] = [False] * (len(batch["t"]) - 1) + [True]
+        for name in ("eps_id", "t", "terminateds", "truncateds", "action_logp"):
+            del batch[name]
+
+    report = checked(rewritten(tmp_path, older), "rllib")
+    assert (report.episodes, report.steps) == (3, 12)
+
+
+def test_a_gap_in_an_episode_of_batches_is_an_error(tmp_path: Path) -> None:
+    """But a file may begin in the middle of one."""
+
+    def middle(batch: dict[str, Any]) -> None:
+        batch["t"] = [t + 7 for t in batch["t"]]
+
+    assert checked(rewritten(tmp_path, middle), "rllib").steps == 12
+
+    def gap(batch: dict[str, Any]) -> None:
+        batch["t"][-1] += 1
+
+    report = checked(rewritten(tmp_path, gap), "rllib")
+    assert (report.steps, report.rows_left_out) == (0, 12)
+    assert report.bad[0].source == "batches.json"
+
+
+def test_given_options_replace_what_a_format_finds() -> None:
+    """A group of alternatives is replaced as one; `sql` runs over the format's rows."""
+    path = FILES / "d4rl.hdf5"
+    report = checked(path, "d4rl", uniform=False, action_prob=None)
+    assert report.understood["propensities"]["count"] == 12
+    sql = (
+        'SELECT * REPLACE (2 * rewards AS rewards), exp("infos/action_log_probs") AS p FROM source'
+    )
+    twice = checked(path, "d4rl", sql=sql, action_prob="p")
+    assert twice.understood["returns"]["mean"] == pytest.approx(
+        2 * report.understood["returns"]["mean"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("d4r", "d4rl.hdf5", "expected one of cb_json, .*, got 'd4r'; did you mean d4rl?"),
+        ("d4rl", "nothing.h5", "expected a file or a folder, got none"),
+        ("d4rl", "rllib_episodes/0.parquet", "expected HDF5"),
+        ("minari", "d3rlpy.h5", "expected groups episode_0"),
+        ("minari", "rllib", "expected one file main_data.hdf5 of a Minari data set"),
+        ("d4rl", "minari/toy-v0/data/main_data.hdf5", "expected rewards"),
+        ("rllib", "vw.dsjson", "expected a SampleBatch with rewards, got None"),
+        (
+            "rllib-episodes",
+            "lerobot_v3/data/chunk-000/file-000.parquet",
+            "expected a column `item`",
+        ),
+        ("lerobot", "minari", "expected the description of a LeRobot data set"),
+        ("obd", "vw.dsjson", "expected CSV with the columns timestamp"),
+        ("dsjson", "obd/random/all/all.csv", "expected lines of JSON"),
+    ],
+)
+def test_another_file_is_refused_by_name(name: str, source: str, message: str) -> None:
+    """The message says what the format has."""
+    with pytest.raises(ImportFailed, match=message):
+        checked(FILES / source, name)
+
+
+def test_every_format_is_tested() -> None:
+    """`headrace` has a file of its own."""
+    modules = (hdf5, lerobot, obd, rllib_batches, rllib_episodes, shards, vw)
+    named = {name for name in FORMATS for one in modules if hasattr(one, name.replace("-", "_"))}
+    assert named == {*FORMATS}
+    assert {format_of(name) for name in SOURCES} | {"headrace", "cb_json"} == named
+
+
+def test_arrays_become_numbers_texts_or_lists() -> None:
+    """A row of one number is that number; masked rows are null."""
+    masked = np.ma.MaskedArray(np.ones((2, 2, 1)), [[[True]] * 2, [[False]] * 2])
+    assert arrow_column(masked).to_pylist() == [None, [1.0, 1.0]]
+    assert arrow_column(np.array([[3], [4]])).to_pylist() == [3, 4]
+    assert arrow_column(np.array([b"a", "b", None], object)).to_pylist() == ["a", "b", None]
+
+
+def test_objects_in_packed_episodes_are_refused(tmp_path: Path) -> None:
+    """msgpack-numpy pickles an array of Python objects, which nothing here reads."""
+    (packed,) = pq.read_table(FILES / "rllib_episodes")["item"].to_pylist()[1:2]
+    state = msgspec.msgpack.decode(packed)
+    state["actions"]["data"][b"kind"] = b"O"
+    file = tmp_path / "e.parquet"
+    pq.write_table(pa.table({"item": [msgspec.msgpack.encode(state)]}), file)
+    with pytest.raises(ImportFailed, match="expected arrays of numbers, got one of Python objects"):
+        checked(file, "rllib-episodes")
