@@ -51,8 +51,13 @@ def _sent(options: ImportOptions, *, check: bool) -> tuple[ImportReport, dict[st
 
     review = _review()
     on_actions = None if review is None else review.add
-    with console.progress() as on_progress:
-        report = run_import(options, check=check, on_progress=on_progress, on_actions=on_actions)
+    with console.counting() as tell:
+        report = run_import(
+            options,
+            check=check,
+            on_report=lambda report: tell(report.rows, report.rows_left_out),
+            on_actions=on_actions,
+        )
     return report, {} if review is None else review.checks()
 
 

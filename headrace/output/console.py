@@ -9,13 +9,23 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
+
+from storage.wording import counted
 
 PIPED_WIDTH = 140
 """Characters per line if stdout is not a terminal, so that tables in files are not cut."""
@@ -75,6 +85,38 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
         if what not in tasks:
             tasks[what] = bar.add_task(what)
         bar.update(tasks[what], completed=done, total=total)
+
+    with bar:
+        yield tell
+
+
+@contextlib.contextmanager
+def counting(every: float = 15.0) -> Iterator[Callable[[int, int], None]]:
+    """Show rows while they are read; yield a function of (rows, rows that were left out).
+
+    On a terminal it is a line that changes. Otherwise stderr gets a line every `every` seconds.
+    """
+    console = Console(stderr=True)
+    began = last = time.monotonic()
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("")
+
+    def tell(rows: int, left_out: int, /) -> None:
+        nonlocal last
+        now = time.monotonic()
+        rate = rows / max(now - began, 1e-3)
+        text = f"{counted(rows, 'row')}, {rate:,.0f} a second, {left_out:,} left out"
+        bar.update(task, description=text)
+        if not console.is_terminal and now - last >= every:
+            last = now
+            print(text, file=sys.stderr, flush=True)
 
     with bar:
         yield tell

@@ -133,6 +133,16 @@ def imported(document: Document, given: str | None = None) -> None:
             f"{duration(window)} of the collector's running time. They can be trained on after "
             "that."
         )
+    if used and not is_check:
+        _listed(document)
+
+
+def _listed(document: Document) -> None:
+    """Say what `ls` will show of an import: its rows, in the streams of its policies."""
+    rows = document["steps"] + document["rows_known"]
+    streams = [*dict.fromkeys(document["streams"].values())]
+    where = f"{'stream' if len(streams) == 1 else 'streams'} {', '.join(streams)}"
+    print(f"`headrace ls` counts {counted(rows, 'row')} of this in the {where}, once in shards.")
 
 
 def _understood(found: Document) -> None:

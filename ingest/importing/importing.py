@@ -22,6 +22,7 @@ left out alone, because its episode is unknown.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import itertools
 import json
@@ -29,7 +30,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
@@ -58,7 +59,7 @@ from ingest.importing.inference import (
     several_passes,
     spaces_of,
 )
-from ingest.importing.options import ImportOptions
+from ingest.importing.options import ImportArguments, ImportOptions
 from ingest.importing.posting import RequestCutter, RequestSender
 from ingest.importing.report import Account, ImportReport
 from ingest.importing.sources import Unit, place_of
@@ -76,12 +77,17 @@ _FORMAT = 1
 """The version of the conversion; a new version makes every import a new one."""
 
 OnProgress: TypeAlias = Callable[[str, int, int | None], None]
+OnReport: TypeAlias = Callable[[ImportReport], None]
 OnActions: TypeAlias = Callable[[str, Space, pa.Table], None]
 """Called with a policy, its action space, and steps with `actions` and `action_logp`."""
 
 
 def import_table(
-    source: Any, *, check: bool = False, on_progress: OnProgress | None = None, **meaning: Any
+    source: Any,
+    *,
+    check: bool = False,
+    on_progress: OnProgress | None = None,
+    **meaning: Unpack[ImportArguments],
 ) -> ImportReport:
     """Log a source's rows; repeating it after an interruption adds what is missing.
 
@@ -92,20 +98,33 @@ def import_table(
     Raises ImportFailed for a source or columns that cannot be used, and ValueError for a policy
     that the collector does not have. Raises CollectorUnavailable if the collector does not answer
     for `timeout` seconds (run it again to continue), and Refusal if it refuses the client (a wrong
-    token).
+    token). Raises TypeError for an unknown argument.
     """
+    for name in meaning:
+        if name not in ImportArguments.__annotations__:
+            near = difflib.get_close_matches(name, ImportArguments.__annotations__, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"import_table() got an unexpected argument {name!r}{hint}")
+
+    def tell(report: ImportReport) -> None:
+        if on_progress is not None:
+            on_progress("import", report.rows, None)
+
     options = ImportOptions(source=source, **meaning)
-    return run_import(options, check=check, on_progress=on_progress)
+    return run_import(options, check=check, on_report=tell)
 
 
 def run_import(
     options: ImportOptions,
     *,
     check: bool = False,
-    on_progress: OnProgress | None = None,
+    on_report: OnReport | None = None,
     on_actions: OnActions | None = None,
 ) -> ImportReport:
-    """`import_table` for existing options. `on_actions` gets the steps of usable episodes."""
+    """`import_table` for existing options.
+
+    `on_report` gets the report in progress, `on_actions` the steps of usable episodes.
+    """
     began = time.monotonic()
     transport = Transport(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
@@ -133,6 +152,7 @@ def run_import(
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(name) for name in spaces]
+            account.report.streams = _streams(spec, account.report.policies)
             account.report.reward_windows = _reward_windows(spec, account.report.policies)
         with _naming(account.report):
             _require_codes(unnamed, options)
@@ -148,7 +168,7 @@ def run_import(
         names = _names(units, options, meant, list(spaces))
         with _naming(account.report):
             run = _ImportRun(
-                units, options, spaces, categories, names, account, on_progress, on_actions, space
+                units, options, spaces, categories, names, account, on_report, on_actions, space
             )
         if check or spec is None:
             run.check()
@@ -243,6 +263,12 @@ def _spaces(
     if options.schema_id not in (None, schema):
         raise ImportFailed(f"expected spaces of schema {options.schema_id}, got {schema}")
     return found, documents[options.policy_id]
+
+
+def _streams(spec: CollectorSpec, policies: Sequence[str]) -> dict[str, str]:
+    """The stream of each policy's shards."""
+    collector, known = spec.document["collector_id"], spec.document["policies"]
+    return {name: f"{collector}-{known[name]['schema_id']}" for name in policies}
 
 
 def _reward_windows(spec: CollectorSpec, policies: Sequence[str]) -> dict[str, float]:
@@ -392,13 +418,13 @@ class _ImportRun:
         categories: Categories,
         names: Mapping[str | None, Sequence[str]],
         account: Account,
-        on_progress: OnProgress | None,
+        on_report: OnReport | None,
         on_actions: OnActions | None,
         space: Workspace,
     ) -> None:
         self._options, self._names = options, names
         self._on_actions, self._spaces = on_actions, spaces
-        self._account, self._on_progress = account, on_progress
+        self._account, self._on_report = account, on_report
         self._broken: ImportFailed | None = None
         prefixes = [[_prefix(name) for name in names[policy]] for policy in spaces]
         labels = [unit.label for unit in units]
@@ -505,8 +531,8 @@ class _ImportRun:
             self._on_actions(policy or DEFAULT_POLICY, space, episodes.table)
 
     def _tell(self) -> None:
-        if self._on_progress is not None:
-            self._on_progress("import", self._account.report.rows, None)
+        if self._on_report is not None:
+            self._on_report(self._account.report)
 
 
 __all__ = ["import_table", "run_import"]

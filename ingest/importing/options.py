@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
@@ -84,6 +84,49 @@ class ColumnOption:
         if not name:
             raise ImportFailed(f"expected the name of a column, got {text!r}")
         return cls(name, name != listed and not kind, has_other, name, kind)
+
+
+class ImportArguments(TypedDict, total=False):
+    """The fields of ImportOptions, except `source`, as arguments by keyword."""
+
+    query: str | None
+    sql: str | None
+    types: Mapping[str, str]
+    format: str | None
+    observation: Sequence[str] | Mapping[str, Sequence[str]]
+    action: str | Sequence[str] | Mapping[str, str | Sequence[str]]
+    reward: str | Sequence[str]
+    final_observation: Sequence[str] | Mapping[str, Sequence[str]]
+    address: str
+    action_prob: str | None
+    action_logp: str | None
+    uniform: bool
+    sample_prob: str | float | None
+    sample_weight: str | None
+    dedupe: Sequence[str]
+    episode: str | None
+    agent: str | None
+    policies: Mapping[str, str]
+    policy: str | None
+    step: str | None
+    time: str | None
+    time_unit: str
+    timezone: str
+    terminated: str | None
+    truncated: str | None
+    tags: Mapping[str, str]
+    infos: Mapping[str, str]
+    missing: Literal["error", "drop", "value"]
+    default: Mapping[str, str]
+    shards: bool
+    policy_id: str | None
+    schema_id: str | None
+    categories: Path | str | None
+    name: str | None
+    token: str | None
+    ca: Path | str | None
+    timeout: float
+    bad_shown: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +283,9 @@ class ImportOptions:
         return cls(**given)
 
     def __post_init__(self) -> None:
+        for name in ("tags", "infos", "policies", "default", "types"):
+            if not isinstance(given := getattr(self, name), Mapping):
+                raise ImportFailed(f"{name}: expected a mapping, such as a dict, got {given!r:.80}")
         self._check_columns()
         propensities = [self.action_prob is not None, self.action_logp is not None, self.uniform]
         if sum(propensities) > 1:

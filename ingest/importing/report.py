@@ -67,15 +67,17 @@ class ImportReport:
     rows as they were read: spaces, lengths of episodes, rewards and returns, propensities, times in
     microseconds. With `checked` nothing was sent, and `steps` and `episodes` count what an import
     would send. `address` is the collector's, empty if none answered; `policies` are those that the
-    rows may have. Their `reward_windows`, in seconds by policy, say how long episodes await late
-    rewards; only then can they be trained on. `read_as_other` counts, by column, the rows whose
-    cell is none of the policy's names and was read as its name for all others. Without a collector
-    `name` assumes the policy and the spaces that `--declare` would declare.
+    rows may have, and `streams` the names under which `ls` lists their shards. Their
+    `reward_windows`, in seconds by policy, say how long episodes await late rewards; only then can
+    they be trained on. `read_as_other` counts, by column, the rows whose cell is none of the
+    policy's names and was read as its name for all others. Without a collector `name` assumes the
+    policy and the spaces that `--declare` would declare.
     """
 
     name: str = ""
     address: str = ""
     policies: list[str] = field(default_factory=list)
+    streams: dict[str, str] = field(default_factory=dict)
     reward_windows: dict[str, float] = field(default_factory=dict)
     checked: bool = False
     rows: int = 0

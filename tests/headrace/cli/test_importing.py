@@ -49,6 +49,9 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
         assert "Import mended rows from a file of their own" in first.stdout
         assert f" for policy default of {collector.address}\n" in first.stdout
         assert "give --name NAME for one that grows" in first.stdout
+        listed = re.search(
+            r"`headrace ls` counts 39 rows of this in the stream (\S+),", first.stdout
+        )
         again = answer(headrace(*words, "--json"))
         file.write_text("\n".join([lines[0], lines[7]]) + "\n")
         none = headrace(*words)
@@ -58,6 +61,8 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
     assert again["rows_left_out"] == 1
     rows = shard_rows(root)
     assert len(rows) == 39
+    assert listed is not None
+    assert [folder.name for folder in (root / "shards").iterdir()] == [listed[1]]
     assert {row["source"] for row in rows} == {"replayed"}
     assert rows[0]["tags"] == '{"user":"u0"}'
     assert headrace("verify", "--root", root).returncode == 0

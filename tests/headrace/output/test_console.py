@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from headrace.output import results
-from headrace.output.console import moment
+from headrace.output.console import counting, moment
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,18 @@ def test_counts_of_verify_are_all_written_alike(capsys: pytest.CaptureFixture[st
     assert "log of default: propensities: the mean is 1" in lines
     assert "In streams of earlier journals: 3,000" in lines
     assert "Read again by fastparquet: shards 1,000, rows 4,500" in lines
+
+
+def test_rows_are_counted_on_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rows, their rate and those left out; a line at most every so many seconds."""
+    with counting(every=0.0) as tell:
+        tell(1, 0)
+        tell(2_000, 12)
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"1 row, [\d,]+ a second, 0 left out", first)
+    assert re.fullmatch(r"2,000 rows, [\d,]+ a second, 12 left out", second)
+    with counting(every=1e9) as tell:
+        tell(1, 0)
+    assert capsys.readouterr().err == ""

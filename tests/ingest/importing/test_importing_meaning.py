@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pytest
 
 from ingest.importing.importing import import_table
 from ingest.importing.inference import infer_spaces
-from ingest.importing.options import ImportOptions
+from ingest.importing.options import ImportArguments, ImportOptions
 from ingest.importing.report import ImportReport
 from ingest.protocol.errors import ImportFailed
 from storage.declarations.declaration import PolicyDeclaration
@@ -230,3 +230,22 @@ def test_a_row_that_is_a_batch_is_refused(tmp_path: Path) -> None:
     path.write_text('{"x": [[0.1], [0.2]], "a": [0, 1], "r": [1.0, 1.0]}\n')
     with pytest.raises(ImportFailed, match=r"column r: .* got a list: .* batch of steps"):
         infer_spaces(ImportOptions(source=path, **BANDIT))
+
+
+def test_a_wrong_argument_names_the_nearest() -> None:
+    """In Python the plural is easily forgotten, and a name given instead of a mapping."""
+    log = pa.table({"x": [1.0], "a": [0], "r": [1.0]})
+    wrong: dict[str, Any] = {"tag": {"user": "u"}}
+    with pytest.raises(TypeError, match=r"import_table\(\).*'tag'; did you mean tags\?"):
+        import_table(log, **BANDIT, **wrong)
+    with pytest.raises(TypeError, match=r"unexpected argument 'zzz'$"):
+        import_table(log, **BANDIT, **{"zzz": 1})
+    with pytest.raises(ImportFailed, match="tags: expected a mapping, such as a dict, got 'user'"):
+        import_table(log, **BANDIT, **{"tags": "user"})
+
+
+def test_the_arguments_are_the_fields_of_the_options() -> None:
+    """Type checkers read the one, and the code the other."""
+    fields = get_type_hints(ImportOptions)
+    del fields["source"]
+    assert get_type_hints(ImportArguments) == fields
