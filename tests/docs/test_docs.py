@@ -129,7 +129,16 @@ def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess, load
 
 
 @pytest.mark.parametrize(
-    "page", ["sample_batch", "external_env", "workers", "objects", "conformance", "action_masks"]
+    "page",
+    [
+        "sample_batch",
+        "external_env",
+        "workers",
+        "objects",
+        "conformance",
+        "action_masks",
+        "first_estimate",
+    ],
 )
 def test_a_page_that_needs_no_collector_runs(page: str, home: Path) -> None:
     """The page's blocks run in order, and each print with a comment of its output prints that."""

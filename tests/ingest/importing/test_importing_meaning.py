@@ -239,9 +239,9 @@ def test_a_wrong_argument_names_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"import_table\(\).*'tag'; did you mean tags\?"):
         import_table(log, **BANDIT, **wrong)
     with pytest.raises(TypeError, match=r"unexpected argument 'zzz'$"):
-        import_table(log, **BANDIT, **{"zzz": 1})
+        import_table(log, **BANDIT, zzz=1)
     with pytest.raises(ImportFailed, match="tags: expected a mapping, such as a dict, got 'user'"):
-        import_table(log, **BANDIT, **{"tags": "user"})
+        import_table(log, **BANDIT, tags="user")
 
 
 def test_the_arguments_are_the_fields_of_the_options() -> None:
