@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from storage.declarations.declaration import PolicyDeclaration
 
 
+SECONDS = 15.0
+"""Between lines with the rows so far, where stderr is no terminal."""
+
+
 def import_source(
     *,
     options: ImportOptions,
@@ -37,21 +42,23 @@ def import_source(
     """Log the rows of a source through a collector; a repeated import adds nothing."""
     if declare is not None:
         return _declare(declare, options, redeclare=redeclare, as_json=as_json)
-    report, logs = _sent(options, check=check)
+    report, logs = _sent(options, check=check, as_json=as_json)
     _show(report, options, logs, as_json=as_json)
     # rows that --check would leave out are invalid input, and so is a source without a usable row
     left_out = report.rows_left_out
     raise typer.Exit(2 if left_out and (check or left_out == report.rows) else 0)
 
 
-def _sent(options: ImportOptions, *, check: bool) -> tuple[ImportReport, dict[str, list[Any]]]:
+def _sent(
+    options: ImportOptions, *, check: bool, as_json: bool
+) -> tuple[ImportReport, dict[str, list[Any]]]:
     """(the report of the import, the checks of its rows by policy)."""
     from headrace.output import console
     from ingest.importing.importing import run_import
 
     review = _review()
     on_actions = None if review is None else review.add
-    with console.counting() as tell:
+    with console.counting(math.inf if as_json else SECONDS) as tell:
         report = run_import(
             options,
             check=check,

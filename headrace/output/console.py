@@ -91,7 +91,7 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @contextlib.contextmanager
-def counting(every: float = 15.0) -> Iterator[Callable[[int, int], None]]:
+def counting(every: float) -> Iterator[Callable[[int, int], None]]:
     """Show rows while they are read; yield a function of (rows, rows that were left out).
 
     On a terminal it is a line that changes. Otherwise stderr gets a line every `every` seconds.

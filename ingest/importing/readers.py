@@ -134,6 +134,11 @@ def readable(path: Path, kind: str) -> Iterator[None]:
         raise ImportFailed(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def stream_of(path: Path) -> Any:
+    """The bytes of a file, decompressed."""
+    return _stream(path, _suffix(path)[1])
+
+
 def _stream(path: Path, compression: str | None) -> Any:
     return pa.input_stream(str(path), compression=compression)
 

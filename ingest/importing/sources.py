@@ -164,30 +164,30 @@ class FileUnit:
         place: str | None = None,
         opened: OpenFile = open_file,
     ) -> None:
-        self.label, self.place, self._path, self._open = label, place, path, opened
+        self.label, self.place, self.path, self._open = label, place, path, opened
         self._hive = {name: None if v == _HIVE_NULL else v for name, v in (hive or {}).items()}
         self._state: tuple[int, ...] | None = None  # before the first pass
 
     @property
     def has_json(self) -> bool:
         """Whether it has lines of JSON."""
-        return self._open is open_file and is_json(self._path)
+        return self._open is open_file and is_json(self.path)
 
     def names(self) -> list[str]:
-        own = self._open(self._path)[0]
+        own = self._open(self.path)[0]
         return [*own, *(name for name in self._hive if name not in own)]
 
     def require_whole(self) -> None:
         """Read the file to its end, unless it is plain text. Raises ImportFailed."""
-        if has_end(self._path):
+        if has_end(self.path):
             self._begin()
             with _before_sending():
-                read_to_end(self._path)
+                read_to_end(self.path)
 
     def digest(self) -> str | None:
         self._begin()
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise self._unreadable(error) from error
@@ -198,7 +198,7 @@ class FileUnit:
         own = [n for n in columns if n not in self._hive and (raw or not n.startswith(RAW))]
         require_same = self._begin()
         try:
-            for block in self._open(self._path)[1](own):
+            for block in self._open(self.path)[1](own):
                 for name in columns:
                     if name in self._hive:
                         value = pa.scalar(self._hive[name], pa.string())
@@ -225,18 +225,18 @@ class FileUnit:
     def _require_same(self) -> None:
         if self._now() != self._state:
             text = "expected the file as it was when its import began, but it has changed since"
-            raise ImportFailed(f"{self._path}: {text}")
+            raise ImportFailed(f"{self.path}: {text}")
 
     def _now(self) -> tuple[int, ...]:
         """Device, inode, size and times; a change of the content changes one of them."""
         try:
-            now = os.stat(self._path)
+            now = os.stat(self.path)
         except OSError as error:
             raise self._unreadable(error) from error
         return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
     def _unreadable(self, error: OSError) -> ImportFailed:
-        return ImportFailed(f"{self._path}: cannot be read: {error.strerror or error}")
+        return ImportFailed(f"{self.path}: cannot be read: {error.strerror or error}")
 
 
 # --- tables in memory --------------------------------------------------------------------------

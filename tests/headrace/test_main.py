@@ -25,7 +25,7 @@ from storage.errors import (
 )
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("cli", "collector", "train", "sql", "import")
+EXTRAS = ("cli", "collector", "train", "sql", "import", "hdf5")
 
 
 def test_every_module_of_an_extra_is_known() -> None:

@@ -25,6 +25,7 @@ from ingest.importing.formats.recipes import (
     ended,
     episode_options,
     file_of,
+    first_rows,
     flat_values,
     table_unit,
     with_next,
@@ -49,19 +50,10 @@ def _file(path: Path) -> Iterator[Any]:
         raise ImportFailed(f"{path}: {error.args[0]}") from error
 
 
-def _first(path: Path, pieces: Any) -> StepArrays:
-    """The first rows of a file. Raises ImportFailed if there are none."""
-    with readable(path, "HDF5"):
-        for rows in pieces(path):
-            found: StepArrays = rows
-            return found
-    raise ImportFailed(f"{path}: expected episodes, got none")
-
-
 def minari(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
     """A data set's folder, or its `main_data.hdf5`."""
     file = file_of(path, "main_data.hdf5", "a Minari data set (its format `arrow` is not read)")
-    rows = _first(file, _minari_episodes)
+    rows = first_rows(file, _minari_episodes)
     return Recipe([table_unit(file, "HDF5", _minari_episodes)], episode_options(rows))
 
 
@@ -115,7 +107,7 @@ def _flat(path: Path, timeouts: str) -> Recipe:
     def pieces(file: Path) -> Iterator[StepArrays]:
         return _flat_rows(file, timeouts)
 
-    rows = _first(path, pieces)
+    rows = first_rows(path, pieces)
     found: dict[str, Any] = {
         "observation": ["observations"],
         "action": actions_option(["actions"], rows["actions"].dtype.kind == "f"),
@@ -166,7 +158,7 @@ def d3rlpy(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
         is_flat = "columns" not in found
     if is_flat:
         return _flat(file, "episode_terminals")
-    options_found = episode_options(_first(file, _d3rlpy_episodes))
+    options_found = episode_options(first_rows(file, _d3rlpy_episodes))
     del options_found["final_observation"]
     return Recipe([table_unit(file, "HDF5", _d3rlpy_episodes)], options_found)
 

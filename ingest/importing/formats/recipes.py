@@ -11,7 +11,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingest.importing.readers import BLOCK_ROWS, Blocks, OpenedFile, numbered, readable
+from ingest.importing.readers import (
+    BLOCK_ROWS,
+    Blocks,
+    OpenedFile,
+    Problem,
+    SourceBlock,
+    numbered,
+    readable,
+)
 from ingest.importing.sources import FileUnit, Unit, files_of, require_whole
 from ingest.protocol.errors import ImportFailed
 
@@ -39,11 +47,11 @@ def whole_files(path: Path) -> list[Unit]:
     return units
 
 
-def json_files(path: Path) -> list[Unit]:
+def json_files(path: Path) -> list[FileUnit]:
     """The same, of files with lines of JSON. Raises ImportFailed for others."""
-    units = whole_files(path)
+    units = [unit for unit in whole_files(path) if isinstance(unit, FileUnit)]
     for unit in units:
-        if not (isinstance(unit, FileUnit) and unit.has_json):
+        if not unit.has_json:
             raise ImportFailed(f"{unit.label}: expected lines of JSON, got another file")
     return units
 
@@ -58,22 +66,52 @@ def file_of(path: Path, pattern: str, what: str) -> Path:
     return found[0]
 
 
-def table_unit(path: Path, kind: str, pieces: Callable[[Path], Iterator[StepArrays]]) -> FileUnit:
-    """A unit of a file that `pieces` reads as rows; all pieces have the columns of the first."""
+Pieces: TypeAlias = Callable[[Path], Iterator[StepArrays | Problem]]
+"""Reads a file: rows, which all have the columns of the first, and what could not be read."""
+
+
+def table_unit(path: Path, kind: str, pieces: Pieces, like: FileUnit | None = None) -> FileUnit:
+    """A unit of a file that `pieces` reads, with the label and place of another one of it."""
 
     def opened(file: Path) -> OpenedFile:
         with readable(file, kind):
-            names = list(next(pieces(file), {}))
-        if not names:
-            raise ImportFailed(f"{file}: expected {kind} with rows, got none")
+            names = list(first_rows(file, pieces))
 
         def blocks(columns: Sequence[str]) -> Blocks:
+            problems: list[Problem] = []
             with readable(file, kind):
-                yield from numbered(batches_of_rows(pieces(file), columns), columns)
+                rows = batches_of_rows(_without_problems(pieces(file), problems), columns)
+                for block in numbered(rows, columns):
+                    block.problems, problems[:] = [*problems], []
+                    yield block
+            if problems:
+                nothing = pa.table({name: pa.nulls(0) for name in columns})
+                yield SourceBlock(nothing, np.zeros(0, np.int64), problems)
 
         return names, blocks
 
-    return FileUnit(path, path.name, opened=opened)
+    if like is None:
+        return FileUnit(path, path.name, opened=opened)
+    return FileUnit(path, like.label, place=like.place, opened=opened)
+
+
+def first_rows(path: Path, pieces: Pieces) -> StepArrays:
+    """The first rows of a file. Raises ImportFailed if it has none."""
+    with readable(path, "a file of this format"):
+        for piece in pieces(path):
+            if not isinstance(piece, Problem):
+                return piece
+    raise ImportFailed(f"{path}: expected episodes, got none")
+
+
+def _without_problems(
+    pieces: Iterator[StepArrays | Problem], problems: list[Problem]
+) -> Iterator[StepArrays]:
+    for piece in pieces:
+        if isinstance(piece, Problem):
+            problems.append(piece)
+        else:
+            yield piece
 
 
 def batches_of_rows(pieces: Iterator[StepArrays], columns: Sequence[str]) -> Iterator[Any]:

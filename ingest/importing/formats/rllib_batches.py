@@ -2,88 +2,109 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ingest.importing.engine import FILE, ROW, Workspace, name_sql
-from ingest.importing.formats.recipes import Recipe, actions_option, json_files
+import msgspec
+import numpy as np
+
+from ingest.importing.engine import FILE, ROW, Workspace
+from ingest.importing.formats.recipes import (
+    REWARDS,
+    Recipe,
+    StepArrays,
+    actions_option,
+    first_rows,
+    json_files,
+    table_unit,
+)
 from ingest.importing.options import ImportOptions
-from ingest.importing.sources import KeptUnit
+from ingest.importing.readers import Problem, stream_of
 from ingest.protocol.errors import ImportFailed
 
-_COLUMNS = (
-    *("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "dones", "eps_id", "t"),
-    *("agent_index", "action_logp", "action_prob"),
-)
-
-_NO_LIST = f"""
-SELECT "{FILE}", "{ROW}", left({{name}}, 30) FROM source WHERE left({{name}}, 1) <> '[' LIMIT 1
-"""
-_NO_BATCH = f"""
-SELECT "{FILE}", "{ROW}", type FROM source WHERE type <> '"SampleBatch"' OR rewards IS NULL LIMIT 1
-"""
-_BATCHES = """
-SELECT "{file}", "{row}", {lists}, unnest(range(json_array_length(rewards)::BIGINT)) AS place
-FROM source
-"""
-_STEPS = """
-SELECT "{file}", "{row}", place, {columns}, {step} AS step FROM ({batches})
-"""
-_STEP = "CAST(t AS BIGINT) - min(CAST(t AS BIGINT)) OVER (PARTITION BY eps_id)"
-"""A file may begin in the middle of an episode; a gap is still an error."""
+_OPTIONS = {
+    "obs": "observation",
+    "new_obs": "final_observation",
+    "terminateds": "terminated",
+    "dones": "terminated",
+    "truncateds": "truncated",
+    "eps_id": "episode",
+    "step": "step",
+    "action_logp": "action_logp",
+    "action_prob": "action_prob",
+}
+"""Column -> its option; of two columns for one, the first counts."""
+_COLUMNS = {*_OPTIONS, "actions", REWARDS, "t"}
 
 
 def rllib(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
     """A file, or the files of a folder. Raises ImportFailed for compressed columns."""
-    units = json_files(path)
-    kept = KeptUnit.every(units, space.connection(), ("type", "rewards"), raw=True)
-    kept.rows.show({})
-    there = [name for name in _COLUMNS if name in kept.names()]
-    query = kept.rows.connection.execute
-    for name in there:
-        for file, row, begin in query(_NO_LIST.format(name=name)).fetchall():
-            got = begin
-            if begin.startswith('"'):
-                got = (
-                    "a compressed column, which only RLlib can read: write with "
-                    "output_compress_columns=[]"
-                )
-            raise ImportFailed(f"{file} row {row}: {name}: expected a list of steps, got {got}")
-    for file, row, kind in query(_NO_BATCH).fetchall():
-        text = f"expected a SampleBatch with rewards, got {kind}: batches of several agents are not"
-        raise ImportFailed(f"{file} row {row}: type: {text} read")
-    missing = [name for name in ("obs", "actions", "rewards") if name not in there]
-    if missing:
-        raise ImportFailed(f"{path}: expected batches of RLlib, got none with {missing}")
-    lists = ", ".join(
-        f"""unnest(from_json({name}, '["VARCHAR"]')) AS {name}"""
-        if name not in ("obs", "new_obs", "actions")
-        else f"""unnest(from_json({name}, '["JSON"]'))::VARCHAR AS {name}"""
-        for name in there
-    )
-    batches = _BATCHES.format(file=FILE, row=ROW, lists=lists)
-    if "agent_index" in there:
-        ((agents,),) = query(f"SELECT count(DISTINCT agent_index) FROM ({batches})").fetchall()
-        if agents > 1:
-            raise ImportFailed(f"{path}: agent_index: expected one agent, got {agents}")
-    ((floats,),) = query(f"SELECT bool_or(actions LIKE '%.%') FROM ({batches})").fetchall()
-    whole = {"eps_id", "t"} <= {*there}
-    columns = ", ".join(map(name_sql, there))
-    sql = _STEPS.format(
-        file=FILE, row=ROW, columns=columns, batches=batches, step=_STEP if whole else "NULL"
-    )
-    episode = "eps_id" if "eps_id" in there else None
-    kept.select(sql, (episode, "step" if whole else None, FILE, ROW, "place"))
-    flag = "terminateds" if "terminateds" in there else "dones"
-    named = {
-        "final_observation": ["new_obs"] if "new_obs" in there else (),
-        "terminated": flag if flag in there else None,
-        "truncated": "truncateds" if "truncateds" in there else None,
-        "episode": episode,
-        "step": "step" if whole else None,
-        "action_logp": "action_logp" if "action_logp" in there else None,
+    pieces = partial(_batches, firsts={})
+    units = [table_unit(unit.path, "batches of RLlib", pieces, unit) for unit in json_files(path)]
+    rows = first_rows(units[0].path, pieces)
+    found: dict[str, Any] = {
+        "action": actions_option(["actions"], rows["actions"].dtype.kind == "f"),
+        "reward": REWARDS,
     }
-    if "action_logp" not in there and "action_prob" in there:
-        named["action_prob"] = "action_prob"
-    action = actions_option(["actions"], bool(floats))
-    found = {"observation": ["obs"], "action": action, "reward": "rewards", **named}
-    return Recipe([kept], {name: value for name, value in found.items() if value})
+    for name, option in _OPTIONS.items():
+        if name in rows:
+            listed = option in ("observation", "final_observation")
+            found.setdefault(option, [name] if listed else name)
+    if "action_logp" in found:
+        found.pop("action_prob", None)
+    return Recipe([*units], found)
+
+
+def _batches(path: Path, firsts: dict[str, int]) -> Iterator[StepArrays | Problem]:
+    """The batches of a file; lines that are none are problems.
+
+    `firsts`: the first `t` of each episode, which may have begun before its first batch.
+    """
+    names: set[str] = set()
+    with stream_of(path) as stream:
+        for number, line in enumerate(filter(bytes.strip, io.BufferedReader(stream)), 1):
+            try:
+                rows = _rows(msgspec.json.decode(line), f"{path.name} row {number}", firsts)
+            except (msgspec.DecodeError, TypeError, ValueError, AttributeError) as error:
+                text = (
+                    f"row: expected a batch of RLlib with lists of one length, got {error!s:.200}"
+                )
+                yield Problem(number, text)
+                continue
+            count = len(rows[REWARDS])
+            rows |= {FILE: np.full(count, path.name), ROW: np.full(count, number)}
+            names = names or {*rows}
+            if names - {*rows}:
+                raise ImportFailed(
+                    f"{path} row {number}: expected {sorted(names - {*rows})} as well"
+                )
+            yield rows
+
+
+def _rows(batch: Mapping[str, Any], where: str, firsts: dict[str, int]) -> StepArrays:
+    if batch.get("type", "SampleBatch") != "SampleBatch":
+        text = "expected a SampleBatch: batches of several agents are not read"
+        raise ImportFailed(f"{where}: type: {text}, got {batch['type']!r:.80}")
+    for name in sorted(_COLUMNS & {*batch}):
+        if isinstance(batch[name], str):
+            text = "expected a list of steps, got a compressed column, which only RLlib can read"
+            raise ImportFailed(f"{where}: {name}: {text}: write with output_compress_columns=[]")
+    for name in ("obs", "actions", REWARDS):
+        if name not in batch:
+            got = ", ".join(batch)
+            raise ImportFailed(f"{where}: expected a batch of RLlib with {name}, got {got:.200}")
+    if len({*batch.get("agent_index", ())}) > 1:
+        raise ImportFailed(f"{where}: agent_index: expected one agent in a batch, got several")
+    rows = {name: np.asarray(batch[name]) for name in _COLUMNS & {*batch}}
+    if {len(one) for one in rows.values()} != {len(rows[REWARDS])}:
+        raise ValueError("other lengths")
+    if "eps_id" in rows:
+        keys = [str(one) for one in batch["eps_id"]]
+        rows["eps_id"] = np.array(keys, object)
+        if "t" in rows:
+            begins = [firsts.setdefault(*pair) for pair in zip(keys, batch["t"], strict=True)]
+            rows["step"] = rows["t"] - np.array(begins, np.int64)
+    return rows

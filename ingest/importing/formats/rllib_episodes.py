@@ -24,6 +24,7 @@ from ingest.importing.formats.recipes import (
     StepArrays,
     ended,
     episode_options,
+    first_rows,
     flat_values,
     table_unit,
     with_next,
@@ -44,7 +45,7 @@ def rllib_episodes(path: Path, options: ImportOptions, space: Workspace) -> Reci
         raise ImportFailed(f"{path}: expected Parquet files in it, got none")
     units = [table_unit(file, "Parquet", _episodes) for file in files]
     require_whole(units)
-    rows = next(_episodes(files[0]), {})
+    rows = first_rows(files[0], _episodes)
     found = {**episode_options(rows), "truncated": "truncated", "step": _STEP}
     if _LOGP in rows:
         found["action_logp"] = _LOGP

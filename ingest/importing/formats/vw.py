@@ -146,34 +146,38 @@ def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]
     seen: set[str] = set()
     for root in roots:
         column = f"{name_sql(root)}::JSON"
-        query = f"SELECT json_group_structure({column}) FROM source WHERE {column} IS NOT NULL"
-        ((structure,),) = _found(kept, query)
-        if structure is None:
-            continue
-        for path, kind in _leaves(json.loads(structure), ()):
-            pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
-            cell = f"json_extract_string({column}, {text_sql(pointer or '$')})"
+        structures = _found(kept, f"SELECT DISTINCT json_structure({column}) FROM source")
+        kinds: dict[tuple[str, ...], set[str]] = {}
+        for (structure,) in sorted(structures, key=str):
+            for path, kind in _leaves(json.loads(structure or '"NULL"'), ()):
+                kinds.setdefault(path, set()).add(kind)
+        for path, found in kinds.items():
             name = "_".join(path or (root,))
             if name in seen:
                 raise ImportFailed(f"{root}.{'.'.join(path)}: expected one feature {name}, got two")
             seen.add(name)
-            if kind == "BOOLEAN":
-                yield name, "", f"coalesce(CAST({cell} = 'true' AS INTEGER), 0)"
-            elif kind in _NUMBERS:
-                yield name, "", f"coalesce({cell}, '0')"
-            elif isinstance(kind, list):
+            pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
+            cell = f"json_extract_string({column}, {text_sql(pointer or '$')})"
+            if found <= {*_NUMBERS, "BOOLEAN"}:
+                numbers = f"CASE {cell} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {cell} END"
+                yield name, "", f"coalesce({numbers}, '0')"
+            elif found == {"LIST"}:
                 yield name, "", cell
             else:
                 yield name, ":categories", f"coalesce({cell}, '')"
 
 
-def _leaves(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """(path, type) of the values in a structure, without keys that VW takes for its own."""
     if isinstance(structure, dict):
         for key, inner in structure.items():
             if not key.startswith("_"):
                 yield from _leaves(inner, (*path, key))
-    elif isinstance(structure, list) and structure[0] not in _NUMBERS:
-        raise ImportFailed(f"{'.'.join(path)}: expected a number or a text, got a list of others")
+    elif isinstance(structure, list):
+        if structure[0] not in _NUMBERS:
+            raise ImportFailed(
+                f"{'.'.join(path)}: expected numbers or a text, got a list of others"
+            )
+        yield path, "LIST"
     elif structure != "NULL":
         yield path, structure

@@ -186,14 +186,14 @@ def test_an_interrupted_import_tells_what_is_acknowledged(
     monkeypatch.setattr("ingest.importing.posting.ROWS", 10)
     monkeypatch.setattr("ingest.importing.sources.BLOCK_ROWS", 20)
 
-    def interrupt(what: str, done: int, total: int | None) -> None:
-        if done >= 40:
+    def interrupt(report: ImportReport) -> None:
+        if report.rows >= 40:
             raise KeyboardInterrupt
 
     table = pa.Table.from_pylist(rows_of(60))
     options = ImportOptions(source=table, address=collector.address, **BANDIT)
     with pytest.raises(KeyboardInterrupt) as interrupted:
-        run_import(options, on_progress=interrupt)
+        run_import(options, on_report=interrupt)
     again = run_import(options)
     assert (again.steps, again.rows_known) == (20, 40)
     (note,) = interrupted.value.__notes__
@@ -243,8 +243,8 @@ def test_an_interrupted_import_sends_no_request_again(
         sender._transport.closing.wait(60)
         raise CollectorUnavailable("no answer", maybe_applied=False)
 
-    def interrupt(what: str, done: int, total: int | None) -> None:
-        if done >= 40:
+    def interrupt(report: ImportReport) -> None:
+        if report.rows >= 40:
             raise KeyboardInterrupt
 
     table = pa.Table.from_pylist(rows_of(60))
@@ -252,7 +252,7 @@ def test_an_interrupted_import_sends_no_request_again(
     with monkeypatch.context() as planted:
         planted.setattr(RequestSender, "_post", unanswered)
         with pytest.raises(KeyboardInterrupt) as interrupted:
-            run_import(options, on_progress=interrupt)
+            run_import(options, on_report=interrupt)
     (note,) = interrupted.value.__notes__
     assert note.startswith("30 rows are acknowledged, more may be stored; ")
     assert run_import(options).rows_known == 30

@@ -216,6 +216,16 @@ def test_batches_without_keys_or_flags_of_today(tmp_path: Path) -> None:
     assert (report.episodes, report.steps) == (3, 12)
 
 
+def test_a_line_that_breaks_off_is_left_out_alone(tmp_path: Path) -> None:
+    """A worker that was killed leaves one; a column of another length is as bad."""
+    file = rewritten(tmp_path, lambda batch: None)
+    lines = file.read_text().splitlines()
+    short = json.dumps({**json.loads(lines[0]), "rewards": [1.0]})
+    file.write_text("\n".join([short, *lines, lines[0][:300]]))
+    report = checked(file, "rllib")
+    assert (report.steps, report.rows_left_out, [bad.row for bad in report.bad]) == (12, 2, [1, 5])
+
+
 def test_a_gap_in_an_episode_of_batches_is_an_error(tmp_path: Path) -> None:
     """But a file may begin in the middle of one."""
 
@@ -255,7 +265,7 @@ def test_given_options_replace_what_a_format_finds() -> None:
         ("minari", "d3rlpy.h5", "expected groups episode_0"),
         ("minari", "rllib", "expected one file main_data.hdf5 of a Minari data set"),
         ("d4rl", "minari/toy-v0/data/main_data.hdf5", "expected rewards"),
-        ("rllib", "vw.dsjson", "expected a SampleBatch with rewards, got None"),
+        ("rllib", "vw.dsjson", "row 1: expected a batch of RLlib with obs, got _label_cost"),
         (
             "rllib-episodes",
             "lerobot_v3/data/chunk-000/file-000.parquet",
