@@ -298,6 +298,46 @@ def test_arrays_become_numbers_texts_or_lists() -> None:
     assert arrow_column(np.array([b"a", "b", None], object)).to_pylist() == ["a", "b", None]
 
 
+def test_steps_that_a_packed_episode_looks_back_on_are_not_its_own(tmp_path: Path) -> None:
+    """A chunk has steps of the one before, which has them too."""
+    packed = pq.read_table(FILES / "rllib_episodes")["item"].to_pylist()
+    state = msgspec.msgpack.decode(packed[1])
+    for one in (state, state["extra_model_outputs"]):
+        for name in ("observations", "actions", "rewards", "action_logp"):
+            if name in one:
+                one[name]["lookback"] = 1
+    state["t_started"] = 1
+    file = tmp_path / "e.parquet"
+    pq.write_table(pa.table({"item": [msgspec.msgpack.encode(state)]}), file)
+    report = checked(file, "rllib-episodes")
+    assert (report.steps, report.understood["returns"]["mean"]) == (
+        3,
+        pytest.approx(sum(expected("rllib_episodes")[1]["rewards"][1:])),
+    )
+
+
+def test_a_robots_data_set_may_have_neither_rewards_nor_ends(tmp_path: Path) -> None:
+    """And images beside the numbers: notes say what is missing and what is left out."""
+    info = json.loads((FILES / "lerobot_v3" / "meta" / "info.json").read_text())
+    features = info["features"]
+    features["observation.image"] = {"dtype": "video", "shape": [3, 4, 4], "names": None}
+    for name in ("next.reward", "next.done"):
+        del features[name]
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text(json.dumps(info))
+    table = pq.read_table(FILES / "lerobot_v3" / "data").drop(["next.reward", "next.done"])
+    (tmp_path / "data").mkdir()
+    pq.write_table(table, tmp_path / "data" / "0.parquet")
+    report = checked(tmp_path, "lerobot")
+    assert (report.episodes, report.steps) == (3, 12)
+    assert report.understood["returns"]["high"] == 0
+    assert [note.partition(":")[0] for note in report.notes] == [
+        "observation.image",
+        "the data set has no next.reward",
+        "the data set has no next.done",
+    ]
+
+
 def test_objects_in_packed_episodes_are_refused(tmp_path: Path) -> None:
     """msgpack-numpy pickles an array of Python objects, which nothing here reads."""
     (packed,) = pq.read_table(FILES / "rllib_episodes")["item"].to_pylist()[1:2]
