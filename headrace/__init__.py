@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
     from ingest.embedded.policy_server_input import PolicyServerInput as PolicyServerInput
     from ingest.importing.importing import import_table as import_table
+    from ingest.importing.options import ImportArguments as ImportArguments
     from ingest.importing.options import ImportOptions as ImportOptions
     from ingest.importing.report import BadRow as BadRow
     from ingest.importing.report import ImportReport as ImportReport
@@ -222,7 +223,7 @@ _NAMES = {
     "ingest.embedded.external_multi_agent_env": "ExternalMultiAgentEnv",
     "ingest.embedded.policy_server_input": "PolicyServerInput",
     "ingest.importing.importing": "import_table",
-    "ingest.importing.options": "ImportOptions",
+    "ingest.importing.options": "ImportArguments ImportOptions",
     "ingest.importing.report": "BadRow ImportReport",
     "ingest.protocol.errors": (
         "BufferFull ClientError CollectorFailed CollectorUnavailable ImportFailed IngestError "
