@@ -269,9 +269,10 @@ class KeptRows:
             for name in self.columns
             if name  # an index without a name has none in SQL either
         )
-        self.connection.execute(f"CREATE VIEW source AS SELECT {', '.join(cells)} FROM rows")
-        for setting in ("enable_external_access = false", "lock_configuration = true"):
-            self.connection.execute(f"SET {setting}")
+        with failures("sql: "):
+            self.connection.execute(f"CREATE VIEW source AS SELECT {', '.join(cells)} FROM rows")
+            for setting in ("enable_external_access = false", "lock_configuration = true"):
+                self.connection.execute(f"SET {setting}")
 
     def replace(self, sql: str, order: Sequence[str]) -> None:
         """Replace the rows by the result of a statement over `source`.
@@ -280,9 +281,9 @@ class KeptRows:
         ImportFailed for anything but one SELECT, and for one that reads anything else.
         """
         with failures("sql: "):
-            self._replace(sql, types, order)
+            self._replace(sql, order)
 
-    def _replace(self, sql: str, types: Mapping[str, str], order: Sequence[str]) -> None:
+    def _replace(self, sql: str, order: Sequence[str]) -> None:
         connection = self.connection
         found = connection.extract_statements(sql)
         if len(found) != 1 or found[0].type.name != "SELECT":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ingest.importing.engine import FILE, ROW, Workspace, name_sql, text_sql
+from ingest.importing.engine import FILE, ROW, Workspace, failures, name_sql, text_sql
 from ingest.importing.formats.recipes import Recipe, json_files
 from ingest.importing.options import ImportOptions
 from ingest.importing.sources import KeptUnit
@@ -111,7 +111,8 @@ def _any(kept: KeptUnit, name: str) -> bool:
 
 
 def _found(kept: KeptUnit, query: str) -> list[Any]:
-    return list(kept.rows.connection.execute(query).fetchall())
+    with failures():
+        return list(kept.rows.connection.execute(query).fetchall())
 
 
 def _require_fixed_actions(kept: KeptUnit, context: str | None) -> None:
