@@ -334,7 +334,9 @@ class ImportOptions:
         given = {"observation": every and all(every), "action": self.action, "reward": self.reward}
         for what, columns in given.items():
             if self.is_complete and not columns:
-                raise ImportFailed(f"{what}: expected one or more columns")
+                raise ImportFailed(
+                    f"{what}: expected one or more columns (--{what}), or a format that has them"
+                )
         for name in _keys(self.observation):
             finals = self.final_observation
             finals = finals.get(str(name), ()) if isinstance(finals, Mapping) else finals
