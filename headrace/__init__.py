@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from ingest.protocol.messages import NowLive as NowLive
     from ingest.protocol.messages import Versions as Versions
     from ingest.server.listening import ServeError as ServeError
+    from policy.algorithms import torchrl as torchrl
     from policy.algorithms.bandit import BanditConfig as BanditConfig
     from policy.algorithms.base import AlgorithmConfig as AlgorithmConfig
     from policy.algorithms.by_name import algorithm as algorithm
@@ -173,6 +174,7 @@ if TYPE_CHECKING:
     from storage.objects.interface import Objects as Objects
     from storage.objects.memory import MemoryObjects as MemoryObjects
     from storage.objects.ranged import RangedFile as RangedFile
+    from storage.reading.adapters import to_torch_dataset as to_torch_dataset
     from storage.reading.conformance import ShardSourceConformance as ShardSourceConformance
     from storage.reading.exclusion import ReaderStats as ReaderStats
     from storage.reading.listing import ShardFile as ShardFile
@@ -238,6 +240,7 @@ _NAMES = {
     "policy.algorithms.cql": "CQLConfig",
     "policy.algorithms.learner": "Learner",
     "policy.algorithms.ppo": "PPOConfig",
+    "policy.algorithms.torchrl": "torchrl",
     "policy.algorithms.trainable_policy": "TrainablePolicy",
     "policy.data.freeze": "FrozenDataError NothingToFreeze",
     "policy.data.run_once": "DataIncomplete",
@@ -283,6 +286,7 @@ _NAMES = {
     "storage.objects.memory": "MemoryObjects",
     "storage.objects.ranged": "RangedFile",
     "storage.reading.conformance": "ShardSourceConformance",
+    "storage.reading.adapters": "to_torch_dataset",
     "storage.reading.exclusion": "ReaderStats",
     "storage.reading.listing": "ShardFile",
     "storage.reading.multi_agent_reader": "MultiAgentReader",
@@ -331,6 +335,7 @@ _NEEDED_BY = {
         _SERVER,
         "ingest.importing.importing",
         *_READERS,
+        "storage.reading.adapters",
         "storage.shards.arrow_arrays",
         "storage.shards.output_writer",
         "storage.shards.shard",

@@ -17,6 +17,8 @@ EXTRA_OF = {
     "duckdb": "import",
     "h5py": "hdf5",
     "torch": "train",
+    "torchrl": "torchrl",
+    "tensordict": "torchrl",
     "gymnasium": "train",
     "pandas": "train",
     "fastparquet": "train",

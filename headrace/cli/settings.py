@@ -51,7 +51,7 @@ class ChosenAlgorithm:
             if not equals:
                 raise ValueError(f"--set: expected key=value, got {pair!r:.80}")
             settings[key.strip()] = value.strip()
-        config = algorithm(named, **settings)
+        config = algorithm(named, live=live, **settings)
         other = "a log" if live else "live clients (`--follow`, `up`)"
         known = LIVE if live else FROM_LOGS
         if named not in known:

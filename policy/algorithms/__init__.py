@@ -3,7 +3,8 @@
 Imports networks, batches and value models. `Learner` also imports the reader's ledger, which is
 part of its checkpoint; `TrainablePolicy` accepts gymnasium's spaces. Imports no shards,
 environments or samplers, and nothing of the jobs (`data`, `training`, `judging`). A new algorithm
-is a file of its own, however small (`bc`), and a line of `by_name`.
+is a file of its own, however small (`bc`), and a line of `by_name`; borrowed ones are classes of
+`torchrl`.
 """
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "learner",
     "ppo",
     "settings",
+    "torchrl",
     "trainable_policy",
 ]

@@ -44,11 +44,17 @@ first."""
 
 
 class Algorithm(Protocol):
-    """One update rule on one policy."""
+    """One update rule on one policy.
+
+    One with networks that outlive an update, such as critics, has them as `networks`, an nn.Module.
+    """
 
     policy: Policy
     optimizer: torch.optim.Optimizer
-    metric_names: ClassVar[tuple[str, ...]]  # the metrics of `update`, for every batch
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics of `update`, for every batch."""
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
         """The rows that cannot be learned from. Raises ValueError that names missing columns."""

@@ -30,7 +30,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from policy.algorithms.base import AlgorithmConfig, no_metrics
+from policy.algorithms.base import Algorithm, AlgorithmConfig, no_metrics
 from policy.inference.finite import NOT_FINITE
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
@@ -165,6 +165,7 @@ class Learner:
         weights, filter_state = policy.get_weights(), policy.filter.to_json()
         optimizer = copy.deepcopy(algorithm.optimizer.state_dict())
         schedules = dict(algorithm.state_dict())
+        networks = copy.deepcopy(_networks(algorithm).state_dict())
         try:
             policy.filter.push(policy.spec.flattener.features_of(policy.flat_observations(used)))
             metrics = algorithm.update(used, self._rng, on_progress)
@@ -174,6 +175,7 @@ class Learner:
             policy.filter = Policy(policy.spec, filter_state=filter_state).filter
             algorithm.optimizer.load_state_dict(optimizer)
             algorithm.load_state_dict(schedules)
+            _networks(algorithm).load_state_dict(networks)
             text, rows = (
                 "an update is undone; %s left out as %s: %s; of %s",
                 counted(used.count, "row"),
@@ -208,6 +210,8 @@ class Learner:
     def save(self, path: Path | str, *, reader_state: Mapping[str, Any] | None = None) -> None:
         """Write everything that `load` needs to continue exactly, durably."""
         tensors = {f"weights/{k}": v for k, v in self.policy.get_weights().items()}
+        for name, value in _networks(self.algorithm).state_dict().items():
+            tensors[f"networks/{name}"] = value.detach().cpu().numpy().copy()
         optimizer, groups = optimizer_state(self.algorithm.optimizer)
         tensors |= optimizer
         body = {
@@ -247,6 +251,8 @@ class Learner:
             restored = Policy(self.policy.spec, filter_state=body.filter_state)
             self.policy.set_weights(_named(tensors, "weights"), version=body.policy_version)
             self.policy.filter = restored.filter
+            networks = {k: torch.from_numpy(a) for k, a in _named(tensors, "networks").items()}
+            _networks(self.algorithm).load_state_dict(networks)
             restore_optimizer(self.algorithm.optimizer, tensors, body.optimizer_groups)
             self.algorithm.load_state_dict(body.algorithm_state)
             self._rng.bit_generator.state = body.rng
@@ -254,6 +260,12 @@ class Learner:
             raise WeightsDamaged(f"{path}: {error!r:.200}") from error
         self.counts = body.counts
         return body.reader_state
+
+
+def _networks(algorithm: Algorithm) -> torch.nn.Module:
+    """The networks of an algorithm that outlive an update; empty if it has none."""
+    found: torch.nn.Module = getattr(algorithm, "networks", torch.nn.Module())
+    return found
 
 
 def require_acting(policy: Policy) -> None:

@@ -27,6 +27,7 @@ from policy.algorithms.learner import Learner
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from policy.training.checkpoint_files import CHECKPOINT, CheckpointFiles
+from policy.training.replaying import refill
 from policy.training.retrying import Retrying
 from policy.training.settings import FollowSettings
 from storage.errors import (
@@ -40,7 +41,7 @@ from storage.experience.interfaces import ReaderState
 from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import ShardReader
-from storage.reading.untrained_rows import UntrainedRows, position_without
+from storage.reading.untrained_rows import RunsByStream, UntrainedRows, position_without
 from storage.system.formats import require_format
 from storage.weights.lease import Lease
 from storage.weights.manifest import Live, Manifest, canonical, finite
@@ -296,6 +297,13 @@ class FollowerState:
             now["vanished"] += stats.lost
         self._claimed = dict(now)
 
+    def refill(self) -> None:
+        """Fill the replay of an algorithm that begins with an empty one, between updates."""
+        refill(self._learner, self._store.files.objects, self._store.policy_id, self._untrained)
+
+    def _untrained(self) -> RunsByStream:
+        return self.untrained.settle(self._learner.lineage, self._position)
+
     def excluded(self) -> dict[str, int]:
         """Rows left out, by reason, over all runs of this job."""
         found = Counter(self._learner.counts.excluded)
@@ -320,7 +328,7 @@ class FollowerState:
                 "rows_trained": learner.counts.rows_trained,
             },
             lineage=lineage,
-            untrained=self.untrained.settle(lineage, self._position),
+            untrained=self._untrained(),
             filter_state=policy.filter.to_json(),
             checkpoint=CHECKPOINT,
         )

@@ -302,7 +302,8 @@ def acting_spec(
     If its own is the default (sampling), the algorithm's default replaces it, because values of
     actions cannot be sampled from.
     """
-    own = spec.action_rule if spec.action_rule != SAMPLE else default_rule(config)
+    takes_default = spec.action_rule == SAMPLE and spec.layout.is_discrete  # others: see the config
+    own = default_rule(config) if takes_default else spec.action_rule
     rule = own if action_rule is None else action_rule
     return replace(spec, action_rule=rule if explore is None else replace(rule, explore=explore))
 

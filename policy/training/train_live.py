@@ -197,6 +197,8 @@ class _Follower:
 
     def advance(self, timeout: float) -> Metrics | None:
         """Read a batch, waiting up to `timeout` seconds; return metrics if an update was made."""
+        if not self._gathered:
+            self._state.refill()
         # No more rows than the next update needs: others stay in the reader and its position.
         self._reader.batch_size = self._settings.steps_per_update - self._fresh
         batch = self._reader.next(timeout)

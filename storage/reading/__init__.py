@@ -5,6 +5,7 @@ declarations and experience, but no journal, weights or learner.
 """
 
 __all__ = [
+    "adapters",
     "batching",
     "conformance",
     "exclusion",

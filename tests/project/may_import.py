@@ -101,7 +101,8 @@ MAY_IMPORT = {
     "policy.algorithms": (
         "policy.inference policy.networks policy.ope policy.progress storage.conformance"
         " storage.errors storage.experience storage.reading storage.spaces storage.system"
-        " storage.weights storage.wording gymnasium msgspec numpy safetensors torch"
+        " storage.weights storage.wording gymnasium msgspec numpy safetensors tensordict torch"
+        " torchrl"
     ),
     "policy.data": (
         "policy.progress storage.declarations storage.errors storage.experience"

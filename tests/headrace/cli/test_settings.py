@@ -36,7 +36,7 @@ def test_settings_come_from_a_file_and_from_options(tmp_path: Path) -> None:
         (("--set", "updates"), "--set: expected key=value, got 'updates'"),
         (("--set", "updates=0"), "updates: expected a whole number >= 1, got '0'"),
         (("--algorithm", "ppo"), "which learns from live clients"),
-        (("--algorithm", "dr", "--follow"), "expected one of ppo, got dr, which learns from a log"),
+        (("--algorithm", "dr", "--follow"), ", got dr, which learns from a log"),
         (("--config", "no.toml"), "no.toml"),
     ],
 )
