@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
 
-__all__ = ["Progress", "no_progress"]
+__all__ = ["OnPart", "Progress", "no_part", "no_progress"]
+
+OnPart: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Called with the number of updates and their latest metrics, at each tenth of a training."""
 
 
 class Progress(Protocol):
@@ -15,3 +19,7 @@ class Progress(Protocol):
 
 def no_progress(what: str, done: int, total: int | None, /) -> None:
     """A `Progress` that does nothing."""
+
+
+def no_part(done: int, metrics: Mapping[str, float], /) -> None:
+    """An `OnPart` that does nothing."""

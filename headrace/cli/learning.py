@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from policy.algorithms.base import AlgorithmConfig
     from policy.inference.weight_store import WeightStore
     from policy.judging.gate import Elsewhere
+    from policy.tracking import TrackedRun
 
 
 _WITHOUT_GATE = (
@@ -97,6 +98,9 @@ def train(
         Meta(extra={"name": "--follow/--no-follow"}),
     ] = False,
     following: FollowSettings,
+    track: Annotated[
+        str | None, "Tracker of the run: tensorboard, mlflow or wandb, under <root>/tracking."
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train on the shards; the result is a candidate, which no client uses yet.
@@ -119,14 +123,34 @@ def train(
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
         _require_none_with_follow(settings)
-        return _follow(root, policy_id, picked, following, as_json)
-    with console.progress() as progress:
+        with _tracked(root, policy_id, track, picked) as tracked:
+            return _follow(root, policy_id, picked, following, tracked, as_json)
+    with console.progress() as progress, _tracked(root, policy_id, track, picked) as tracked:
+        tell: dict[str, Any] = {"run": tracked, "on_progress": progress}
         if manifest is None:
-            document = run(root, policy_id, picked, settings, on_progress=progress).to_dict()
+            document = run(root, policy_id, picked, settings, **tell).to_dict()
         else:
             frozen = load_frozen(manifest)
-            document = train_once(root, policy_id, picked, frozen, settings, on_progress=progress)
+            document = train_once(root, policy_id, picked, frozen, settings, **tell)
     return _show_trained(document, root, policy_id, as_json)
+
+
+@contextlib.contextmanager
+def _tracked(
+    root: Root, policy_id: str, track: str | None, config: AlgorithmConfig
+) -> Iterator[TrackedRun | None]:
+    """Yield a run of the tracker under the root; None without a tracker."""
+    if track is None:
+        yield None
+        return
+    from policy.tracking import begin
+    from policy.training.train import finite
+    from storage.objects.opening import require_local
+
+    folder = require_local(root, "--track") / "tracking" / track
+    with contextlib.closing(begin(track, folder, policy_id)) as run:
+        run.note({"config": finite(asdict(config))})
+        yield run
 
 
 def _show_settings(config: AlgorithmConfig) -> None:
@@ -168,7 +192,12 @@ def _require_none_with_follow(settings: TrainSettings) -> None:
 
 
 def _follow(
-    root: Root, policy_id: str, config: AlgorithmConfig, settings: FollowSettings, as_json: bool
+    root: Root,
+    policy_id: str,
+    config: AlgorithmConfig,
+    settings: FollowSettings,
+    run: TrackedRun | None,
+    as_json: bool,
 ) -> None:
     from headrace.output import console, results
     from ingest.server.logs import configure
@@ -185,7 +214,7 @@ def _follow(
         return console.line({"start_version": version}) if as_json else results.began(version)
 
     with stop_on_signal() as stop:
-        tell: dict[str, Any] = {"on_start": began, "on_update": show_update}
+        tell: dict[str, Any] = {"on_start": began, "on_update": show_update, "run": run}
         result = follow(root, policy_id, config, settings, stop=stop.is_set, **tell)
     if as_json:
         console.line({"followed": asdict(result)})

@@ -476,6 +476,9 @@ def versions(document: Document) -> None:
     for one in document["versions"]:
         if one.get("off_chain"):
             print(f"Version {one['version']} is off the chain: {one['off_chain']}")
+    runs = {one["metrics"].get("run") for one in (*document["versions"], *document["candidates"])}
+    for run in sorted(runs - {None}):
+        print(f"Run {run}")
     for version, why in document.get("damaged", {}).items():
         print(f"Version {version} cannot be read: {why}")
     for digest, why in document.get("damaged_candidates", {}).items():

@@ -34,7 +34,7 @@ from policy.algorithms.settings import AnnotatedSettings
 from policy.inference.finite import NOT_FINITE, not_finite
 from policy.networks.modules import PolicyModule
 from policy.networks.policy import Policy
-from policy.progress import Progress
+from policy.progress import OnPart, Progress, no_part
 from storage.experience.sample_batch import (
     HAS_NEXT_OBS,
     NEXT_OBS,
@@ -46,6 +46,7 @@ from storage.experience.sample_batch import (
 from storage.experience.sequences import fragment_ends
 
 __all__ = [
+    "PARTS",
     "OfflineAlgorithm",
     "OfflineConfig",
     "Transitions",
@@ -93,6 +94,7 @@ class OfflineAlgorithm(Generic[OwnConfig]):
     """The base of offline algorithms; policy.algorithms.learner runs them."""
 
     metric_names: ClassVar[tuple[str, ...]]
+    on_part: OnPart = staticmethod(no_part)
 
     def __init__(self, policy: Policy, config: OwnConfig, *, weight_decay: float = 0.0) -> None:
         self.policy = policy
@@ -150,6 +152,7 @@ class OfflineAlgorithm(Generic[OwnConfig]):
                 self._step(metrics["loss"], optimizers, parameters, 1 - done / steps)
                 mean.update_parameters(module)
                 on_progress("training", done + 1, steps)
+            self.on_part(int(last), {name: float(one.detach()) for name, one in metrics.items()})
             averaged: Any = mean.module  # which torch types as any Module
             if (found := score(averaged)) >= best:
                 best, kept = found, mean

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from policy.algorithms.base import RowsLeftOut, require_columns
-from policy.algorithms.offline import Transitions
+from policy.algorithms.offline import PARTS, Transitions
 from policy.algorithms.settings import AnnotatedSettings
 from policy.inference.action_rule import ActionRule
 from policy.inference.preprocessors import columns_of
@@ -39,7 +39,7 @@ from policy.inference.spec import PolicySpec
 from policy.networks.distributions import action_tensors
 from policy.networks.modules import PolicyModule, mlp
 from policy.networks.policy import Policy
-from policy.progress import Progress, no_progress
+from policy.progress import OnPart, Progress, no_part, no_progress
 from storage.experience.sample_batch import NEXT_OBS, REWARDS, TERMINATEDS, SampleBatch
 from storage.spaces.descriptors import Box, Discrete, Space
 
@@ -149,6 +149,8 @@ class TorchRL:
     `networks` is the loss, with critics and target networks; a checkpoint includes it.
     """
 
+    on_part: OnPart = staticmethod(no_part)
+
     def __init__(self, policy: Policy, config: TorchRLConfig) -> None:
         from torchrl.objectives import SoftUpdate  # noqa: PLC0415  an optional extra
 
@@ -216,6 +218,8 @@ class TorchRL:
                 if 10 * (done + 1) > 9 * steps:
                     mean.update_parameters(module)
                 on_progress("training", done + 1, steps)
+                if from_log and (done + 1) % math.ceil(steps / PARTS) == 0:
+                    self.on_part(done + 1, metrics)
         if from_log:
             module.load_state_dict(mean.module.state_dict())
         return metrics

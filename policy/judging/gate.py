@@ -25,6 +25,7 @@ from policy.ope.alpha_budget import CANDIDATES
 from policy.ope.comparison import BETTER
 from policy.ope.reward_cap import REWARD_CAP
 from policy.progress import Progress, no_progress
+from policy.tracking import report_judgement
 from storage.errors import WeightStoreError
 from storage.objects.opening import Root, objects_at
 from storage.weights.decisions import load_decisions, record
@@ -76,7 +77,8 @@ def evaluate_once(
     `manifest` and `unchanged`. Raises DataIncomplete, and the errors of `evaluate`.
     """
     settings = settings or EvaluationSettings()
-    candidate = WeightStore(root, policy_id).candidate(candidate).digest
+    found = WeightStore(root, policy_id).candidate(candidate)
+    candidate = found.digest
     key = {"policy_id": policy_id, "candidate": candidate, **_key(settings)}
 
     def work() -> Document:
@@ -90,7 +92,9 @@ def evaluate_once(
             on_progress=on_progress,
         )
         require_all(frozen, result.skipped)
-        return {"weights": candidate, "logs": [result.to_dict()]}
+        logs = [result.to_dict()]
+        report_judgement(found.metrics, policy_id, logs[0])
+        return {"weights": candidate, "logs": logs}
 
     return once(frozen, "evaluate", key, work)
 
@@ -138,6 +142,8 @@ def evaluate_logs(
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot_intervals(judged, plot)
     found = [result.to_dict() for result in judged]
+    if isinstance(weights, str):
+        report_judgement(store.candidate(weights).metrics, policy_id, found[0])
     return {"weights": weights, "logs": found, "plot": plot and str(plot)}
 
 
@@ -200,6 +206,7 @@ def publish(
         if not already_live or not _is_recorded(root, policy_id, done):
             kept = _kept(decided, already_live=already_live)
             path = record(root, {"policy_id": policy_id, **done, **kept})
+            report_judgement(found.metrics, policy_id, {**done, **kept})
         return {**done, "already_live": already_live, "gate": decided, "decision": path}
 
     if frozen is None:

@@ -34,6 +34,7 @@ from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
+from policy.tracking import TrackedRun, named
 from policy.training.cross_fit import FirstBlocks, blocks_in_order, require_blocks, up_to
 from policy.training.settings import TrainSettings
 from storage.declarations.declaration import DeclarationError
@@ -122,6 +123,7 @@ def train(
     *,
     spec: PolicySpec | None = None,
     manifest: Mapping[str, Ranges] | None = None,
+    run: TrackedRun | None = None,
     on_progress: Progress = no_progress,
 ) -> TrainResult:
     """Train a policy on the shards under `root`, and store the weights as a candidate.
@@ -130,6 +132,8 @@ def train(
     - `spec` defaults to the declared one, or to a default network between the declared (or stored)
       spaces, which standardises observations.
     - `manifest`: read only these ordinals (stream -> inclusive ranges).
+    - `run`: gets the settings, the metrics of each tenth of the updates, and the candidate, whose
+      manifest has the run's `uri`.
 
     Raises NothingYet if later episodes may be trained on, and NothingToTrainOn if the stored rows
     or the selection do not fit; ValueError for settings, spaces or shards that do not fit, and
@@ -149,7 +153,7 @@ def train(
         schema_id=settings.schema_id,
         retry_for=settings.retry_for,
     )
-    make = partial(_learner, config=config, settings=settings)
+    make = partial(_learner, config=config, settings=settings, run=run)
     not_reserved = _NotReserved(reserve)
     columns = (*reserve.columns, *config.columns)
     with selection.reader(batch_size=READ_ROWS, select=not_reserved, columns=columns) as reader:
@@ -167,7 +171,7 @@ def train(
         if settings.checkpoint is not None:
             learner.save(settings.checkpoint, reader_state=reader.state_dict())
         result = _result(learner, reader, metrics, policy_id, settings, reserve)
-        return _keep(learner, result, root, settings.checkpoint, folds)
+        return _keep(learner, result, root, settings.checkpoint, folds, run)
 
 
 def _reserve(settings: TrainSettings) -> Reserve:
@@ -316,10 +320,15 @@ def new_policy(spec: PolicySpec, seed: int) -> Policy:
     return Policy(spec, seed=seed, filter_state=state)
 
 
-def _learner(spec: PolicySpec, config: AlgorithmConfig, settings: TrainSettings) -> Learner:
+def _learner(
+    spec: PolicySpec, config: AlgorithmConfig, settings: TrainSettings, run: TrackedRun | None
+) -> Learner:
     acting = acting_spec(spec, config, settings.action_rule, settings.explore)
     learner = Learner(new_policy(acting, settings.seed), config, seed=settings.seed)
     learner.warns = False  # the result, or the error without one, counts what is left out
+    algorithm: Any = learner.algorithm
+    if run is not None and hasattr(algorithm, "on_part"):
+        algorithm.on_part = lambda done, metrics: run.measure(named(metrics), done)
     return learner
 
 
@@ -393,6 +402,7 @@ def _keep(
     root: Root,
     checkpoint: Path | str | None,
     folds: Folds | None,
+    run: TrackedRun | None,
 ) -> TrainResult:
     """Store the candidate. Its metrics have the reserved share, which evaluation needs."""
     policy, store = learner.policy, WeightStore(root, result.policy_id)
@@ -408,6 +418,7 @@ def _keep(
             "cluster": result.cluster,
             **({} if result.cross_fit is None else {"cross_fit": result.cross_fit}),
             "rows_trained": result.rows_trained,
+            **({} if run is None else {"run": run.uri}),
             **finite(result.metrics),
         },
         lineage=learner.lineage,
@@ -415,6 +426,10 @@ def _keep(
         checkpoint=None if checkpoint is None else Path(checkpoint).name,
         folds=None if folds is None else fold_files(folds),
     )
+    if run is not None:
+        names = ("policy_id", "algorithm", "seed", "rows_trained")
+        run.note({"candidate": digest, **{name: getattr(result, name) for name in names}})
+        run.note({"metrics": finite(result.metrics)})
     return replace(result, candidate=digest, unchanged=digest in before)
 
 
@@ -474,6 +489,7 @@ def train_once(
     frozen: Frozen,
     settings: TrainSettings | None = None,
     *,
+    run: TrackedRun | None = None,
     on_progress: Progress = no_progress,
 ) -> Document:
     """Train on a frozen data set, unless the same training is recorded and its candidate exists.
@@ -502,8 +518,10 @@ def train_once(
     store = WeightStore(root, policy_id)
 
     def work() -> Document:
-        again = partial(train, manifest=frozen.streams, on_progress=on_progress)
+        again = partial(train, manifest=frozen.streams, run=run, on_progress=on_progress)
         result = again(root, policy_id, config, settings)
+        if run is not None:
+            run.note({"manifest": frozen.hash})
         require_all(frozen, result.skipped)
         return result.to_dict()
 

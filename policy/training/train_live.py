@@ -39,6 +39,7 @@ from policy.algorithms.ppo import PPOConfig
 from policy.data.schemas import schema_to_read
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
+from policy.tracking import TrackedRun, named
 from policy.training.checkpoint_files import CheckpointFiles
 from policy.training.follower_state import FollowerState, OutOfTurn
 from policy.training.retrying import Retrying, Stopped
@@ -95,7 +96,7 @@ def follow(
     spec: PolicySpec | None = None,
     on_start: Callable[[int], None] | None = None,
     on_update: Callable[[Metrics], None] | None = None,
-    tensorboard: Path | str | None = None,
+    run: TrackedRun | None = None,
 ) -> FollowResult:
     """Train on clients' steps as they arrive, until `stop()`, which is called between reads.
 
@@ -103,7 +104,7 @@ def follow(
     - `on_start` is called with the version that is live (-1: none) when the job begins to read.
     - `on_update` is called with the algorithm's metrics and `update`, `version`, `rows`,
       `rows_trained`, `seconds`, `publish_seconds`, `policy_lag_mean` and `policy_lag_max` (in
-      versions; nan: unknown). `tensorboard`: a folder for event files with the same metrics.
+      versions; nan: unknown). `run` gets the same metrics, by `rows_trained`.
 
     Raises ValueError for invalid arguments, LeaseHeld while another follower trains the policy.
     """
@@ -122,13 +123,13 @@ def follow(
                 wanted = _live_spec(root, store, wanted, Retrying(stop, lease.check))
         except Stopped:
             return FollowResult(policy_id=policy_id)
-        tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
+        tell = [] if on_update is None else [on_update]
         reader = stack.enter_context(_reader(root, policy_id, config, settings, reserve))
         learner = Learner(new_policy(wanted, settings.seed), config, seed=settings.seed)
         files, retrying = CheckpointFiles(folder, lease.fence), Retrying(stop, lease.check)
         state = FollowerState(learner, reader, store, files, lease, retrying, settings)
         held = partial(held_version, root, policy_id)
-        job = _Follower(learner, reader, state, held, settings, reserve)
+        job = _Follower(learner, reader, state, held, settings, reserve, run)
 
         def begin() -> None:
             state.begin(resume=settings.resume)
@@ -182,7 +183,9 @@ class _Follower:
         held: Callable[[], int | None],
         settings: FollowSettings,
         reserve: Reserve,
+        run: TrackedRun | None,
     ) -> None:
+        self._run, self._noted = run, {"run": run.uri} if run else {}
         self._learner, self._reader, self._state = learner, reader, state
         self._held = held
         self._settings, self._reserve = settings, reserve
@@ -284,14 +287,16 @@ class _Follower:
         learned = time.perf_counter()
         counts = self._learner.counts
         metrics |= {"update": counts.updates, "rows_trained": counts.rows_trained}
-        self._state.leave(metrics)
+        self._state.leave({**metrics, **self._noted})
         self._updated = time.monotonic()
-        return {
-            **metrics,
+        metrics |= {
             "version": self._learner.policy.version,
             "publish_seconds": time.perf_counter() - learned,
             "seconds": time.perf_counter() - begin,
         }
+        if self._run is not None:
+            _measure(self._run, metrics)
+        return metrics
 
     def _stale(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """(N,) whether the acting version is too old or unknown."""
@@ -392,19 +397,9 @@ def _reader(
     )
 
 
-def _event_log(folder: Path | str | None, stack: ExitStack) -> Callable[[Metrics], None]:
-    """A function that writes metrics over `rows_trained` for TensorBoard, if there is a folder."""
-    if folder is None:
-        return lambda metrics: None
+def _measure(run: TrackedRun, metrics: Metrics) -> None:
+    """What a tracker does not take is a warning: training goes on."""
     try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  an optional extra
-    except ImportError as error:
-        raise ImportError("tensorboard=: expected the package tensorboard, found none") from error
-    writer = SummaryWriter(str(folder))
-    stack.callback(writer.close)
-
-    def log(metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            writer.add_scalar(f"train/{name}", value, int(metrics["rows_trained"]))
-
-    return log
+        run.measure(named(metrics), int(metrics["rows_trained"]))
+    except Exception as error:  # of any kind: each tracker has its own
+        log.warning("the metrics of an update are not in the run %s: %s", run.uri, error)

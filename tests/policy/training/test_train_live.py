@@ -18,6 +18,7 @@ from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.training.settings import FollowSettings
+from policy.tracking import begin
 from policy.training.train_live import follow
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -43,7 +44,7 @@ def root(tmp_path):
 def run(root, updates, **settings):
     """Follow for so many updates, or until no rows arrive for long; (result, reports)."""
     reports, asked = [], iter(range(300))
-    given = {name: settings.pop(name) for name in ("spec", "tensorboard") if name in settings}
+    given = {name: settings.pop(name) for name in ("spec", "run") if name in settings}
     result = follow(
         root,
         "default",
@@ -214,16 +215,12 @@ def test_old_versions_go(root):
     assert len(store.candidates()) == 4
 
 
-def test_settings_and_roots_that_do_not_fit_are_refused(root, tmp_path, monkeypatch):
+def test_settings_and_roots_that_do_not_fit_are_refused(root):
     """The error names what is wrong."""
     with pytest.raises(ValueError, match="steps_per_update"):
         follow(root, "default", settings=FollowSettings(steps_per_update=0), stop=lambda: True)
     with pytest.raises(ValueError, match=r"policies/nobody\.json"):
         follow(root, "nobody", stop=lambda: True)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(ImportError, match="expected the package tensorboard"):
-        follow(root, "default", stop=lambda: True, tensorboard=tmp_path / "events")
 
 
 CHILD = """
@@ -296,13 +293,16 @@ def test_through_kills_each_row_is_trained_on_exactly_once(root, tmp_path):
 def test_tensorboard_reads_what_each_update_said(root, tmp_path):
     """Each metric of each update is an event, at the number of rows trained on."""
     write(root, *(part(i) for i in range(30)))
-    _, reports = run(root, 3, tensorboard=tmp_path / "events")
-    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    tracker = begin("tensorboard", tmp_path, "default")
+    _, reports = run(root, 3, run=tracker)
+    tracker.close()
+    events = EventAccumulator(tracker.uri.partition(":")[2].partition("#")[0]).Reload()
     assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in reports[0]}
     lags = events.Scalars("train/policy_lag_mean")
     assert [(e.step, e.value) for e in lags] == [
         (m["rows_trained"], m["policy_lag_mean"]) for m in reports
     ]
+    assert WeightStore(root, "default").manifest(4).metrics["run"] == tracker.uri
 
 
 def test_reserved_rows_count_and_are_left_out_by_name(root):
