@@ -430,6 +430,7 @@ class Routes:
             rows_trained=_number(status.get("rows_trained")),
             retrying=_number(status.get("retrying")),
             stalled=stalled,
+            hint=str(status.get("hint") or ""),
         )
 
     def _needs(self) -> Iterator[str]:

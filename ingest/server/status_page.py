@@ -40,6 +40,7 @@ class PolicyFacts:
     rows_trained: float = 0.0
     retrying: float = 0.0
     stalled: float = 0.0  # seconds that clients have waited for weights
+    hint: str = ""  # the trainer's, if learning does not go on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +172,9 @@ def _learning(one: PolicyFacts) -> str:
     retrying = f", retrying {counted(one.retrying, 'shard')}" if one.retrying else ""
     stalled = f"; clients have waited {one.stalled:.0f} s for weights" if one.stalled else ""
     if one.trainer:
-        rest = f"{counted(one.rows_trained, 'row')} trained on{retrying}{stalled}"
-        return _line(f"{name}yes, {rest}", "bad" if one.stalled > 10 else "ok")
+        hint = f"; {_text(one.hint)}" if one.hint else ""
+        rest = f"{counted(one.rows_trained, 'row')} trained on{retrying}{stalled}{hint}"
+        return _line(f"{name}yes, {rest}", "bad" if one.stalled > 10 or hint else "ok")
     return _line(f"{name}its trainer has stopped{stalled}", "bad")
 
 

@@ -24,6 +24,7 @@ import torch
 from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.base import AlgorithmConfig, default_rule
 from policy.algorithms.learner import Learner
+from policy.algorithms.settings import changed
 from policy.data.freeze import Frozen
 from policy.data.log_selection import LogSelection
 from policy.data.run_once import Document, once, require_all
@@ -258,7 +259,8 @@ def _folds(
 
 def _configured(algorithm: AlgorithmConfig | None, settings: TrainSettings) -> AlgorithmConfig:
     config = algorithm or BanditConfig()
-    return config if settings.epochs is None else replace(config, epochs=settings.epochs)
+    epochs = settings.epochs
+    return config if epochs is None else changed(config, {"epochs": epochs})
 
 
 def declared_spec(root: Root, policy_id: str) -> PolicySpec | None:

@@ -37,11 +37,13 @@ from policy.algorithms.base import AlgorithmConfig
 from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
 from policy.data.schemas import schema_to_read
+from policy.inference.finite import NOT_FINITE
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.tracking import TrackedRun, named
 from policy.training.checkpoint_files import CheckpointFiles
 from policy.training.follower_state import FollowerState, OutOfTurn
+from policy.training.hints import Hints
 from policy.training.retrying import Retrying, Stopped
 from policy.training.settings import FollowSettings
 from policy.training.train import acting_spec, declared_spec, new_policy
@@ -189,6 +191,8 @@ class _Follower:
         self._learner, self._reader, self._state = learner, reader, state
         self._held = held
         self._settings, self._reserve = settings, reserve
+        self._hints = Hints()
+        learner.warns = False  # the hints say what is left out
         self._updated = time.monotonic()  # the latest update
         self._clear()
 
@@ -211,6 +215,7 @@ class _Follower:
         return self._update() if self._due() else None
 
     def _gather(self, batch: SampleBatch) -> None:
+        self._hints.read(batch)
         mine = np.asarray(batch["source"] == "on_policy", np.bool_)
         stale = mine & self._stale(batch[POLICY_VERSION])
         reserved = self._reserve.rows(batch)
@@ -282,7 +287,11 @@ class _Follower:
         self._state.note_live()
         lag = self._lag(used)
         metrics = {**self._learner.learn(used, left_out), **lag}
-        if metrics["rows"] < used.count:  # the update was undone
+        undone = metrics["rows"] < used.count
+        self._hints.updated(
+            int(metrics["rows"]), {**left_out, NOT_FINITE: used.count} if undone else left_out
+        )
+        if undone:
             self._state.untrained.read(read, np.zeros(read.count, np.bool_))
         learned = time.perf_counter()
         counts = self._learner.counts
@@ -328,6 +337,7 @@ class _Follower:
             "retrying": len(stats.retrying),
             "conflicts": self._state.conflicts,
             "pinned": self._state.pinned,
+            "hint": self._hints.text,
         }
 
     def result(self, policy_id: str, ended: str) -> FollowResult:
@@ -384,7 +394,8 @@ def _reader(
     settings: FollowSettings,
     reserve: Reserve,
 ) -> ShardReader:
-    columns = (*config.columns, "source", EPS_ID, POLICY_VERSION, ROW, *reserve.columns)
+    columns = (*config.columns, *Hints.columns, "source", EPS_ID, POLICY_VERSION, ROW)
+    columns = (*columns, *reserve.columns)
     return ShardReader(
         root,
         policy_id=policy_id,

@@ -137,6 +137,9 @@ def test_data_and_learning() -> None:
     stopped = replace(SOUND, trainer=False, stalled=42.0)
     text = section("learning", replace(FACTS, policies=[stopped]))
     assert "its trainer has stopped; clients have waited 42 s" in text
+    stuck = replace(SOUND, hint="the return has not moved <b>")
+    text = section("learning", replace(FACTS, policies=[stuck]))
+    assert "12,000 rows trained on; the return has not moved <b>" in text
     unseen = replace(SOUND, trainer=None)
     assert "no trainer follows it" in section("learning", replace(FACTS, policies=[unseen]))
 

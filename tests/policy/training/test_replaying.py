@@ -12,6 +12,7 @@ from policy.algorithms.learner import Learner
 from policy.algorithms.torchrl import DQNConfig
 from policy.inference.weight_store import WeightStore
 from policy.training.replaying import refill
+from policy.training.settings import FollowSettings
 from policy.training.train import acting_spec, new_policy
 from policy.training.train_live import follow
 from tests.policy.training.live_log import SPEC, STREAM, declare, part, write
@@ -32,8 +33,8 @@ def run(root: Path, updates: int) -> tuple[Any, list[dict[str, float]]]:
         root,
         "default",
         CONFIG,
+        FollowSettings(steps_per_update=100),
         spec=ACTING,
-        steps_per_update=100,
         on_update=reports.append,
         stop=lambda: len(reports) >= updates or next(asked, None) is None,
     )

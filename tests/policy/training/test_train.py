@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policy.algorithms.bandit import BanditConfig
-from policy.algorithms.by_name import FROM_LOGS
+from policy.algorithms.by_name import FROM_LOGS, algorithm
 from policy.data.freeze import freeze
 from policy.inference.action_rule import ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
@@ -204,6 +204,6 @@ def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
 def test_every_named_algorithm_trains(bandit_log, tmp_path):
     """The choices of the command line work, and the result is JSON."""
     bandit_log(60).write(tmp_path)
-    for config in FROM_LOGS.values():
-        document = train(tmp_path, "default", config, settings=TrainSettings(epochs=1)).to_dict()
+    for name in set(FROM_LOGS) - {"torchrl:td3", "torchrl:td3bc", "torchrl:redq"}:  # of a Box
+        document = train(tmp_path, "default", algorithm(name, updates=2)).to_dict()
         assert document["rows_trained"] > 0
