@@ -6,6 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 # Airflow caps web libraries that Headrace does not: it lives apart and calls the command line.
 AIRFLOW := .venv-airflow/bin
+D3RLPY := .venv-d3rlpy/bin
 AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.txt | tr ' ' '-')
 
 # The tests start hundreds of processes: what one has compiled is there for the next.
@@ -15,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit long attack faults faults-long judge format demo demo-seeds bench docs release clean
+.PHONY: help setup test lint dags d3rlpy unit long attack faults faults-long judge format demo demo-seeds bench docs release clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -49,6 +50,13 @@ lint: setup  ## rules, format, types, import contracts
 dags: setup $(AIRFLOW_STAMP)  ## the Airflow DAGs, in their own environment
 	$(AIRFLOW)/python -m pytest -c tests/airflow/pytest.ini --rootdir=. --confcutdir=tests/airflow \
 		tests/airflow
+
+# d3rlpy holds gymnasium 1.0.0, which `[train]` does not accept.
+d3rlpy:  ## the d3rlpy program of docs/own_loop.md, in an environment of its own
+	@$(D3RLPY)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv-d3rlpy
+	$(D3RLPY)/python -m pip install -qq 'torch==2.13.0' 'd3rlpy==2.8.1' pyarrow watchdog scipy \
+		msgspec safetensors requests urllib3
+	$(D3RLPY)/python -m tests.docs.own_loop d3rlpy
 
 # More workers than cores: many tests wait, for a process to start or a file to be on disk.
 unit: setup  ## the tests but for the long ones
