@@ -94,7 +94,7 @@ def train(
     manifest: Manifest = None,
     follow: Annotated[
         bool,
-        "Train PPO on live clients, and publish.",
+        "Train on live clients, with PPO by default, and publish.",
         Meta(extra={"name": "--follow/--no-follow"}),
     ] = False,
     following: FollowSettings,
