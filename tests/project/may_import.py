@@ -17,10 +17,10 @@ MAY_IMPORT = {
         "headrace.demo headrace.extras headrace.output headrace.up ingest.access"
         " ingest.backup ingest.client ingest.collector ingest.delivery ingest.episodes"
         " ingest.erasure ingest.importing ingest.protocol ingest.server ingest.verification"
-        " policy.algorithms policy.data policy.inference policy.judging policy.training"
-        " storage.declarations storage.errors storage.experience storage.journal"
-        " storage.maintenance storage.objects storage.system storage.verify storage.weights"
-        " storage.wording msgspec typer"
+        " policy.algorithms policy.data policy.inference policy.judging policy.tracking"
+        " policy.training storage.declarations storage.errors storage.experience"
+        " storage.journal storage.maintenance storage.objects storage.system storage.verify"
+        " storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
@@ -95,7 +95,7 @@ MAY_IMPORT = {
     ),
     # the caller is part of a request
     "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",
-    "policy": "",
+    "policy": "storage.wording alembic mlflow tensorboard torch wandb",
     # The reader's ledger is part of `Learner`'s checkpoint. gymnasium: `TrainablePolicy`
     # is made of an environment's spaces
     "policy.algorithms": (
@@ -119,9 +119,10 @@ MAY_IMPORT = {
         "storage.declarations storage.errors storage.objects storage.spaces storage.weights numpy"
     ),
     "policy.judging": (
-        "policy.data policy.inference policy.ope policy.progress storage.declarations"
-        " storage.errors storage.experience storage.objects storage.reading storage.spaces"
-        " storage.system storage.weights storage.wording matplotlib numpy"
+        "policy.data policy.inference policy.ope policy.progress policy.tracking"
+        " storage.declarations storage.errors storage.experience storage.objects"
+        " storage.reading storage.spaces storage.system storage.weights storage.wording"
+        " matplotlib numpy"
     ),
     "policy.networks": (
         "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
@@ -134,9 +135,9 @@ MAY_IMPORT = {
     ),
     "policy.training": (
         "policy.algorithms policy.data policy.inference policy.networks policy.progress"
-        " storage.declarations storage.errors storage.experience storage.objects"
-        " storage.reading storage.spaces storage.system storage.weights storage.wording msgspec"
-        " numpy torch"
+        " policy.tracking storage.declarations storage.errors storage.experience"
+        " storage.objects storage.reading storage.spaces storage.system storage.weights"
+        " storage.wording msgspec numpy torch"
     ),
     # estimates of the data that is read are part of a worker's metrics
     "policy.worker": (
