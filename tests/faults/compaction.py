@@ -224,9 +224,11 @@ def _judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
         wanted = Counter(
             row for b in reader for row in zip(*(b[name].tolist() for name in columns), strict=True)
         )
-    end = time.monotonic() + PATIENCE
-    while (found := follower.rows()) != wanted and time.monotonic() < end:
-        if found - wanted:
+    before, end = -1, 0.0
+    while (found := follower.rows()) != wanted and not found - wanted:
+        if found.total() != before:  # a follower that gets on may be slow
+            before, end = found.total(), time.monotonic() + PATIENCE
+        elif time.monotonic() > end:
             break
         threading.Event().wait(0.1)
     verdict.count("followed", found.total())
