@@ -23,6 +23,7 @@ from storage.maintenance.episodes import Numbers, StoredEpisodes, ids_where
 from storage.maintenance.plans import Discard, MaintenancePlan, Remove
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
+from storage.shards.names import ShardName
 from storage.shards.replacements import REPLACED, Replacements
 from storage.verify.audit import JournalAccount, OnProgress, no_progress
 from storage.verify.quarantine import QUARANTINE
@@ -175,11 +176,22 @@ def plan_erasure(
 def _discards(
     found: StoredEpisodes, chosen: Numbers, account: JournalAccount | None, root: Objects
 ) -> Iterator[Discard]:
-    """Files that are deleted whole: replaced shards, and shards in quarantine."""
+    """Files that are deleted whole: shards in quarantine, and replaced ones.
+
+    Also those that a shard in quarantine had replaced: its record removes all its ordinals.
+    """
     rows = {} if account is None else {(r.stream, r.name): r.rows for r in account.records}
     rows |= {place: made.rows for place, made in Replacements.of(root).made.items()}
-    places = [*found.damaged, *(one.place for one in found.aside if one.has(chosen))]
+    places = {*found.damaged, *(one.place for one in found.aside if one.has(chosen))}
+    spans: dict[str, RangeSet] = {}
     for place in places:
+        folder, stream, file = place.split("/")
+        if folder == QUARANTINE and (known := ShardName.parse(file)):
+            spans.setdefault(stream, RangeSet()).add_range(known.first, known.last)
+    for one in found.aside:
+        if spans.get(one.stream, RangeSet()).intersection(RangeSet.of_array(one.ordinals)):
+            places.add(one.place)
+    for place in sorted(places):
         folder, stream, file = place.split("/")
         name = file.removesuffix(REPLACED)
         yield Discard(
