@@ -17,6 +17,7 @@ from policy.algorithms.bandit import BanditConfig
 from policy.data.freeze import freeze
 from policy.inference.weight_store import WeightStore
 from policy.judging.gate import Gate, evaluate_logs, publish
+from policy.judging.settings import EvaluationSettings
 from policy.tracking import begin, continue_run
 from policy.training.train import train, train_once
 from tests.policy.conftest import BanditLog
@@ -128,7 +129,7 @@ def test_a_lost_tracker_fails_no_judgement(
         file.unlink()
     folder.rmdir()
     folder.touch()
-    document = evaluate_logs(root, "default", found.candidate)
+    document = evaluate_logs(root, "default", found.candidate, EvaluationSettings())
     assert document["logs"][0]["verdict"]
     assert f"are not in the run {run.uri}" in caplog.text
 
