@@ -31,6 +31,7 @@ from ingest.protocol.errors import Refusal
 from storage.experience.endings import ENDINGS, OBSERVED
 from storage.experience.episode import DEFAULT_AGENT
 from storage.experience.step_columns import STEP_COLUMNS, StepColumn
+from storage.spaces.action_mask import ACTION_MASK
 from storage.spaces.descriptors import SpaceError
 
 BLOCK_ROWS, BLOCK_BYTES = 20_000, 4_000_000
@@ -317,6 +318,7 @@ class StepColumns:
         self._check_early_ends(faults, cut, self.ends[numbers] - 1 - begin)
         obs, obs_lengths = self._values("obs", cut, faults)
         actions, action_lengths = self._values("actions", cut, faults)
+        self._check_masks(faults, obs, obs_lengths, actions)
         columns = {
             "obs": obs,
             "actions": actions,
@@ -453,6 +455,19 @@ class StepColumns:
                 values = self._redaction.column(leaf.leaf, values)
             found[leaf.leaf.path] = values
         return encode(codec, found, len(faults))
+
+    def _check_masks(
+        self, faults: RowFaults, obs: bytes, lengths: bytes, actions: bytes
+    ) -> None:
+        """Record a fault in each row whose action mask forbids the action."""
+        mask, rules = self.rules.action_mask, self.rules
+        if mask is None:
+            return
+        sizes = np.frombuffer(lengths, np.uint32).tolist() if lengths else None
+        seen = rules.observation.columns(obs, len(faults), sizes)
+        taken = rules.action.columns(actions, len(faults))[mask.choices.path]
+        bad = mask.forbidden(seen, taken)
+        faults.add(bad, "actions", f"expected an action that obs.{ACTION_MASK} allows", taken.item)
 
     def _final_values(
         self, block: StepBlock, cut: Mapping[str, Any], rows: Array

@@ -25,7 +25,7 @@ from storage.weights.manifest import (
 from storage.weights.retention import PrunedVersions
 from storage.wording import counted
 
-__all__ = ["Candidates", "VersionFolders", "WeightsFolders"]
+__all__ = ["CandidateFolders", "VersionFolders", "WeightsFolders"]
 
 D = TypeVar("D", bound=Candidate | Manifest)
 
@@ -99,7 +99,7 @@ class WeightsFolders(Generic[D]):
         return f"{self._folder}/{key}" if file is None else f"{self._folder}/{key}/{file}"
 
 
-class Candidates(WeightsFolders[Candidate]):
+class CandidateFolders(WeightsFolders[Candidate]):
     """Trained weights without a number, each in a folder named by its digest."""
 
     def __init__(self, files: PolicyFiles) -> None:

@@ -44,7 +44,7 @@ from storage.objects.memory import MemoryObjects
 from storage.objects.opening import Root
 from storage.weights.decisions import record
 from storage.weights.files import PolicyFiles
-from storage.weights.folders import Candidates, VersionFolders
+from storage.weights.folders import CandidateFolders, VersionFolders
 from storage.weights.folds import FOLDS_METRIC, Folds
 from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.lease import current_lease, require_fence
@@ -97,7 +97,7 @@ class WeightFolder:
     ) -> None:
         self.policy_id = policy_id
         self.files = PolicyFiles(root, policy_id)
-        self._candidates = Candidates(self.files)
+        self._candidates = CandidateFolders(self.files)
         self._versions = VersionFolders(self.files)
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last

@@ -105,7 +105,6 @@ TESTED_BY = {
     "storage.journal.records": "storage/journal/test_sqlite_journal",
     "storage.maintenance.episodes": "storage/maintenance/test_removal",
     "storage.maintenance.merging": "storage/maintenance/test_compaction",
-    "storage.maintenance.plans": "storage/maintenance/test_compaction",
     "storage.objects.interface": "storage/objects/test_folder",
     "storage.objects.memory": "storage/objects/test_conformance",
     "storage.objects.ranged": "storage/reading/test_conformance",

@@ -20,7 +20,7 @@ from ingest.importing.report import ImportReport
 from ingest.protocol.errors import ImportFailed
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
-from storage.spaces.descriptors import Box, Discrete
+from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary
 from tests.collector_process import CollectorProcess, shard_rows
 
 BANDIT: dict[str, Any] = {"observation": ["x"], "action": "a", "reward": "r"}
@@ -249,3 +249,23 @@ def test_the_arguments_are_the_fields_of_the_options() -> None:
     fields = get_type_hints(ImportOptions)
     del fields["source"]
     assert get_type_hints(ImportArguments) == fields
+
+
+def test_a_row_whose_mask_forbids_its_action_is_left_out_and_named(tmp_path: Path) -> None:
+    """So is one whose mask allows nothing; the rows beside them are stored."""
+    spaces = Dict({"action_mask": MultiBinary((3,)), "x": Box(())}), Discrete(3)
+    save_declaration(tmp_path, PolicyDeclaration(observation=spaces[0], action=spaces[1]))
+    masks = [[1, 1, 0], [1, 0, 1], [0, 0, 0], [0, 1, 1]]
+    log = pa.table({"action_mask": masks, "x": [0.5] * 4, "a": [1, 1, 2, 2], "r": [1.0] * 4})
+    with CollectorProcess(tmp_path) as collector:
+        report = import_table(
+            log,
+            address=collector.address,
+            **{**BANDIT, "observation": ["action_mask", "x"]},
+        )
+        assert collector.stop() == 0
+    assert report.rows_left_out == 2
+    named = [str(row) for row in report.bad]
+    assert len(named) == 2
+    assert all("expected an action that obs.action_mask allows" in text for text in named)
+    assert sorted(row["actions"] for row in shard_rows(tmp_path)) == [1, 2]
