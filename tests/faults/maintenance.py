@@ -1,8 +1,8 @@
-"""`headrace compact`, `retain` and `erase` beside a collector and a follower, all killed at random.
+"""`headrace compact`, `retain` and `erase` beside a collector and followers, all killed at random.
 
 Every acknowledged step is stored once, or its episode was erased or retained out. Nothing of an
-erased episode is in a shard, whoever was killed; what was kept has all its values. The follower has
-each remaining row once. `verify` agrees at the end.
+erased episode is in a shard, whoever was killed; what was kept has all its values. Each follower
+has each remaining row once. `verify` agrees at the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(trial: Trial) -> Verdict:
     with Traffic(trial.folder, trial.seed, None) as traffic:
         work = _Maintenance(trial, traffic, verdict, chance)
         traffic.warm_up()
-        follower = Follower(trial, traffic.root)
+        followers = [Follower(trial, traffic.root, how) for how in ("watch", "poll")]
         try:
             while trial.goes_on(verdict.counts.get("applications", 0), verdict):
                 traffic.wait_for_shards()
@@ -54,16 +54,18 @@ def run(trial: Trial) -> Verdict:
                 work.turn(COMMANDS[verdict.counts.get("turns", 0) % len(COMMANDS)], after)
                 verdict.count("turns")
                 if chance.random() < 0.3:
-                    follower.restart()
+                    chance.choice(followers).restart()
                     verdict.count("follower_kills")
                 if chance.random() < 0.3:
                     traffic.kill(chance.choice(("collector", "writer")))
                     verdict.count("collector_kills")
             verdict.require(traffic.settle() == 0, "drain", "expected exit status 0")
             work.finish()
-            _judge_follower(follower, traffic.root, verdict)
+            for follower in followers:
+                _judge_follower(follower, traffic.root, verdict)
         finally:
-            follower.kill()
+            for follower in followers:
+                follower.kill()
         work.judge_account()
     _judge_values(traffic.root, verdict)
     _judge_proof(trial, verdict)
@@ -92,7 +94,7 @@ class _Maintenance:
         self._files += not (is_known and self._files)
         rows = [
             (f"user-{user}", IMPORTED + 1e3 * self._files + 10 * user + t)
-            for user in range(self._files + 1)
+            for user in range(self._files + 3)
             for t in range(3)
         ]
         file = self._trial.folder / f"import-{self._files}.csv"
@@ -219,7 +221,7 @@ def _judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
     removed: dict[str, RangeSet] = {}
     for made in Replacements.of(FolderObjects(root)).removals:
         removed.setdefault(made.stream, RangeSet()).update(made.removed)
-    verdict.counts["followed"] = found.total()
+    verdict.count("followed", found.total())
     verdict.require(not wanted - found, "unread", list(wanted - found)[:3])
     more = [row for row in found - wanted if row[1] not in removed.get(row[0], RangeSet())]
     twice = [row for row, count in found.items() if count > 1]
