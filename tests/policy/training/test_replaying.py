@@ -11,7 +11,7 @@ import pytest
 from policy.algorithms.learner import Learner
 from policy.algorithms.torchrl import DQNConfig
 from policy.inference.weight_store import WeightStore
-from policy.training.replaying import refill
+from policy.training.replaying import _newest, refill
 from policy.training.settings import FollowSettings
 from policy.training.train import acting_spec, new_policy
 from policy.training.train_live import follow
@@ -66,3 +66,9 @@ def test_the_replay_is_filled_with_the_latest_rows_but_those_not_trained_on(root
     assert (replay.added, learner.counts.rows_trained) == (0, 0)
     refill(learner, root, "default", dict)
     assert len(replay) == 150
+
+
+def test_no_more_parts_are_read_than_can_be_needed() -> None:
+    """Each part has a row at least, so the latest ones suffice, over gaps."""
+    assert _newest([[0, 4], [10, 19]], 12) == [[3, 4], [10, 19]]
+    assert _newest([[0, 4], [10, 19]], 3) == [[17, 19]]
