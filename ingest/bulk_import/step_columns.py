@@ -456,9 +456,7 @@ class StepColumns:
             found[leaf.leaf.path] = values
         return encode(codec, found, len(faults))
 
-    def _check_masks(
-        self, faults: RowFaults, obs: bytes, lengths: bytes, actions: bytes
-    ) -> None:
+    def _check_masks(self, faults: RowFaults, obs: bytes, lengths: bytes, actions: bytes) -> None:
         """Record a fault in each row whose action mask forbids the action."""
         mask, rules = self.rules.action_mask, self.rules
         if mask is None:
