@@ -81,7 +81,7 @@ class LocalActor:
         policy = episode.policy
         if obs is None:
             obs = policy.observe(label_of(episode), observation)
-        if policy.observation.has_names:
+        if policy.is_rewritten:
             observation = policy.observation.decode(obs)
         name = policy.policy_id or ""
         local = self._policies.get(name) or self.policy(name)

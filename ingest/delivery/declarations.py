@@ -28,6 +28,7 @@ from storage.declarations.declaration import DeclarationError
 from storage.declarations.policy_files import read_declaration
 from storage.experience.episode import policy_of_id
 from storage.spaces.action_mask import ActionMask
+from storage.spaces.candidates import Candidates
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Space, SpaceError, schema_id, space_from_json
 from storage.spaces.leaves import leaves
@@ -113,14 +114,20 @@ class ClientPolicy:
         self.has_densities = True  # as far as is known
         self.is_declared = observation is not None and action is not None
         self._mask: ActionMask | None = None
+        self._candidates: Candidates | None = None
+        self.is_rewritten = False  # whether observations may be sent in another form than given
         if observation is not None and action is not None:
             self.schema_id = schema_id(observation, action)
             self.has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
             self.observation, self.action = Codec(observation), Codec(action)
             self._encode_observation: Any = self.observation.encode
             self._encode_action: Any = self.action.encode
-            with contextlib.suppress(SpaceError):  # the collector's release may know no masks
+            with contextlib.suppress(SpaceError):  # declared with a release that knew no masks
                 self._mask = ActionMask.of(observation, action)
+                self._candidates = Candidates.of(observation, action)
+            if self._candidates is not None:
+                self._encode_observation = self._encode_candidates
+            self.is_rewritten = self.observation.has_names or self._candidates is not None
         else:
             self.sums = False
             self._encode_observation = partial(self._draft, False)
@@ -137,6 +144,11 @@ class ClientPolicy:
 
     def _draft(self, is_action: bool, value: Any, where: str) -> Any:
         return Draft(self, is_action, value)
+
+    def _encode_candidates(self, observation: Any, where: str) -> bytes:
+        found = self._candidates
+        given = observation if found is None else found.padded(observation)
+        return self.observation.encode(given, where)
 
     def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
         """Canonical bytes of both. Raises SpaceError (a ValueError) for an invalid value."""

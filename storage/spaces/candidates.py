@@ -57,6 +57,19 @@ class Candidates:
         """The candidates of these spaces, None if the observation has no key `candidates`."""
         return cls(observation, action) if CANDIDATES in _inner(observation) else None
 
+    def padded(self, observation: Any) -> Any:
+        """An observation whose `candidates` may have fewer rows, and which may lack a mask.
+
+        Anything but a mapping with candidates comes back as it is. Raises SpaceError as `observed`.
+        """
+        if not isinstance(observation, Mapping) or CANDIDATES not in observation:
+            return observation
+        rows = observation[CANDIDATES]
+        if ACTION_MASK in observation and np.shape(rows) == (self.most, self.width):
+            return observation
+        context = {name: value for name, value in observation.items() if name != CANDIDATES}
+        return self.observed(context, rows)
+
     def observed(self, context: Mapping[str, Any], rows: Any) -> dict[str, Any]:
         """An observation: `context` has its other leaves, `rows` (k, F) the candidates' features.
 

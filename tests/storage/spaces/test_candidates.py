@@ -37,6 +37,19 @@ def test_rows_are_padded_and_the_others_masked() -> None:
     np.testing.assert_array_equal(some["action_mask"], [0, 1, 0, 0])
 
 
+def test_an_observation_is_padded_where_it_has_to_be() -> None:
+    """Whole observations, and what is no mapping with candidates, come back as they are."""
+    short = made().padded({"age": 3.0, "candidates": [[1, 2]]})
+    np.testing.assert_array_equal(short["action_mask"], [1, 0, 0, 0])
+    assert made().padded(short) is short
+    masked = made().padded({"age": 3.0, "candidates": [[1, 2], [3, 4]], "action_mask": [0, 1]})
+    np.testing.assert_array_equal(masked["action_mask"], [0, 1, 0, 0])
+    full = made().padded({"age": 3.0, "candidates": np.ones((4, 2))})
+    np.testing.assert_array_equal(full["action_mask"], [1, 1, 1, 1])
+    for other in (None, 3.0, {"age": 3.0}):
+        assert made().padded(other) is other
+
+
 @pytest.mark.parametrize(
     ("context", "rows", "text"),
     [
