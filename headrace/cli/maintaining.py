@@ -267,12 +267,9 @@ def erase(
                 document["decisions"] = without_texts(root, wanted.texts)
                 document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
     console.line(document) if as_json else results.erased(document, str(root))
-    if not (_is_clear(document) and document.get("applied", {"removed": 1})["removed"]):
+    done, looked = document.get("applied", {"removed": 1}), document.get("proof", {"clear": True})
+    if not (looked["clear"] and (done["removed"] or done["ended"])):
         raise typer.Exit(1)
-
-
-def _is_clear(document: dict[str, Any]) -> bool:
-    return bool(document.get("proof", {"clear": True})["clear"])
 
 
 def _requests(episodes: list[str] | None, tags: list[str] | None, file: Path | None) -> Requests:

@@ -643,7 +643,7 @@ def erased(document: Document, root: str) -> None:
             f"In the journal: {counted(done['ended'], 'open episode')} ended, "
             f"{counted(done['journal_rows'], 'row')} rewritten"
         )
-        if not done["removed"]:
+        if not (done["removed"] or done["ended"]):
             print("Nothing was there to erase: check the spelling of the requests")
     for policy, versions in document.get("trained", {}).items():
         known = ", ".join(map(str, versions))

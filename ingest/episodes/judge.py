@@ -300,6 +300,7 @@ class Judge:
         """Raise Refusal if the episode of a start is known, or cannot start here."""
         episode_id, name, known = event.episode_id, name_of(event), self._known
         self._require_kept(episode_id)
+        self._require_kept(event.continues or "")
         whole = known.wholes.get(episode_id)
         if name in known.episodes:
             raise already_started(episode_id, event.agent_id)

@@ -2,7 +2,8 @@
 
     await erase(collector, marks)
 
-1. The tombstones are made durable: from then on events of these episodes are refused.
+1. The tombstones are made durable: from then on events of these episodes are refused. An episode
+   that has an erased tag, or continues an erased one, gets a tombstone of its id.
 2. Their open episodes end, and everything that is ready for a shard goes to shards, where
    maintenance erases it (`storage.maintenance.removal`).
 3. Rows that are left lose what replays skip anyway, because it is in shards: events of other
@@ -62,9 +63,12 @@ async def erase(collector: Collector, marks: Iterable[str]) -> wire.Erased:
     asked for again.
     """
     fresh = collector.erased.new(marks)
-    if fresh:
-        await collector.journal.ask(partial(_remember, fresh))
-        collector.erased.add(fresh)
+    await _remember(collector, fresh)
+    after, names = 0, set[str]()
+    while after >= 0:  # before any of these rows loses its tags
+        after, found = await collector.journal.ask(partial(_tagged, after, collector.erased))
+        names |= found
+    await _remember(collector, map(collector.erased.mark, names))
     ended = await _end(collector)
     rows = after = 0
     while after >= 0:
@@ -77,19 +81,27 @@ async def erase(collector: Collector, marks: Iterable[str]) -> wire.Erased:
     return wire.Erased(tombstones=len(fresh), ended=ended, rows=rows)
 
 
-def _remember(marks: list[str], journal: Journal) -> None:
-    known = journal.state(ERASED)
-    last = max((int(key.removeprefix(ERASED)) for key in known), default=-1)
-    journal.commit(put={f"{ERASED}{last + 1:012}": encode_state(marks)})
+async def _remember(collector: Collector, marks: Iterable[str]) -> None:
+    """Make tombstones durable that are not known yet."""
+    fresh = collector.erased.new(marks)
+
+    def commit(journal: Journal) -> None:
+        known = journal.state(ERASED)
+        last = max((int(key.removeprefix(ERASED)) for key in known), default=-1)
+        journal.commit(put={f"{ERASED}{last + 1:012}": encode_state(fresh)})
+
+    if fresh:
+        await collector.journal.ask(commit)
+        collector.erased.add(fresh)
 
 
 async def _end(collector: Collector) -> int:
     """End the open episodes that are erased, and wait until all sealed parts are in shards."""
-    assembler, hidden = collector.assembler, list[int]()
-    for one in (*assembler.episodes.values(), *assembler.closing.values()):
-        started = one.started
-        if collector.erased.hide(started.episode_id) or collector.erased.hide_tags(started.tags):
-            hidden.append(started.key)
+    assembler, erased = collector.assembler, collector.erased
+    held = [one.started for one in (*assembler.episodes.values(), *assembler.closing.values())]
+    while more := [one.episode_id for one in held if _is_next(one, erased)]:
+        await _remember(collector, map(erased.mark, more))  # and then those that continue these
+    hidden = [one.key for one in held if erased.hide(one.episode_id)]
 
     def fill(row: OpenRow) -> None:
         for one in list(assembler.episodes.values()):
@@ -106,6 +118,12 @@ async def _end(collector: Collector) -> int:
         if asyncio.get_running_loop().time() > end:
             raise Refusal("busy", "the shards are not written in time", retry_after=10.0)
     return len(hidden)
+
+
+def _is_next(started: Started, erased: Tombstones) -> bool:
+    """Whether an episode has no tombstone of its id, but one of a tag, or of what it continues."""
+    known = erased.hide_tags(started.tags) or erased.hide(started.continues or "")
+    return known and not erased.hide(started.episode_id)
 
 
 async def _is_written(collector: Collector, keys: Sequence[int]) -> bool:
@@ -125,6 +143,17 @@ async def _is_written(collector: Collector, keys: Sequence[int]) -> bool:
 
 
 # --- the job of the journal's thread -----------------------------------------------------------
+
+
+def _tagged(after: int, erased: Tombstones, journal: Journal) -> tuple[int, set[str]]:
+    """The ids of episodes with an erased tag that start in a page of rows, and its last number.
+
+    Those without steps are in no shard, which would tell their ids.
+    """
+    page = journal.page(after)
+    events = (event for _, blob in page for event in decode_row(blob).events)
+    found = {e.episode_id for e in events if isinstance(e, Started) and erased.hide_tags(e.tags)}
+    return (page[-1][0] if page else -1), found
 
 
 def _scrub_page(after: int, done: RangeSet, journal: Journal) -> tuple[int, int]:

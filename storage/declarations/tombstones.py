@@ -51,9 +51,13 @@ class Tombstones:
         """Those of the marks that are not known yet, sorted."""
         return sorted({*marks} - self._marks)
 
+    def mark(self, episode_id: str) -> str:
+        """The mark of an episode's id."""
+        return episode_mark(self._key, episode_id)
+
     def hide(self, episode_id: str) -> bool:
         """Whether an episode of this id was erased."""
-        return bool(self) and self._has(episode_mark(self._key, episode_id))
+        return bool(self) and self._has(self.mark(episode_id))
 
     def hide_tags(self, tags: str) -> bool:
         """Whether one of an episode's tags (a JSON object) was erased."""

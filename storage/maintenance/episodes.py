@@ -158,7 +158,10 @@ class StoredEpisodes:
         self._ended.append(np.unique(whole[over]))
         edges = table.column("continues").take(pa.array(first))
         for at in np.flatnonzero(edges.is_valid().to_numpy(zero_copy_only=False)).tolist():
-            self._join(int(episodes[at]), number(edges[at].as_py()))
+            before = edges[at].as_py()
+            self._join(int(episodes[at]), number(before))
+            if meant[0](before):  # which may be in no shard any more
+                self._meant.append(episodes[at : at + 1])
 
     # --- episodes that continue one another -------------------------------------------------
 

@@ -34,6 +34,10 @@ def steps(name: str, count: int, tags: dict[str, str], *, end: bool) -> list[dic
     return events + ([{"type": "end", "episode_id": name}] if end else [])
 
 
+def start(name: str, user: str = "carol") -> list[dict[str, Any]]:
+    return steps(name, 0, {"user": user}, end=False)
+
+
 def log(collector: CollectorProcess, *episodes: tuple[str, str, bool]) -> None:
     """Log some episodes (id, user, whether it ends) in one request, which is one journal row."""
     events = [
@@ -68,8 +72,9 @@ def erased(root: Path, *words: str, status: int = 0) -> dict[str, Any]:
 
 
 def test_a_person_is_erased_without_a_collector(collector: CollectorProcess) -> None:
-    """Sealed long ago, in a row of the journal that others need, open: all of it is gone, from free
-    pages too; the rest, and the account, are as they were; what comes late is refused by name."""
+    """Sealed long ago, in a row of the journal that others need, open, also without a step, or as
+    what continues it: all of it is gone, from free pages too; the rest, and the account, are as
+    they were; what comes late is refused by name."""
     root = collector.root
     log(collector, (f"{ALICE} 0", ALICE, True), ("b0", "bob", True))
     collector.empty(60.0)
@@ -77,6 +82,9 @@ def test_a_person_is_erased_without_a_collector(collector: CollectorProcess) -> 
     act = {"obs": [1.0, 2.0, 3.0, 4.0], "action": 1}
     path = f"/v1/episodes/{quote(f'{ALICE} 2')}/log_action"
     assert collector.post(path, act, **{"Idempotency-Key": "k"})[0] == 200
+    others = [("sequel 0", f"{ALICE} 0"), ("sequel 1", "sequel 0"), ("sequel 2", "sequel 1")]
+    chain = [{**event, "continues": before} for name, before in others for event in start(name)]
+    assert collector.post("/v1/events", {"events": [*chain, *start(f"{ALICE} 3", ALICE)]})[0] == 200
     assert collector.stop() == 0
     before = verified(root)
     assert (before.findings, before.acknowledged) == ((), 5 * STEPS + 1)
@@ -89,7 +97,7 @@ def test_a_person_is_erased_without_a_collector(collector: CollectorProcess) -> 
     assert refused(headrace("erase", "--root", root, *words, f"for {ALICE}"), "--why: expected")
     done = erased(root, *words, "asked")
     assert done["applied"]["removed"] == 3 * STEPS + 1
-    assert done["applied"]["ended"] == 1
+    assert done["applied"]["ended"] == 1 + len(others) + 1
     assert done["proof"]["clear"], done["proof"]
     assert ids(root) == {"b0"}
     report = verified(root)
@@ -104,13 +112,15 @@ def test_a_person_is_erased_without_a_collector(collector: CollectorProcess) -> 
     again = erased(root, "--tag", f"user={ALICE}", "--apply", plan["plan"], status=1)
     assert again["applied"]["removed"] == 0
     collector.restart()
-    for name in (f"{ALICE} {number}" for number in range(3)):
+    for name in (f"{ALICE} {number}" for number in range(4)):
         path = f"/v1/episodes/{quote(name)}/log_returns"
         status, reply = collector.post(path, {"reward": 1.0})
         assert (status, reply["error"]["code"]) == (409, "completed")
         assert f"Episode {name} was erased" in reply["error"]["message"]
-        status, reply = collector.post("/v1/episodes", {"episode_id": name})
-        assert (status, reply["error"]["code"]) == (409, "completed")
+        for more in ({"episode_id": name}, {"episode_id": "new", "continues": name}):
+            status, reply = collector.post("/v1/episodes", more)
+            assert (status, reply["error"]["code"]) == (409, "completed")
+    assert search(root, ["sequel"]).is_clear
     assert (
         collector.post("/v1/events", {"events": steps("b1", 1, {"user": "bob"}, end=True)[1:]})[0]
         == 200
