@@ -16,6 +16,7 @@ same episodes have served before. Only these files have these numbers.
 from __future__ import annotations
 
 import json
+import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from storage.declarations.declaration import check_policy_id
+from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
@@ -56,6 +58,8 @@ SETTINGS = (
 )
 """What a judgement asks besides the candidate: with other values the same episodes are looked at
 again. A higher `until` only adds episodes."""
+_FOR_PROGRAMS = {"candidate", "kind", "policy_id", "rows", "verdict", *SETTINGS}
+"""The fields with texts that programs read."""
 
 
 @dataclass(frozen=True)
@@ -77,36 +81,34 @@ class Earlier(NamedTuple):
 def without_texts(root: Root, texts: Iterable[str]) -> int:
     """Replace texts by "[erased]" in all decisions; return how many decisions were changed.
 
-    They are what people wrote as reasons, and names of tags' values in judgements.
+    They are what people wrote as reasons, and names of tags' values in judgements. A text within a
+    longer word or number stays, as do the fields that programs read. So does a damaged decision.
     """
     objects, changed = objects_at(root), 0
-    forms = {form for one in texts for form in (one, *_normal(one))}
-    for folder in objects.names(f"{FOLDER}/"):
-        for name in objects.names(folder) if folder.endswith("/") else ():
-            data = objects.read(name)
-            document = json.loads(data)
-            kept = _without(document, sorted(forms, key=len, reverse=True))
+    forms = {unicodedata.normalize(form, one) for one in texts for form in ("NFC", "NFD")}
+    longest_first = sorted(forms, key=len, reverse=True)
+    pattern = re.compile(
+        f"(?<![0-9A-Za-z])(?:{'|'.join(map(re.escape, longest_first))})(?![0-9A-Za-z])"
+    )
+    for policy in objects.names(f"{FOLDER}/"):
+        for document in load_decisions(root, policy.rstrip("/").rpartition("/")[2]).known:
+            kept = {
+                name: value if name in _FOR_PROGRAMS else _without(value, pattern)
+                for name, value in document.items()
+            }
             if kept != document:
-                kept.pop(_DIGEST, None)
-                kept[_DIGEST] = sha256(canonical(kept, "decision"))
-                objects.replace(name, json.dumps(kept, indent=1, allow_nan=False).encode() + b"\n")
+                _write(objects, kept)
                 changed += 1
     return changed
 
 
-def _normal(text: str) -> tuple[str, str]:
-    return unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)
-
-
-def _without(value: Any, texts: Sequence[str]) -> Any:
+def _without(value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
-        for text in texts:
-            value = value.replace(text, "[erased]")
-        return value
+        return pattern.sub("[erased]", value)
     if isinstance(value, list):
-        return [_without(one, texts) for one in value]
+        return [_without(one, pattern) for one in value]
     if isinstance(value, dict):
-        return {_without(key, texts): _without(one, texts) for key, one in value.items()}
+        return {_without(key, pattern): _without(one, pattern) for key, one in value.items()}
     return value
 
 
@@ -125,13 +127,18 @@ def record(
     decided = int(clock() * 1_000_000)
     unjudged: Document = {"verdict": None, "episodes": 0, "rows": {}}
     document = {"format": FORMAT_VERSION, "decided": decided, **unjudged, **decision}
-    stored = json.loads(canonical(document, "decision"))  # names that are numbers become texts
-    document[_DIGEST] = sha256(canonical(stored, "decision"))
-    folder = f"{FOLDER}/{check_policy_id(str(decision['policy_id']))}"
-    name = f"{folder}/{decided:016d}-{str(decision['candidate'])[:12]}.json"
     objects = objects_at(root)
+    return f"{objects}/{_write(objects, document)}"
+
+
+def _write(objects: Objects, document: Document) -> str:
+    """Write a decision with its digest; its name follows from what it is about."""
+    stored = json.loads(canonical(document, "decision"))  # names that are numbers become texts
+    document = document | {_DIGEST: sha256(canonical(stored, "decision"))}
+    folder = f"{FOLDER}/{check_policy_id(str(document['policy_id']))}"
+    name = f"{folder}/{document['decided']:016d}-{str(document['candidate'])[:12]}.json"
     objects.replace(name, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
-    return f"{objects}/{name}"
+    return name
 
 
 def load_decisions(root: Root, policy_id: str) -> Decisions:

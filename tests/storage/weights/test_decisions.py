@@ -87,3 +87,9 @@ def test_texts_are_erased_from_decisions(tmp_path):
     assert load_decisions(tmp_path, "default").damaged == {}
     assert Path(other).read_bytes() == before
     assert without_texts(tmp_path, ["Zo\u00eb"]) == 0
+    damaged = Path(other).with_name("0-damaged.json")
+    damaged.write_text("{")
+    assert without_texts(tmp_path, ["Bob", "0", "a" * 64, "default", "cannot tell"]) == 1
+    (found,) = load_decisions(tmp_path, "b").known
+    assert found | {"why": "asked by Bob", "sha256": ""} == json.loads(before) | {"sha256": ""}
+    assert damaged.read_text() == "{"
