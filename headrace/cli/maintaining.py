@@ -22,6 +22,8 @@ from headrace.cli.publishing import person
 from headrace.cli.roots import require_root
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from storage.maintenance.plans import MaintenancePlan
     from storage.maintenance.removal import Requests
 
@@ -84,18 +86,16 @@ def compact(
     from storage.maintenance import plans
     from storage.maintenance.compaction import plan_compaction, recorded_under
 
-    if apply in (None, "new"):
-        plan = plan_compaction(
+    plan = _planned(
+        *(root, "compact", apply),
+        lambda: plan_compaction(
             root,
             recorded_under(root),
             aim_bytes=int(megabytes * 1_000_000),
             period_seconds=None if hours is None else hours * 3600,
             grace_seconds=grace_hours * 3600,
-        )
-        if plan.steps:
-            plans.save(root, plan)
-    else:
-        plan = plans.load(root, apply)
+        ),
+    )
     merges = [step for step in plan.steps if isinstance(step, plans.Merge)]
     document: dict[str, Any] = {
         "plan": plan.digest if plan.steps else None,
@@ -103,11 +103,25 @@ def compact(
             {"stream": s.stream, "shards": len(s.shards), "rows": s.rows, "bytes": s.nbytes}
             for s in merges
         ],
-        "deletes": sum(len(s.shards) for s in plan.steps if isinstance(s, plans.Delete)),
+        "deletes": _deletes(plan),
     }
     if apply is not None:
         document["applied"] = _applied(root, plan, why)
     return console.line(document) if as_json else results.compacted(document, str(root))
+
+
+def _planned(
+    root: Root, command: str, apply: str | None, make: Callable[[], MaintenancePlan]
+) -> MaintenancePlan:
+    """The plan of a digest, or a new one, which is kept if it changes anything."""
+    from storage.maintenance import plans
+
+    if apply not in (None, "new"):
+        return plans.load(root, apply, command)
+    plan = make()
+    if plan.steps or plan.tombstones:
+        plans.save(root, plan)
+    return plan
 
 
 def _applied(root: Root, plan: MaintenancePlan, why: str) -> dict[str, Any]:
@@ -148,14 +162,14 @@ def retain(
     require_root(root)
     from headrace.output import console, results
     from ingest.verification import journal_account
-    from storage.maintenance import plans
     from storage.maintenance.removal import plan_retention
 
-    if apply in (None, "new"):
-        if (keep, max_bytes, where) == (None, None, None):
-            raise ValueError("retain: expected --keep, --max-bytes or --where")
-        with console.progress() as progress:
-            plan = plan_retention(
+    if apply in (None, "new") and (keep, max_bytes, where) == (None, None, None):
+        raise ValueError("retain: expected --keep, --max-bytes or --where")
+    with console.progress() as progress:
+        plan = _planned(
+            *(root, "retain", apply),
+            lambda: plan_retention(
                 root,
                 journal_account(root, token=token, ca=ca),
                 keep_days=None if keep is None else _days(keep),
@@ -163,11 +177,8 @@ def retain(
                 where=where,
                 grace_seconds=grace_hours * 3600,
                 on_progress=progress,
-            )
-        if plan.steps:
-            plans.save(root, plan)
-    else:
-        plan = plans.load(root, apply)
+            ),
+        )
     document = _removals(plan)
     if apply is not None:
         document["applied"] = _applied(root, plan, why)
@@ -196,9 +207,15 @@ def _removals(plan: MaintenancePlan) -> dict[str, Any]:
         "rows": sum(step.rows for step in steps),
         "whole_shards": sum(step.rows == step.of_rows for step in steps),
         "rewritten_shards": sum(step.rows < step.of_rows for step in steps),
-        "deletes": sum(len(s.shards) for s in plan.steps if isinstance(s, plans.Delete)),
+        "deletes": _deletes(plan),
         "discards": [s.place for s in plan.steps if isinstance(s, plans.Discard)],
     }
+
+
+def _deletes(plan: MaintenancePlan) -> int:
+    from storage.maintenance import plans
+
+    return sum(len(step.shards) for step in plan.steps if isinstance(step, plans.Delete))
 
 
 def erase(
@@ -226,46 +243,50 @@ def erase(
     from headrace.output import console, results
     from ingest.access.key_files import redaction_key
     from ingest.erasure import command
-    from ingest.erasure.command import Asking
+    from ingest.verification import journal_account
     from storage.maintenance import plans
+    from storage.maintenance.removal import plan_erasure
     from storage.maintenance.search import search
     from storage.weights.decisions import without_texts
 
     wanted = _requests(episode, tag, requests)
+    if proof and not wanted.texts:
+        raise ValueError("--proof: expected --episode, --tag or --requests")
     if not (wanted.texts or where or apply not in (None, "new")):
         raise ValueError("erase: expected --episode, --tag, --requests or --where")
     if any(text in why for text in wanted.texts):
         raise ValueError("--why: expected a reason without what is to be erased: it is kept")
+    for folder in (missing for missing in also or () if not missing.is_dir()):
+        raise ValueError(f"--also: expected a folder, found none at {folder}")
     folders, document = [root, *(also or [])], dict[str, Any]()
-    key, asking = redaction_key(root), Asking(token, ca)
+    key = redaction_key(root)
     with console.progress() as progress:
-        if proof:
-            document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
-        elif apply in (None, "new"):
-            found = command.plan(
-                *(root, wanted.marks(key), key, where, asking),
+        if apply in (None, "new") and not proof:
+            marks = [*wanted.marks(key)]
+            found = plan_erasure(
+                *(root, journal_account(root, token=token, ca=ca), marks, key),
+                where=where,
                 all_rows=yes_all,
                 with_damaged=with_damaged,
                 on_progress=progress,
             )
-            plan = found.plan
-            marks = enumerate(wanted.marks(key), 1)
-            document = _removals(plan) | {
+            document = _removals(found.plan) | {
                 "episodes": found.episodes,
                 "trained": found.trained,
-                "unmatched": [n for n, mark in marks if mark in found.unmatched],
+                "unmatched": [n for n, mark in enumerate(marks, 1) if mark in found.unmatched],
             }
-            plans.save(root, plan)
-        else:
-            plan = plans.load(root, apply)
-            document = _removals(plan)
+            digest = plans.save(root, found.plan)
+            apply = apply and digest
         if apply is not None and not proof:
+            plan = plans.load(root, apply, "erase")
+            document = _removals(plan) | document
             document["applied"] = command.erase(
-                root, plan, key, asking, by=person(), why=why, on_progress=progress
+                root, plan, key, token=token, ca=ca, by=person(), why=why, on_progress=progress
             )
-            if wanted.texts:
-                document["decisions"] = without_texts(root, wanted.texts)
-                document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
+        if wanted.texts and "applied" in document:
+            document["decisions"] = without_texts(root, wanted.texts)
+        if proof or (wanted.texts and "applied" in document):
+            document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
     console.line(document) if as_json else results.erased(document, str(root))
     done, looked = document.get("applied", {"removed": 1}), document.get("proof", {"clear": True})
     if not (looked["clear"] and (done["removed"] or done["ended"])):
@@ -278,8 +299,10 @@ def _requests(episodes: list[str] | None, tags: list[str] | None, file: Path | N
     pairs = [parse_tag(text, "--tag") for text in tags or []]
     if file is None:
         return Requests(tuple(episodes or ()), tuple(pairs))
-    with file.open(encoding="utf-8") as lines:
-        more = read_requests(lines, str(file))
+    try:
+        more = read_requests(file.read_text(encoding="utf-8-sig").splitlines(), str(file))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: expected text in UTF-8: {error}") from error
     return Requests((*(episodes or ()), *more.episodes), (*pairs, *more.tags))
 
 

@@ -1,7 +1,6 @@
-"""Erasing from a root: the plan, and its application to journal and shards.
+"""Erasing from a root: the application of a plan to journal and shards.
 
-    found = plan(root, marks, key)
-    erase(root, found.plan, key, by="me", why="request 17")
+    erase(root, plan_erasure(root, account, marks, key).plan, key, by="me", why="request 17")
 
 The journal comes first, by its running collector or alone: what it held of the episodes goes to
 shards, and is erased there with the rest.
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ingest.collector.collector import Collector
@@ -23,64 +21,33 @@ from ingest.protocol import messages as wire
 from ingest.verification import called, journal_account, journal_of, live_collector
 from storage.maintenance import plans
 from storage.maintenance.plans import MaintenancePlan
-from storage.maintenance.removal import Erasure, plan_erasure
+from storage.maintenance.removal import plan_erasure
 from storage.system.files import FileLock
 from storage.verify.audit import OnProgress, no_progress
 
-__all__ = ["Asking", "erase", "plan"]
-
-
-@dataclass(frozen=True)
-class Asking:
-    """How to ask a running collector: a token with the scopes admin and erase, certificates."""
-
-    token: str | None = None
-    ca: Path | None = None
-
-
-def plan(
-    root: Path,
-    marks: Iterable[str],
-    key: bytes,
-    where: str | None = None,
-    asking: Asking = Asking(),
-    *,
-    all_rows: bool = False,
-    with_damaged: bool = False,
-    on_progress: OnProgress = no_progress,
-) -> Erasure:
-    """Plan to erase the episodes with these tombstones; see `plan_erasure`."""
-    account = journal_account(root, token=asking.token, ca=asking.ca)
-    return plan_erasure(
-        root,
-        account,
-        marks,
-        key,
-        where=where,
-        all_rows=all_rows,
-        with_damaged=with_damaged,
-        on_progress=on_progress,
-    )
+__all__ = ["erase"]
 
 
 def erase(
     root: Path,
     wanted: MaintenancePlan,
     key: bytes,
-    asking: Asking = Asking(),
     *,
+    token: str | None = None,
+    ca: Path | None = None,
     by: str,
     why: str,
     on_progress: OnProgress = no_progress,
 ) -> dict[str, int]:
     """Apply a plan, and plans for what was written since, until nothing is left; say what was done.
 
-    It can be repeated after any kill. Raises JournalLocked, Refusal, ValueError, and the errors of
+    A running collector is asked with a token of the scopes admin and erase. It can be repeated
+    after any kill. Raises JournalLocked, Refusal, ValueError, and the errors of
     a collector's start.
     """
     done = {"removed": 0, "deleted": 0, "ended": 0, "journal_rows": 0}
     while True:
-        found = _erase_journal(root, wanted.tombstones, asking)
+        found = _erase_journal(root, wanted.tombstones, token, ca)
         if found is not None:
             done["ended"] += found.ended
             done["journal_rows"] += found.rows
@@ -89,14 +56,17 @@ def erase(
         done["deleted"] += applied.deleted
         for place, text in applied.left.items():
             raise ValueError(f"erase: {place} is left as it is: {text}")
-        rest = plan(root, wanted.tombstones, key, None, asking, all_rows=True).plan
+        account = journal_account(root, token=token, ca=ca)
+        rest = plan_erasure(root, account, wanted.tombstones, key, all_rows=True).plan
         if not rest.steps and {*rest.tombstones} <= {*wanted.tombstones}:
             return done
         wanted = rest
         plans.save(root, wanted)
 
 
-def _erase_journal(root: Path, marks: Iterable[str], asking: Asking) -> wire.Erased | None:
+def _erase_journal(
+    root: Path, marks: Iterable[str], token: str | None, ca: Path | None
+) -> wire.Erased | None:
     """Erase the episodes with these tombstones from the journal under a root; None without one."""
     directory = journal_of(root)
     if directory is None:
@@ -108,8 +78,8 @@ def _erase_journal(root: Path, marks: Iterable[str], asking: Asking) -> wire.Era
     holder = f"process {lock.holder()} holds the journal under {root}"
     body = wire.encode(wire.Erase(tombstones=sorted(marks)), wire.MSGPACK)
     with (
-        live_collector(directory, holder, asking.token) as live,
-        called(live, asking.token, asking.ca, 2 * WAIT_SECONDS) as transport,
+        live_collector(directory, holder, token) as live,
+        called(live, token, ca, 2 * WAIT_SECONDS) as transport,
     ):
         headers = {"Content-Type": wire.MSGPACK}
         return Delivery(transport, "POST", "/v1/erase", body, headers).run(wire.Erased)

@@ -2,7 +2,7 @@
 
     plan = plan_compaction(root, recorded)    # what would happen
     digest = save(root, plan)                 # maintenance/{digest}/plan.json
-    apply(root, load(root, digest), by="me", why="one million small files")
+    apply(root, load(root, digest, "compact"), by="me", why="one million small files")
 
 A plan names the files that it changes, so it stays valid beside a collector that writes new ones.
 Each step of its application can be repeated: after a kill, applying the plan again finishes it.
@@ -130,8 +130,8 @@ def save(root: Root, plan: MaintenancePlan) -> str:
     return plan.digest
 
 
-def load(root: Root, digest: str) -> MaintenancePlan:
-    """Read a plan. Raises ValueError, NewerFormat."""
+def load(root: Root, digest: str, command: str) -> MaintenancePlan:
+    """Read a plan of a command. Raises ValueError, also for another's, and NewerFormat."""
     objects = objects_at(root)
     try:
         data = objects.read(_place(digest))
@@ -144,6 +144,8 @@ def load(root: Root, digest: str) -> MaintenancePlan:
         ) from error
     if plan.digest != digest:
         raise ValueError(f"{objects}/{_place(digest)}: expected plan {digest}, got {plan.digest}")
+    if plan.command != command:
+        raise ValueError(f"plan {digest}: expected one of {command}, got one of {plan.command}")
     return plan
 
 

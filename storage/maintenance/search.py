@@ -78,7 +78,10 @@ def forms_of(text: str) -> set[bytes]:
         texts = {plain, escaped, upper.replace("\\U", "\\u"), percent, quote(plain)}
         texts |= {percent.lower() if percent != plain else plain, html.escape(plain)}
         texts |= {json.dumps(plain, ensure_ascii=False)[1:-1]}
-        found |= {one.encode() for one in texts} | {plain.encode("utf-16-le")}
+        found |= {one.encode() for one in texts} | {
+            plain.encode("utf-16-le"),
+            plain.encode("utf-16-be"),
+        }
     return found
 
 
@@ -88,14 +91,12 @@ def search(
     *,
     on_progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
 ) -> Proof:
-    """Look for texts in everything under some folders. Raises ValueError for a text too short."""
+    """Look for texts in everything under some folders."""
     known = list(texts)
-    for number, text in enumerate(known, 1):
-        if len(text.encode()) < SHORTEST:
-            raise ValueError(
-                f"text {number}: expected {SHORTEST} bytes or more to look for, got {len(text)}"
-            )
-    work = _Search([(n, forms_of(text)) for n, text in enumerate(known, 1)])
+    long = [(n, text) for n, text in enumerate(known, 1) if len(text.encode()) >= SHORTEST]
+    work = _Search([(n, forms_of(text)) for n, text in long])
+    for number in {*range(1, len(known) + 1)}.difference(n for n, _ in long):
+        work.proof.unread[f"text {number}"] = f"fewer than {SHORTEST} bytes, which are anywhere"
     roots = [folders] if isinstance(folders, Path) else list(folders)
     files = [(root, path) for root in roots for path in _files(root)]
     for done, (root, path) in enumerate(files, 1):
@@ -225,7 +226,7 @@ class _Search:
             return
         starts = range(0, len(content) - size + 1, size)
         self.proof.looked["SQLite pages"] += len(starts)
-        longest = max(len(form) for _, forms in self._needles for form in forms)
+        longest = max((len(form) for _, forms in self._needles for form in forms), default=0)
         heads = {content[at + _FREE : at + _FREE + longest] for at in starts}
         begins = [{head[:length] for head in heads} for length in range(longest)]
         for number, forms in self._needles:

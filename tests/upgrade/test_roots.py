@@ -13,9 +13,11 @@ from ingest.access.key_files import redaction_key
 from ingest.backup import adopt_root
 from ingest.client.policy_client import PolicyClient
 from ingest.erasure import command
+from ingest.verification import journal_account
 from policy.inference.weight_store import WeightStore
 from storage.declarations.tombstones import episode_mark
 from storage.errors import PolicyPinned
+from storage.maintenance.removal import plan_erasure
 from storage.maintenance.search import search
 from storage.reading.shard_reader import ShardReader, read_position
 from tests.collector_process import CollectorProcess, shard_rows
@@ -83,7 +85,8 @@ def test_episodes_are_erased_wherever_they_are(tmp_path: Path, build: str) -> No
     names = ("long", "tracks", "late-1", "open")
     key = redaction_key(root)
     marks = [episode_mark(key, name) for name in names]
-    done = command.erase(root, command.plan(root, marks, key).plan, key, by="me", why="")
+    plan = plan_erasure(root, journal_account(root), marks, key).plan
+    done = command.erase(root, plan, key, by="me", why="")
     assert (done["removed"], done["ended"]) == (10 + 4 + 2 + 3, 5)
     assert verified(root) == facts["acknowledged"]
     assert search(root, ["tracks", "late-1"]).is_clear

@@ -93,6 +93,16 @@ def test_a_person_is_erased_without_a_collector(collector: CollectorProcess) -> 
     plan = erased(root, "--tag", f"user={ALICE}", "--tag", "user=nobody")
     assert (plan["rows"], plan["episodes"], plan["unmatched"]) == (2 * STEPS, 2, [2])
     assert search(root / "maintenance", [ALICE, "nobody"]).is_clear
+    other = headrace("compact", "--root", root, "--apply", plan["plan"])
+    assert refused(other, "expected one of compact, got one of erase")
+    for also in (("--tag", f"user={ALICE}", "--also", root / "none"), ("--where", "true")):
+        assert refused(headrace("erase", "--root", root, "--proof", *also), "--", "expected")
+    (root.parent / "requests").write_text(f"{ALICE} 0\r\n", encoding="utf-8-sig")
+    assert erased(root, "--requests", str(root.parent / "requests"))["rows"] == STEPS
+    (root.parent / "requests").write_text(f"{ALICE} 0\n", encoding="utf-16")
+    assert refused(
+        headrace("erase", "--root", root, "--requests", root.parent / "requests"), "UTF-8"
+    )
     words = ("--tag", f"user={ALICE}", "--apply", plan["plan"], "--why")
     assert refused(headrace("erase", "--root", root, *words, f"for {ALICE}"), "--why: expected")
     done = erased(root, *words, "asked")

@@ -189,7 +189,7 @@ def test_an_application_that_is_killed_at_any_step_is_finished_by_the_next(
     for steps in itertools.count():
         root = MortalMemory() if kind == "memory" else MortalFolder(tmp_path / str(steps))
         parts = small_shards(root, count=7)
-        plan = load(root, save(root, plan_compaction(root, None, now=1e9)))
+        plan = load(root, save(root, plan_compaction(root, None, now=1e9)), "compact")
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(plans.os, "rename", renamed)
             Mortal.live(steps)
@@ -328,14 +328,14 @@ def test_a_stale_or_unknown_plan_changes_nothing(tmp_path: Path) -> None:
     small_shards(tmp_path)
     plan = plan_compaction(tmp_path, None)
     digest = save(tmp_path, plan)
-    assert load(tmp_path, digest) == plan
+    assert load(tmp_path, digest, "compact") == plan
     shard_files(tmp_path)[7].unlink()
     with pytest.raises(match=r"is stale: .*is gone"):
         apply(tmp_path, plan, by="", why="")
     assert len(shard_files(tmp_path)) == SMALL - 1
     for unknown in ("", "0" * 16, "../../../etc/pass"):
         with pytest.raises(match="expected"):
-            load(tmp_path, unknown)
+            load(tmp_path, unknown, "compact")
 
 
 def test_records_of_a_later_release_are_refused(tmp_path: Path) -> None:

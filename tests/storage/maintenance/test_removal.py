@@ -84,7 +84,9 @@ def erasure(root: Any, *ids: str, **tags: str) -> MaintenancePlan:
 
 
 def run(root: Any, plan: MaintenancePlan, now: float = NOW) -> Applied:
-    return apply(root, load(root, save(root, plan)), by="me", why="asked", clock=lambda: now)
+    return apply(
+        root, load(root, save(root, plan), plan.command), by="me", why="asked", clock=lambda: now
+    )
 
 
 def test_erased_episodes_are_gone_from_every_file(tmp_path: Path) -> None:
