@@ -104,7 +104,7 @@ def backup(root: Path, target: Path, *, on_progress: OnProgress = no_progress) -
         shards = (one for one in _files(root, "shards") if _belongs(one, ends))
         seen |= _copy_all(shards, root, target, done, on_progress)
     replace_file(target / MARK, msgspec.json.encode(_Mark(str(root), journal, now)))
-    for one in list(_files(target)):
+    for one in list(_files(target, hidden=True)):  # also what a kill has left half copied
         if one not in seen and one.parts[0] not in (MARK, journal):
             (target / one).unlink()
             done.removed += not one.parts[0].startswith("journal-")
@@ -200,7 +200,9 @@ def _belongs(name: Path, ends: dict[str, int]) -> bool:
     )
 
 
-def _files(root: Path, within: str = "", but: tuple[str, ...] = ()) -> Iterator[Path]:
+def _files(
+    root: Path, within: str = "", but: tuple[str, ...] = (), *, hidden: bool = False
+) -> Iterator[Path]:
     """The files under a root by relative names, those of a folder before those of its folders.
 
     So a pointer is copied before what it points to, which is there for longer. Hidden files are
@@ -212,7 +214,7 @@ def _files(root: Path, within: str = "", but: tuple[str, ...] = ()) -> Iterator[
             folders[:] = [one for one in folders if not one.startswith(but)]
             names = [one for one in names if not one.startswith(but)]
         folders.sort()
-        yield from (here / one for one in sorted(names) if not one.startswith("."))
+        yield from (here / one for one in sorted(names) if hidden or not one.startswith("."))
 
 
 def _copy_all(

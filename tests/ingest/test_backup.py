@@ -88,7 +88,10 @@ def test_an_interrupted_backup_is_the_earlier_one(tmp_path: Path) -> None:
         shutil.copytree(journal, tmp_path / "kept")
         log(collector, "b", steps=2, end=True)
         collector.settle(4)
+    half = target / "shards" / ".erased-since.parquet.tmp"
+    half.write_bytes(b"as killed while it was copied")
     assert backup(root, target).copied == 2  # a shard, and the counts of dropped steps
+    assert not half.exists()
     shutil.copytree(tmp_path / "kept", journal)
     (target / MARK).write_bytes(mark)  # as killed before it was replaced
     there.mkdir()
