@@ -20,7 +20,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -29,16 +29,20 @@ from stat import S_ISREG
 
 import msgspec
 
+from ingest.access.key_files import redaction_key
 from ingest.collector.adoption import Adopted, adopt, require_current
-from ingest.collector.recovery import recover
+from ingest.collector.recovery import ERASED, decode_marks, recover
+from ingest.erasure.command import erase
 from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalBehind
+from storage.experience.range_set import RangeSet
 from storage.journal.copying import copy_journal, opened_copy
 from storage.journal.database import DATABASE
 from storage.journal.sqlite_journal import SqliteJournal
+from storage.maintenance.plans import MaintenancePlan, load
 from storage.objects.folder import FolderObjects
-from storage.shards.names import ShardName, next_ordinals
-from storage.shards.replacements import FOLDER, REPLACED
+from storage.shards.names import ShardName
+from storage.shards.replacements import FOLDER, REPLACED, MadeShard, Replacements, given_ordinals
 from storage.shards.unrecorded_shards import later_shards
 from storage.shards.writer_process import WriterProcess
 from storage.system.files import make_directory, replace_file, sync_directory
@@ -135,6 +139,8 @@ def restore(source: Path, root: Path, *, on_progress: OnProgress = no_progress) 
         shutil.copytree(source / mark.journal, place)
         done.adopted = _adopted(root, place)
         place.rename(root / "journal")
+    if mark.journal:
+        _erase_again(root)
     (root / MARK).unlink()
     sync_directory(root)
     return done
@@ -143,15 +149,50 @@ def restore(source: Path, root: Path, *, on_progress: OnProgress = no_progress) 
 def adopt_root(root: Path) -> Adopted | None:
     """Make the journal under a root current; None if it is. No collector may use it.
 
-    Raises JournalError, StorageError and OSError.
+    What was erased since it was copied is erased again, and its tombstones return. Raises
+    JournalError, StorageError, OSError, and ValueError for damaged records.
     """
     policies = load_declarations(root)
-    journal = SqliteJournal.open(root / "journal")
-    with closing(journal), contextlib.suppress(JournalBehind):
-        require_current(journal, partial(next_ordinals, root / "shards"))
-        recover(journal, policies)  # release 0.1.0 left marks in a restored journal
-        return None
-    return _adopted(root, root / "journal")
+    journal, done = SqliteJournal.open(root / "journal"), None
+    with closing(journal):
+        try:
+            require_current(journal, partial(given_ordinals, root))
+            recover(journal, policies)  # release 0.1.0 left marks in a restored journal
+            is_behind = False
+        except JournalBehind:
+            is_behind = True
+    if is_behind:
+        done = _adopted(root, root / "journal")
+    _erase_again(root)
+    return done
+
+
+def _erase_again(root: Path) -> None:
+    """Erase what was erased since the journal under a root was copied, and came back with it."""
+    applied = {record.plan for record, _ in _removals(root) if record.command == "erase"}
+    marks = {mark for one in applied for mark in load(root, one, "erase").tombstones}
+    with closing(SqliteJournal.open(root / "journal")) as journal:
+        for blob in journal.state(ERASED).values():
+            marks -= {*decode_marks(blob)}
+    if marks:
+        plan = MaintenancePlan("erase", (), erases=True, tombstones=tuple(sorted(marks)))
+        erase(root, plan, redaction_key(root), by="headrace adopt", why="an older journal")
+
+
+def _removals(root: Path) -> Iterator[tuple[MadeShard, RangeSet]]:
+    shards = root / "shards"
+    return Replacements.of(FolderObjects(root)).removed(
+        lambda stream, name: (shards / stream / name).exists()
+    )
+
+
+def _removed_later(root: Path, known: Mapping[str, int]) -> int:
+    """The rows that were removed with ordinals from `known` on (stream -> ordinal)."""
+    return sum(
+        record.removed_rows
+        for record, ordinals in _removals(root)
+        if record.stream in known and ordinals.ranges()[0][0] >= known[record.stream]
+    )
 
 
 def _adopted(root: Path, directory: Path) -> Adopted:
@@ -160,9 +201,9 @@ def _adopted(root: Path, directory: Path) -> Adopted:
         closing(SqliteJournal.open(directory)) as journal,
         closing(WriterProcess(shards, owner=journal.collector_id, sources=(root,))) as writer,
     ):
-        ends, later = partial(next_ordinals, shards), partial(later_shards, shards)
-        now = time.time_ns() // 1000
-        return adopt(journal, policies, ends, later, writer.write, received=now)
+        ends, later = partial(given_ordinals, root), partial(later_shards, shards)
+        removed, now = partial(_removed_later, root), time.time_ns() // 1000
+        return adopt(journal, policies, ends, later, writer.write, received=now, removed=removed)
 
 
 def _mark(folder: Path) -> _Mark | None:

@@ -38,8 +38,7 @@ from storage.experience.part_columns import parts_in
 from storage.journal.database import DATABASE, past_damage
 from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
 from storage.objects.opening import Root, local_folder
-from storage.shards.names import next_ordinals
-from storage.shards.replacements import traces
+from storage.shards.replacements import given_ordinals, traces
 from storage.system.files import FileLock
 from storage.verify.audit import (
     JournalAccount,
@@ -272,7 +271,7 @@ def _account(root: Root, directory: Path, copy: Path) -> JournalAccount:
     past = _past(directory)
     with closing(SqliteJournal.open(copy)) as journal:
         policies = load_declarations(root)
-        require_current(journal, partial(next_ordinals, directory.parent / "shards"))
+        require_current(journal, partial(given_ordinals, directory.parent))
         return _account_of(journal, recover(journal, policies), past)
 
 

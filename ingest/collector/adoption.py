@@ -89,11 +89,13 @@ def adopt(
     write: Write,
     *,
     received: int,
+    removed: Callable[[Mapping[str, int]], int] = lambda known: 0,
 ) -> Adopted:
     """Make a journal current that may be older than its shards; see the module.
 
-    `received` is the current time in microseconds since the epoch. Raises the errors of the journal
-    and of `write`; then nothing has changed but shards that a repetition finds.
+    `received` is the current time in microseconds since the epoch. `removed`: how many rows with
+    ordinals from given ones on were removed from shards. Raises the errors of the journal and of
+    `write`; then nothing has changed but shards that a repetition finds.
     """
 
     def commit(change: Transaction, then: Callable[[], None]) -> None:
@@ -115,10 +117,16 @@ def adopt(
             recovered.waiting = []
             sealing(recovered).resume(recovered.assembler.running)
             recovered = recover(journal, policies, marked=marked)
-        known = {**dict.fromkeys(_there(journal, ends), 0), **journal.streams()}
+        there = _there(journal, ends)
+        known = {**dict.fromkeys(there, 0), **journal.streams()}
         found, next_ordinals = later(known, _oldest(recovered, received))
+        next_ordinals = {
+            stream: max(there.get(stream, 0), next_ordinals.get(stream, 0), known.get(stream, 0))
+            for stream in {*there, *next_ordinals}
+        }
         work = _Adoption(recovered, found, marked)
         put = work.run()
+        recovered.assembler.steps += removed(known)
         infos = [shard.info for shard in found]
         records = [
             ShardRecord(number, i.stream, i.first, i.last, i.path.name, i.digest, i.rows, i.nbytes)

@@ -24,7 +24,8 @@ from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, parts_in
 from storage.journal.memory_journal import MemoryJournal
 from storage.journal.sqlite_journal import Journal, SqliteJournal
-from storage.shards.names import ShardInfo, next_ordinals
+from storage.shards.names import ShardInfo
+from storage.shards.replacements import given_ordinals
 from storage.shards.writer_process import WriterProcess
 
 log = logging.getLogger("headrace.server")
@@ -57,7 +58,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     key = redaction_key(root)
     journal = _opened(root / "journal")
     try:
-        require_current(journal, partial(next_ordinals, root / "shards"))
+        require_current(journal, partial(given_ordinals, root))
     except JournalBehind:
         journal.close()
         raise

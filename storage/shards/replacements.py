@@ -21,10 +21,18 @@ import msgspec
 from storage.experience.range_set import RangeSet
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
-from storage.shards.names import streams
+from storage.shards.names import next_ordinals, streams
 from storage.system.formats import require_format
 
-__all__ = ["FOLDER", "REPLACED", "MadeShard", "Replacements", "replaced_shards", "traces"]
+__all__ = [
+    "FOLDER",
+    "REPLACED",
+    "MadeShard",
+    "Replacements",
+    "given_ordinals",
+    "replaced_shards",
+    "traces",
+]
 
 FORMAT_VERSION = 1
 FOLDER = "maintenance"
@@ -126,6 +134,16 @@ class Replacements:
             new = record.new
             if not new or is_there(record.stream, new) or self.by(record.stream, new, is_there):
                 yield record, RangeSet(record.removed)
+
+
+def given_ordinals(root: Root, collector_id: str) -> dict[str, int]:
+    """Stream -> the ordinal after the highest one of this collector in a shard, or removed."""
+    objects = objects_at(root)
+    found = next_ordinals(objects.under("shards"), collector_id)
+    for record in Replacements.of(objects).removals:
+        if record.stream.startswith(f"{collector_id}-"):
+            found[record.stream] = max(found.get(record.stream, 0), record.removed[-1][1] + 1)
+    return found
 
 
 def replaced_shards(root: Root) -> list[str]:

@@ -6,6 +6,7 @@ Also of `ingest.erasure.command`, `ingest.erasure.journal` and `storage.declarat
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from ingest.access.key_files import create_token
+from ingest.backup import _adopted
 from ingest.verification import verified
 from storage.maintenance.search import search
 from storage.reading.shard_reader import ShardReader
@@ -140,6 +142,33 @@ def test_a_person_is_erased_without_a_collector(collector: CollectorProcess) -> 
     assert (report.findings, report.in_shards) == ((), 2 * STEPS + 1)
     assert ids(root) == {"b0", "b1"}
     assert search(root, [ALICE]).is_clear
+
+
+def test_an_older_journal_brings_nobody_back(collector: CollectorProcess) -> None:
+    """It is refused though all later shards are gone; adopting it erases what it held, also if it
+    is killed in between, and the account adds up."""
+    root = collector.root
+    log(collector, ("b0", "bob", True))
+    collector.empty(60.0)
+    log(collector, ("b1", "bob", False), (f"{ALICE} 0", ALICE, False))
+    assert collector.stop() == 0
+    shutil.copytree(root / "journal", root.parent / "older")
+    collector.restart()
+    late = steps(f"{ALICE} 0", 1, {"user": ALICE}, end=True)[1:]
+    assert collector.post("/v1/events", {"events": late})[0] == 200
+    log(collector, (f"{ALICE} 1", ALICE, True))
+    assert collector.stop() == 0
+    assert erased(root, "--tag", f"user={ALICE}", "--apply", "new")["proof"]["clear"]
+    shutil.rmtree(root / "journal")
+    shutil.move(root.parent / "older", root / "journal")
+    assert refused(headrace("verify", "--root", root), "headrace adopt")
+    _adopted(root, root / "journal")  # as killed before it erases
+    assert not search(root, [ALICE]).is_clear
+    assert "Nothing to do" in headrace("adopt", "--root", root).stdout
+    assert search(root, [ALICE]).is_clear
+    assert ids(root) == {"b0", "b1"}
+    report = verified(root)
+    assert (report.findings, report.erased) == ((), 3 * STEPS + 1)
 
 
 def keep_logging(collector: CollectorProcess, stop: threading.Event, bearer: dict[str, str]) -> int:
