@@ -17,7 +17,7 @@ import msgspec
 import typer
 from msgspec import Meta
 
-from headrace.cli.options import LOCAL_ROOT, ROOT, AdminToken, Ca, Json, LocalRoot, Root
+from headrace.cli.options import LOCAL_ROOT, ROOT, Ca, Json, LocalRoot, Root
 from headrace.cli.publishing import person
 from headrace.cli.roots import require_root
 
@@ -150,8 +150,6 @@ def retain(
     grace_hours: Grace = 24.0,
     apply: Apply = None,
     why: Why = "",
-    token: AdminToken = None,
-    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Remove whole episodes from the shards: old ones, those beyond a size, those that SQL names.
@@ -161,7 +159,7 @@ def retain(
     """
     require_root(root)
     from headrace.output import console, results
-    from ingest.verification import journal_account
+    from storage.maintenance.compaction import recorded_under
     from storage.maintenance.removal import plan_retention
 
     if apply in (None, "new") and (keep, max_bytes, where) == (None, None, None):
@@ -171,7 +169,7 @@ def retain(
             *(root, "retain", apply),
             lambda: plan_retention(
                 root,
-                journal_account(root, token=token, ca=ca),
+                recorded_under(root),
                 keep_days=None if keep is None else _days(keep),
                 max_bytes=max_bytes,
                 where=where,

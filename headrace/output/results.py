@@ -566,26 +566,34 @@ def streams(document: Document) -> None:
 def compacted(document: Document, root: str) -> None:
     """Print `compact`: the plan, or what its application has done."""
     done = document.get("applied")
-    if done is None:
-        columns = ("stream", "shards", "rows", "MB")
-        rows = [
-            (printable(one["stream"]), one["shards"], one["rows"], f"{one['bytes'] / 1e6:.1f}")
-            for one in document["merges"]
-        ]
-        if rows:
-            table("To be joined", columns, rows)
-        if document["deletes"]:
-            print(f"To be deleted: {counted(document['deletes'], 'replaced shard')}")
-        if document["plan"] is None:
-            print("Nothing to do")
-        else:
-            print(f"headrace compact --root {printable(root)} --apply {document['plan']}")
+    if done is not None:
+        old, made = sum(one["old"] for one in done["made"]), counted(len(done["made"]), "shard")
+        deleted = counted(done["deleted"], "shard")
+        print(f"Joined {counted(old, 'shard')} to {made}; deleted {deleted}")
+        _left(done)
         return
-    old = sum(one["old"] for one in done["made"])
-    made = counted(len(done["made"]), "shard")
-    print(f"Joined {counted(old, 'shard')} to {made}; deleted {counted(done['deleted'], 'shard')}")
-    for place, text in done["left"].items():
+    columns = ("stream", "shards", "rows", "MB")
+    rows = [
+        (printable(one["stream"]), one["shards"], one["rows"], f"{one['bytes'] / 1e6:.1f}")
+        for one in document["merges"]
+    ]
+    if rows:
+        table("To be joined", columns, rows)
+    _planned("compact", document, document["deletes"], root)
+
+
+def _left(done: Document) -> None:
+    for place, text in done.get("left", {}).items():
         print(f"left as it is: {printable(place)}: {printable(text)}")
+
+
+def _planned(command: str, document: Document, deletes: int, root: str) -> None:
+    if deletes:
+        print(f"To be deleted: {counted(deletes, 'replaced shard')}")
+    if document["plan"] is None:
+        print("Nothing to do")
+    else:
+        print(f"headrace {command} --root {printable(root)} --apply {document['plan']}")
 
 
 def copied(document: Document, where: str) -> None:
@@ -618,19 +626,11 @@ def removed(document: Document, root: str) -> None:
     done = document.get("applied")
     if done is not None:
         print(f"Removed {counted(done['removed'], 'row')}; deleted {done['deleted']:,} files")
-        for place, text in done.get("left", {}).items():
-            print(f"left as it is: {printable(place)}: {printable(text)}")
+        _left(done)
         return
     shards = f"{document['whole_shards']:,} whole, {document['rewritten_shards']:,} rewritten"
     print(f"To be removed: {counted(document['rows'], 'row')}; shards: {shards}")
-    files = document["deletes"] + len(document["discards"])
-    if files:
-        print(f"To be deleted: {counted(files, 'replaced shard')}")
-    if document["plan"] is None:
-        print("Nothing to do")
-    else:
-        plan = document["plan"]
-        print(f"headrace {document['command']} --root {printable(root)} --apply {plan}")
+    _planned(document["command"], document, document["deletes"] + len(document["discards"]), root)
 
 
 def erased(document: Document, root: str) -> None:

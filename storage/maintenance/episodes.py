@@ -1,6 +1,6 @@
 """The episodes in the shards of a root: which parts they have, and which of them a command means.
 
-    found = StoredEpisodes.of(root, account)
+    found = StoredEpisodes.of(root, journal)
     found.named({"e1"}, {"user": {"alice"}})      # episodes, as numbers
     found.steps(chosen)                           # the parts of these, as steps of a plan
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.experience.range_set import RangeSet
+from storage.journal.copying import Recorded
 from storage.maintenance.plans import Remove
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
@@ -28,7 +29,7 @@ from storage.objects.ranged import RangedFile
 from storage.shards.names import SUFFIX, ShardError, shard_names, streams
 from storage.shards.replacements import REPLACED, Replacements
 from storage.shards.shard import read_shard
-from storage.verify.audit import JournalAccount, OnProgress, no_progress
+from storage.verify.audit import OnProgress, no_progress
 from storage.verify.quarantine import QUARANTINE
 
 __all__ = ["Numbers", "StoredEpisodes", "ids_where"]
@@ -90,7 +91,7 @@ class StoredEpisodes:
     def of(
         cls,
         root: Root,
-        account: JournalAccount | None,
+        journal: Recorded | None,
         *,
         is_meant: OfText = lambda episode_id: False,
         is_tagged: OfText = lambda tags: False,
@@ -105,17 +106,16 @@ class StoredEpisodes:
         meant = (is_meant, is_tagged)
         found, objects = cls(), objects_at(root)
         shards, replaced = objects.under("shards"), Replacements.of(objects)
-        recorded = {(one.stream, one.name) for one in account.records} if account else set()
-        recorded |= set(replaced.made)
         there = [(s, name) for s in streams(shards) for name in shard_names(shards, s)]
         names = {(stream, str(name)) for stream, name in there}
+        known = {*replaced.made, *(journal.shards if journal else ())}
         aside = list(_aside(objects)) if also_aside else []
         for done, (stream, name) in enumerate(there, 1):
             place = f"shards/{stream}/{name}"
-            ours = account is not None and stream in account.next_ordinals
+            ours = journal is not None and stream in journal.streams
             if replaced.by(stream, str(name), lambda *one: one in names) is not None:
                 aside.append(place)
-            elif not ours or (stream, str(name)) in recorded:
+            elif not ours or (stream, str(name)) in known:
                 found._add(objects, place, found.shards, meant)
             on_progress("reading episodes", done, len(there))
         for place in aside if also_aside else ():
@@ -135,7 +135,8 @@ class StoredEpisodes:
         _, stream, name = place.split("/")
         ordinals = table.column("ordinal").to_numpy()
         first = np.concatenate(([0], np.flatnonzero(ordinals[1:] != ordinals[:-1]) + 1))
-        episodes = _by_text(table.column("eps_id"), number, np.int64)[first]
+        whole = _by_text(table.column("eps_id"), number, np.int64)
+        episodes = whole[first]
         status = root.status(place)
         to.append(
             _IndexedShard(
@@ -150,7 +151,6 @@ class StoredEpisodes:
                 np.maximum.reduceat(table.column("ts").to_numpy(), first),
             )
         )
-        whole = _by_text(table.column("eps_id"), number, np.int64)
         named = _by_text(table.column("eps_id"), meant[0], np.bool_)
         tagged = _by_text(table.column("tags"), meant[1], np.bool_)
         self._meant.append(np.unique(whole[named | tagged]))

@@ -195,20 +195,10 @@ def _sum_of(found: Sequence[ShardMetadata]) -> tuple[ShardMetadata, pa.Schema]:
     return metadata_for(
         found[0].stream,
         found[0].spaces,
-        _joined([pair for one in found for pair in one.ranges]),
+        tuple(RangeSet([pair for one in found for pair in one.ranges]).ranges()),
         rows=sum(one.rows for one in found),
         parts=sum(one.parts for one in found),
     )
-
-
-def _joined(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ascending ranges, with adjacent ones joined."""
-    joined: list[tuple[int, int]] = []
-    for first, last in ranges:
-        if joined and joined[-1][1] + 1 == first:
-            first = joined.pop()[0]
-        joined.append((first, last))
-    return tuple(joined)
 
 
 def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+NONE = RangeSet()
 _DIGITS = 16
 
 
@@ -210,13 +211,14 @@ class _Application:
     def run(self, step: Merge | Delete | Remove | Discard) -> None:
         if isinstance(step, Delete):
             self._delete(step)
-            return
-        if isinstance(step, Remove):
+        elif isinstance(step, Remove):
             self._remove(step)
-            return
-        if isinstance(step, Discard):
+        elif isinstance(step, Discard):
             self._discard(step)
-            return
+        else:
+            self._join(step)
+
+    def _join(self, step: Merge) -> None:
         left = []
         for name in map(_parsed, step.shards):
             if self._successor(step.stream, str(name)):  # an application before was ended here
@@ -265,7 +267,7 @@ class _Application:
         if step.rows and not self._successor(step.stream, step.shard):
             name = _parsed(step.shard)
             whole = RangeSet([(name.first, name.last)])
-            self._record(step.stream, [name], None, whole, step.rows)
+            self._replace(step.stream, [name], None, whole, step.rows)
         for place in (step.place, step.place + SUFFIX):
             if self._root.status(place) is not None:
                 self._root.delete(place)
@@ -276,25 +278,10 @@ class _Application:
         stream: str,
         old: Sequence[ShardName],
         found: MergedShard | None,
-        removed: RangeSet | None = None,
+        removed: RangeSet = NONE,
         removed_rows: int = 0,
     ) -> None:
-        """Put a new shard, or nothing, in the place of old ones."""
-        self._record(stream, old, found, removed or RangeSet(), removed_rows)
-        if found is not None:
-            self._shards.replace(f"{stream}/{found.name}", found.path)
-        for name in old:
-            self._set_aside(stream, str(name))
-
-    def _record(
-        self,
-        stream: str,
-        old: Sequence[ShardName],
-        found: MergedShard | None,
-        removed: RangeSet,
-        removed_rows: int,
-    ) -> None:
-        """Write what replaces old shards, before anything is replaced."""
+        """Put a new shard, or nothing, in the place of old ones; the record is written before."""
         record = MadeShard(
             command=self._plan.command,
             plan=self._plan.digest,
@@ -313,6 +300,10 @@ class _Application:
         self._replacements.add(record)
         self.applied.made.append(record)
         self.applied.removed += removed_rows
+        if found is not None:
+            self._shards.replace(f"{stream}/{found.name}", found.path)
+        for name in old:
+            self._set_aside(stream, str(name))
 
     def _set_aside(self, stream: str, name: str) -> None:
         """Give a replaced shard its suffix. This need not be durable, because of the record.
@@ -338,8 +329,6 @@ class _Application:
             held = _held_ordinals(self._root, step.stream)
         except (ReaderError, msgspec.MsgspecError) as error:
             held, why = RangeSet([(0, 2**63 - 1)]), f"readers/: {error}"
-        if self._plan.erases:
-            held = RangeSet()
         for name in step.shards:
             place, shard = f"{step.stream}/{name}{REPLACED}", _parsed(name)
             if not self._successor(step.stream, name):

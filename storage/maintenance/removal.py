@@ -18,6 +18,7 @@ import numpy as np
 from storage.declarations.tombstones import Tombstones, episode_mark, tag_mark
 from storage.errors import StorageError
 from storage.experience.range_set import RangeSet
+from storage.journal.copying import Recorded
 from storage.maintenance.compaction import replaced_over
 from storage.maintenance.episodes import Numbers, StoredEpisodes, ids_where
 from storage.maintenance.plans import Discard, MaintenancePlan, Remove
@@ -37,7 +38,7 @@ DAY = 86_400.0
 
 def plan_retention(
     root: Root,
-    account: JournalAccount | None,
+    journal: Recorded | None,
     *,
     keep_days: float | None = None,
     max_bytes: int | None = None,
@@ -53,7 +54,7 @@ def plan_retention(
     shard are removed. `now`: seconds since the epoch. Raises ValueError, OSError.
     """
     now = time.time() if now is None else now
-    found = StoredEpisodes.of(root, account, on_progress=on_progress)
+    found = StoredEpisodes.of(root, journal, on_progress=on_progress)
     episodes, times, nbytes = found.oldest()
     chosen = np.zeros(len(episodes), np.bool_)
     if keep_days is not None:
@@ -137,9 +138,13 @@ def plan_erasure(
     """
     marks = {*marks}
     known = Tombstones(key, marks)
+    journal = None
+    if account is not None:
+        shards = frozenset((record.stream, record.name) for record in account.records)
+        journal = Recorded(account.next_ordinals, shards)
     found = StoredEpisodes.of(
         root,
-        account,
+        journal,
         is_meant=known.hide,
         is_tagged=known.hide_tags,
         also_aside=True,

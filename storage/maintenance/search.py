@@ -6,9 +6,10 @@
     proof.looked      # what was looked at -> how often
 
 Each file is searched as bytes, for a text in both normal forms of Unicode, as UTF-8 and UTF-16,
-percent-encoded and as JSON escapes it. What bytes do not show is decoded: the pages, dictionaries
-and statistics of Parquet, the rows of SQLite, texts on two of its pages, JSON, gzip, names of files
-and links. A text within a longer one is found, too. The result has numbers for texts, no text.
+percent-encoded and as JSON escapes it; statistics of Parquet are plain bytes. What bytes do not
+show is decoded: pages and dictionaries of Parquet, rows of SQLite, texts on two of its pages, JSON,
+gzip, names of files and links. A text within a longer one is found, too. The result has numbers for
+texts, no text.
 """
 
 from __future__ import annotations
@@ -193,27 +194,14 @@ class _Search:
                 if schema.column(at).physical_type == "BYTE_ARRAY"
             ]
         with pq.ParquetFile(path, read_dictionary=coded) as file:
-            metadata = file.metadata
-            for group in range(metadata.num_row_groups):
-                for at in range(metadata.num_columns):
-                    chunk = metadata.row_group(group).column(at)
-                    where = f"column {chunk.path_in_schema}, row group {group}"
-                    self._statistics(place, where, chunk.statistics)
-                    self.proof.looked["column chunks"] += 1
+            for group in range(file.num_row_groups):
                 table = file.read_row_group(group, use_threads=False)
+                self.proof.looked["column chunks"] += table.num_columns
                 for name, column in zip(table.column_names, table.columns, strict=True):
                     for piece in column.chunks:
                         for data in _buffers(piece):
                             how = f"decoded column {name}, row group {group}"
                             self._in(place, how, memoryview(data))
-
-    def _statistics(self, place: str, where: str, found: Any) -> None:
-        if found is not None and found.has_min_max:
-            self.proof.looked["statistics"] += 1
-            for value in (found.min, found.max):
-                if isinstance(value, (str, bytes)):
-                    data = value.encode() if isinstance(value, str) else value
-                    self._in(place, f"statistics of {where}", data)
 
     def _split(self, place: str, content: mmap.mmap) -> None:
         """Texts that begin on one page and end on an overflow page, free ones too.

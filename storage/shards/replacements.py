@@ -85,17 +85,14 @@ class Replacements:
     def of(cls, root: Objects) -> Replacements:
         """Read all records. Raises NewerFormat, OSError, and ValueError for one that is damaged."""
         found = cls()
-        for plan in root.names(f"{FOLDER}/"):
-            for stream in root.names(plan) if plan.endswith("/") else ():
-                for name in root.names(stream) if stream.endswith("/") else ():
-                    data = root.read(name)
-                    try:
-                        document = _decode_object(data)
-                        require_format(document, FORMAT_VERSION, f"{root}/{name}")
-                        found.add(_decode(data))
-                    except msgspec.MsgspecError as error:
-                        text = f"{root}/{name}: expected a record of maintenance: {error}"
-                        raise ValueError(text) from error
+        for name in _names(root):
+            data = root.read(name)
+            try:
+                require_format(_decode_object(data), FORMAT_VERSION, f"{root}/{name}")
+                found.add(_decode(data))
+            except msgspec.MsgspecError as error:
+                text = f"{root}/{name}: expected a record of maintenance: {error}"
+                raise ValueError(text) from error
         return found
 
     def add(self, record: MadeShard) -> None:
@@ -155,8 +152,11 @@ def replaced_shards(root: Root) -> list[str]:
 
 def traces(root: Root) -> list[str]:
     """Names that change with everything that maintenance does to shards."""
-    objects, found = objects_at(root), replaced_shards(root)
-    for plan in objects.names(f"{FOLDER}/"):
-        for stream in objects.names(plan) if plan.endswith("/") else ():
-            found += objects.names(stream) if stream.endswith("/") else ()
-    return found
+    return [*replaced_shards(root), *_names(objects_at(root))]
+
+
+def _names(root: Objects) -> Iterator[str]:
+    """The names of all records."""
+    for plan in root.names(f"{FOLDER}/"):
+        for stream in root.names(plan) if plan.endswith("/") else ():
+            yield from root.names(stream) if stream.endswith("/") else ()

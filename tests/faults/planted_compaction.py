@@ -13,6 +13,7 @@ from storage.reading.loading import LoadedShard
 from storage.reading.shard_reader import ShardReader
 from storage.reading.sources import ShardChoice, ShardFile
 from storage.shards.replacements import FOLDER, REPLACED, MadeShard
+from storage.shards.schema import metadata_for
 from tests.faults.mutants import Patch, mutant
 
 
@@ -37,7 +38,7 @@ def ledger_by_file_name(patch: Patch) -> None:
 def ordinals_given_up(patch: Patch) -> None:
     """A compacted shard numbers its parts from the end of the stream."""
     shaped = patch.original(merging, "_with_schema")
-    joined = patch.original(merging, "_joined")
+    sum_of = patch.original(merging, "_sum_of")
     more = 1_000_000
 
     def renumbered(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -48,11 +49,15 @@ def ordinals_given_up(patch: Patch) -> None:
                 table = table.set_column(at, table.schema.field(at), pc.add(table[name], more))
         return table
 
-    def moved(ranges: Any) -> Any:
-        return tuple((first + more, last + more) for first, last in joined(ranges))
+    def moved(found: Any) -> Any:
+        metadata = sum_of(found)[0]
+        ranges = tuple((first + more, last + more) for first, last in metadata.ranges)
+        return metadata_for(
+            *(metadata.stream, metadata.spaces, ranges), rows=metadata.rows, parts=metadata.parts
+        )
 
     patch.replace(merging, "_with_schema", renumbered)
-    patch.replace(merging, "_joined", moved)
+    patch.replace(merging, "_sum_of", moved)
 
 
 @mutant(compaction="gone", maintenance="gone")
@@ -102,9 +107,9 @@ def a_tombstone_without_its_rows(patch: Patch) -> None:
 
     def recorded(self: Any, stream: str, old: Any, found: Any, *removed: Any) -> None:
         if removed and self._plan.erases:
-            self._record(stream, old, None, *removed)
-        else:
-            replace(self, stream, old, found, *removed)
+            found, self._set_aside = None, lambda *given: None
+        replace(self, stream, old, found, *removed)
+        vars(self).pop("_set_aside", None)
 
     patch.replace(plans._Application, "_replace", recorded)
 
