@@ -242,22 +242,23 @@ def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatAr
 def choice_logits(rule: ActionRule, logits: FloatArray) -> FloatArray:
     """(..., n) logits of a choice under the rule; the largest is finite. See `ruled`."""
     best = logits.max(axis=-1, keepdims=True)
+    gap, is_best = best - logits, logits == best
+    allowed = logits >= np.minimum(best, LEAST_LOGIT)
+    number = allowed.sum(axis=-1, keepdims=True)
+    equal = allowed / number
     found: FloatArray
-    allowed = logits > LEAST_LOGIT
-    equal = allowed / np.maximum(1, allowed.sum(axis=-1, keepdims=True))
     with np.errstate(divide="ignore", over="ignore"):  # a temperature close to 0 is greedy
         if rule.temperature is not None:
-            found = (logits - best) / rule.temperature
+            found = np.where(allowed, -gap / rule.temperature, -np.inf)
             if not rule.explore:
                 return found
             parts = np.exp(found)
             probs = parts / parts.sum(axis=-1, keepdims=True)
         else:
-            is_best = logits == best
             if rule.gamma is None:
                 probs = (rule.epsilon or 0.0) * equal
             else:
-                probs = np.where(is_best, 0.0, equal / (1 + rule.gamma * (best - logits) * equal))
+                probs = np.where(is_best, 0.0, allowed / (number + rule.gamma * gap))
             left = 1 - probs.sum(axis=-1, keepdims=True)
             probs = probs + left * is_best / is_best.sum(axis=-1, keepdims=True)
         found = np.log(rule.explore * equal + (1 - rule.explore) * probs)

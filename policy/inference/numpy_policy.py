@@ -158,8 +158,7 @@ class NumpyPolicy:
         With `explore=False` the best action is chosen. Raises NotFinite if an observation, or what
         the network computes from it, is not finite, and SpaceError if its mask allows no action.
         """
-        if self._mask is not None:
-            self._mask.valid({self._mask.leaf.path: flat[:, self._masked :]})
+        self.spec.require_options(flat)
         return choose(self._products[explore], self.dist_inputs(flat), rng)
 
     def act_where_finite(
@@ -167,8 +166,10 @@ class NumpyPolicy:
     ) -> tuple[npt.NDArray[np.bool_], Actions]:
         """Return which observations give finite numbers, bool (B,), and the actions for those.
 
-        So an observation that overflows float32 in the network does not affect the others.
+        So an observation that overflows float32 in the network does not affect the others. Raises
+        SpaceError if one has a mask that allows no action.
         """
+        self.spec.require_options(flat)
         finite, inputs = self._finite_inputs(flat)
         return finite, choose(self._products[explore], inputs, rng)
 
@@ -181,8 +182,9 @@ class NumpyPolicy:
 
         Finite weights are not sufficient for that.
         """
-        columns = plausible_columns(self.spec.observation)
-        finite, _ = self.act_where_finite(self.flatten(columns), np.random.default_rng(0))
+        flat = self.flatten(plausible_columns(self.spec.observation))
+        flat[:, self._masked :] = 1.0  # every option is allowed
+        finite, _ = self.act_where_finite(flat, np.random.default_rng(0))
         if not finite.all():
             raise ValueError(
                 "weights: expected finite outputs of the network for an observation near zero, "
@@ -196,6 +198,7 @@ class NumpyPolicy:
         else:
             head = self._scores(self._observed(flat), flat[:, self._features : self._masked])
         if self._mask is not None:
+            head[head < LEAST_LOGIT] = -np.inf  # it would be less than what is forbidden
             head[flat[:, self._masked :] == 0] = MASKED
         if not self._log_std.size:
             return head
@@ -261,7 +264,6 @@ class NumpyPolicy:
         return Action(one.actions[0], float(one.logp[0]), one.dist_inputs[0], one.actions_env[0])
 
     def _act_discrete(self, flat: FlatArray, rng: np.random.Generator, explore: bool) -> Action:
-        mask = flat[self._masked :]
         h: FlatArray = flat[: self._features] if self._mask is not None else flat
         h = self._filter(h) if self._filters else h
         activate = self._activate
@@ -273,7 +275,11 @@ class NumpyPolicy:
         logits = weight.dot(h)
         logits += bias
         if self._mask is not None:
-            self._mask.valid({self._mask.leaf.path: mask[None]})
+            mask = flat[self._masked :]
+            if not any(mask.tolist()):
+                self.spec.require_options(flat[None])
+            if min(logits.tolist()) < LEAST_LOGIT:  # it would be less than what is forbidden
+                raise NotFinite("dist_inputs")
             logits[mask == 0] = MASKED
         index, logp = _choose(logits.tolist(), self._products[explore].rule, rng.random())
         action = index + self._start
@@ -376,13 +382,14 @@ def _ruled(logits: list[float], rule: ActionRule) -> list[float]:
         found: list[float] = choice_logits(rule, np.array(logits)).tolist()
         return found
     best = max(logits)
+    least = min(best, LEAST_LOGIT)
     if rule.temperature is not None:
-        return [(x - best) / rule.temperature for x in logits]
+        return [(x - best) / rule.temperature if x >= least else -math.inf for x in logits]
     epsilon = rule.epsilon or 0.0
-    among = epsilon / max(1, sum(x > LEAST_LOGIT for x in logits))
+    among = epsilon / sum(x >= least for x in logits)
     likely = math.log(among + (1 - epsilon) / logits.count(best))
     unlikely = math.log(among) if among else -math.inf
-    return [likely if x == best else unlikely if x > LEAST_LOGIT else -math.inf for x in logits]
+    return [likely if x == best else unlikely if x >= least else -math.inf for x in logits]
 
 
 def _relu(h: FlatArray, out: FlatArray) -> None:

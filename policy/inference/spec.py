@@ -16,6 +16,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from policy.inference.action_layout import ActionLayout, action_layout, distribution_name
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import FILTERS
@@ -187,6 +190,12 @@ class PolicySpec:
     def action_mask(self) -> ActionMask | None:
         """The mask that the policy respects, if any."""
         return ActionMask.of(self.observation, self.action) if self.mask else None
+
+    def require_options(self, flat: npt.NDArray[np.float32]) -> None:
+        """Raise SpaceError if the mask of one of the flat observations (B, D) allows no action."""
+        mask = self.action_mask
+        if mask is not None:
+            mask.valid({mask.leaf.path: flat[:, -self.layout.head :]})
 
     @property
     def ignores_mask(self) -> bool:

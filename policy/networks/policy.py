@@ -112,6 +112,7 @@ class Policy:
         With `explore=False` the best action is chosen. The same generator draws the same actions as
         with `to_numpy()`.
         """
+        self.spec.require_options(flat)
         return choose(self._products[explore], self._dist_inputs(flat), rng)
 
     def logp(self, flat: FlatArray, actions: Mapping[str, Array]) -> FloatArray:

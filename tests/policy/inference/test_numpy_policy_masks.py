@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from policy.inference.action_layout import MASKED
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
-from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.numpy_policy import NotFinite, NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec, SpecError
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary, MultiDiscrete, SpaceError
@@ -127,6 +127,10 @@ def test_a_mask_that_allows_nothing_is_refused_by_name(action):
         twin.act(twin.flatten(columns), rng)
     with pytest.raises(SpaceError, match="action_mask: expected at least one allowed"):
         twin.act_one({name: column[1] for name, column in columns.items()}, rng)
+    with pytest.raises(SpaceError, match="action_mask: expected at least one allowed"):
+        twin.act_where_finite(twin.flatten(columns), rng)
+    with pytest.raises(SpaceError, match="action_mask: expected at least one allowed"):
+        policy.compute_actions(policy.flatten(columns), rng)
 
 
 def test_a_choice_at_the_end_of_rounding_is_allowed(monkeypatch):
@@ -173,3 +177,45 @@ def test_a_spec_says_its_mask_and_older_ones_have_none(caplog):
     with pytest.raises(SpaceError, match=r"action_mask: expected MultiBinary\(3\)"):
         PolicySpec(spec.observation, Discrete(3))
     assert replace(older, action=Discrete(3)).mask is False
+
+
+@pytest.mark.parametrize("size", [5, 30])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ActionRule("sample", temperature=1e300),
+        ActionRule("sample", temperature=1e30, explore=0.5),
+        ActionRule("squarecb", gamma=1e300),
+        ActionRule("squarecb", gamma=0.0),
+    ],
+    ids=str,
+)
+def test_extreme_parameters_of_a_rule_allow_nothing_more(rule, size):
+    """A large temperature divides the logits of what is forbidden, too."""
+    space = Dict({"action_mask": MultiBinary((size,)), "x": Box((3,))})
+    twin, rows = made(PolicySpec(space, Discrete(size), action_rule=rule), 2).to_numpy(), 60
+    columns = observed(twin.spec, rows, 4)
+    flat, rng = twin.flatten(columns), np.random.default_rng(0)
+    assert not twin.spec.action_mask.forbidden(columns, twin.act(flat, rng).columns[""]).any()
+    np.testing.assert_allclose(twin.probabilities(flat).sum(axis=1), 1.0)
+    for row in range(rows):
+        one = {name: column[row] for name, column in columns.items()}
+        assert columns["action_mask"][row, twin.act_one(one, rng).action]
+
+
+@pytest.mark.parametrize("size", [5, 30])
+def test_numbers_below_those_of_what_is_forbidden_are_not_finite(size):
+    """The network's outputs for a very large observation may be less than a forbidden logit."""
+    space = Dict({"action_mask": MultiBinary((size,)), "x": Box((1,))})
+    spec = PolicySpec(space, Discrete(size), ModuleSpec(hidden=()))
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    twin = NumpyPolicy(spec, weights | {"pi.0.weight": np.full((size, 1), -1.0, np.float32)})
+    columns = {"action_mask": np.eye(2, size, dtype=np.int8), "x": np.array([[1.0], [1e33]])}
+    flat, rng = twin.flatten(columns), np.random.default_rng(0)
+    assert twin.act_one({name: column[0] for name, column in columns.items()}, rng).action == 0
+    with pytest.raises(NotFinite):
+        twin.act_one({name: column[1] for name, column in columns.items()}, rng)
+    with pytest.raises(NotFinite):
+        twin.act(flat, rng)
+    finite, acted = twin.act_where_finite(flat, rng)
+    assert (finite.tolist(), acted.actions) == ([True, False], [0])
