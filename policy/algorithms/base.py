@@ -16,12 +16,15 @@ import numpy.typing as npt
 import torch
 
 from policy.inference.action_rule import SAMPLE, ActionRule
+from policy.inference.spec import PolicySpec
 from policy.networks.policy import Policy
 from policy.progress import Progress
 from storage.experience.sample_batch import (
     AGENT_ID,
     EPISODE_ORDINAL,
+    NEXT_OBS,
     STREAM,
+    TERMINATEDS,
     SampleBatch,
     T,
 )
@@ -36,6 +39,8 @@ __all__ = [
     "minibatches",
     "no_metrics",
     "require_columns",
+    "require_no_scorer",
+    "rows_left_out",
 ]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
@@ -105,6 +110,32 @@ def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:
             f"{who}: expected a batch with the columns {missing}, got only {sorted(there)}; name "
             "them in the reader's columns= (the algorithm's config lists what it needs)"
         )
+
+
+def require_no_scorer(who: str, spec: PolicySpec) -> None:
+    """Raise ValueError for a scorer: critics that know actions by their place cannot value it."""
+    if spec.candidates is not None:
+        raise ValueError(
+            f"{who}: expected a policy without candidates, as its critics know an action by its "
+            "place only; got a scorer: choose dm, dr, cql or torchrl:dqn"
+        )
+
+
+def rows_left_out(algorithm: Algorithm, batch: SampleBatch) -> RowsLeftOut:
+    """What an algorithm leaves out of a batch, and what action masks make useless.
+
+    These are actions that their own mask forbids, as logs of policies without masks have, and steps
+    after which nothing is allowed although the episode has not terminated.
+    """
+    found, mask = dict(algorithm.left_out(batch)), algorithm.policy.spec.action_mask
+    if mask is not None:
+        path, following = mask.leaf.path, mask.leaf.column(NEXT_OBS)
+        taken = batch[mask.choices.column("actions")]
+        found["forbidden_action"] = mask.forbidden({path: batch[mask.leaf.column("obs")]}, taken)
+        if following in batch and TERMINATEDS in batch:
+            none = mask.allows_none({path: batch[following]})
+            found["no_next_action"] = none & ~batch[TERMINATEDS]
+    return found
 
 
 def minibatches(

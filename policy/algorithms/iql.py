@@ -26,7 +26,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policy.algorithms.base import EPISODE
+from policy.algorithms.base import EPISODE, require_no_scorer
 from policy.algorithms.losses import advantage_weights, expectile_loss
 from policy.algorithms.offline import (
     OfflineAlgorithm,
@@ -97,6 +97,10 @@ class IQL(OfflineAlgorithm[IQLConfig]):
         "mean_value",
         "entropy",
     )
+
+    def __init__(self, policy: Policy, config: IQLConfig) -> None:
+        require_no_scorer("iql", policy.spec)
+        super().__init__(policy, config)
 
     def update(
         self, batch: SampleBatch, rng: np.random.Generator, on_progress: Progress = no_progress

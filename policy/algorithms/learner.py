@@ -30,7 +30,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from policy.algorithms.base import Algorithm, AlgorithmConfig, no_metrics
+from policy.algorithms.base import Algorithm, AlgorithmConfig, no_metrics, rows_left_out
 from policy.inference.finite import NOT_FINITE
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
@@ -116,7 +116,7 @@ class Learner:
         """(the rows that the algorithm can use, reason -> number of the others). Counts nothing."""
         keep = np.ones(batch.count, np.bool_)
         left_out: dict[str, int] = {}
-        reasons = self.algorithm.left_out(batch) if batch.count else {}
+        reasons = rows_left_out(self.algorithm, batch) if batch.count else {}
         for reason, rows in reasons.items():
             number = int((rows & keep).sum())
             if number:

@@ -30,7 +30,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from policy.algorithms.base import RowsLeftOut, require_columns
+from policy.algorithms.base import RowsLeftOut, require_columns, require_no_scorer
 from policy.algorithms.offline import PARTS, Transitions
 from policy.algorithms.settings import AnnotatedSettings
 from policy.inference.action_rule import ActionRule
@@ -323,12 +323,14 @@ class _Critic(nn.Module):
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
         self.units = _Units(spec.action) if isinstance(spec.action, Box) else None
-        inputs, outputs = spec.flattener.size, spec.layout.head
+        self._features = spec.flattener.features
+        inputs, outputs = self._features, spec.layout.head
         if self.units is not None:
             inputs, outputs = inputs + len(self.units.half), 1
         self.layers = mlp(inputs, spec.module, outputs, 1.0, torch.default_generator)
 
     def forward(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+        observation = observation[..., : self._features]
         if self.units is not None and action is not None:
             clipped = torch.maximum(torch.minimum(action, self.units.most), -self.units.most)
             observation = torch.cat([observation, clipped], dim=-1)
@@ -396,6 +398,7 @@ class SACConfig(TorchRLConfig):
         from torchrl.objectives import DiscreteSACLoss, SACLoss  # noqa: PLC0415  an extra
 
         _require_space("torchrl:sac", policy.spec.action, Box, Discrete)
+        require_no_scorer("torchrl:sac", policy.spec)
         entropy = self.target_entropy
         if isinstance(policy.spec.action, Box):
             return SACLoss(

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from policy.algorithms.advantages import gae
-from policy.algorithms.base import no_metrics
+from policy.algorithms.base import no_metrics, rows_left_out
 from policy.algorithms.data_parallel import all_or_none, average_gradients
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
 from policy.algorithms.settings import near_names
@@ -258,7 +258,7 @@ class TrainablePolicy(Policy):
         episode = batch[STREAM], batch[EPISODE_ORDINAL], batch[AGENT_ID]
         ends = fragment_ends(batch[T], *episode)
         # an excluded row ends the fragment before it, as if it had been removed
-        for rows in self.algorithm.left_out(batch).values():
+        for rows in rows_left_out(self.algorithm, batch).values():
             ends[:-1] |= rows[1:]
         values = self._values(batch, "obs")
         following = np.empty_like(values)
@@ -336,7 +336,7 @@ class TrainablePolicy(Policy):
     def _usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
         """(the rows that can be learned from, reason -> number of the others)."""
         keep = np.ones(batch.count, np.bool_)
-        reasons = self.algorithm.left_out(batch) if batch.count else {}
+        reasons = rows_left_out(self.algorithm, batch) if batch.count else {}
         for rows in reasons.values():
             keep &= ~rows
         why = {name: int(rows.sum()) for name, rows in reasons.items() if rows.any()}

@@ -7,6 +7,7 @@ evaluates the same network from the same arrays.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 
 import torch
@@ -127,7 +128,9 @@ def mlp(
 
 
 def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    with warnings.catch_warnings():  # of torch, for a state without features
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
     if layer.weight.numel():
         nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class ActionMask:
         Raises SpaceError for a row that allows no option of some choice.
         """
         allowed = self._allowed(columns)
-        for place, block in self._blocks():
+        for place, block in self._blocks:
             none = np.asarray(~allowed[:, block].any(axis=1), np.bool_)
             if none.any():
                 raise SpaceError(
@@ -107,6 +108,12 @@ class ActionMask:
         taken = np.take_along_axis(allowed, np.where(fits, chosen + offsets, 0), axis=1)
         found: BoolArray = ~(taken & fits).all(axis=1)
         return found
+
+    def allows_none(self, columns: Mapping[str, Array]) -> BoolArray:
+        """(B,) bool: whether an observation allows no option of some choice."""
+        allowed = self._allowed(columns)
+        some = [allowed[:, block].any(axis=1) for _, block in self._blocks]
+        return np.asarray(~np.logical_and.reduce(some), np.bool_)
 
     def require_allowed(self, columns: Mapping[str, Array], actions: Array) -> None:
         """Raise SpaceError for the first action that its observation's mask forbids."""
@@ -146,6 +153,7 @@ class ActionMask:
     def _allowed(self, columns: Mapping[str, Array]) -> BoolArray:
         return np.asarray(np.asarray(columns[self.leaf.path]) != 0, np.bool_)
 
+    @cached_property
     def _blocks(self) -> list[tuple[str, slice]]:
         """(the place for messages, the elements) of each choice."""
         if len(self.sizes) == 1:

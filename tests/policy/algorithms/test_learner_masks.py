@@ -9,6 +9,7 @@ import pytest
 
 from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.bc import BCConfig
+from policy.algorithms.by_name import algorithm
 from policy.algorithms.cql import CQLConfig
 from policy.algorithms.dm import DMConfig
 from policy.algorithms.iql import IQLConfig
@@ -122,3 +123,37 @@ def test_an_algorithm_learns_among_what_is_allowed(config):
     if not isinstance(config, BCConfig):
         assert (acted == best).mean() > 0.9
     assert replace(policy.spec, action_rule=SAMPLE) == SPEC
+
+
+@pytest.mark.parametrize("name", ["dr", "dm", "bc", "marwil", "iql", "cql", "torchrl:dqn"])
+def test_rows_that_masks_make_useless_are_left_out_and_counted(name):
+    """One impossible row, as of a policy without masks, takes nothing from the others."""
+    config = algorithm(name, updates=3)
+    learner, batch = Learner(Policy(acting_spec(SPEC, config), seed=3), config), decisions(90, 1)
+    mask, following = batch["obs.action_mask"].copy(), batch["new_obs.action_mask"].copy()
+    mask[0], mask[1, batch["actions"][1]] = 0, 0
+    following[:3] = 0
+    terminated = np.arange(90) != 2
+    changes = {"obs.action_mask": mask, "new_obs.action_mask": following, "terminateds": terminated}
+    reads_next = "new_obs" in config.columns
+    found = learner.update(
+        SampleBatch(
+            {
+                name: column
+                for name, column in {**batch, **changes, "truncateds": ~terminated}.items()
+                if reads_next or not name.startswith("new_obs")
+            }
+        )
+    )
+    after = {"no_next_action": 1} if reads_next else {}
+    assert learner.counts.excluded == {"forbidden_action": 2} | after
+    assert found["rows"] == 88 - len(after)
+    assert all(np.isfinite(value) for value in found.values()), found
+
+
+@pytest.mark.parametrize("name", ["iql", "torchrl:sac"])
+def test_critics_of_places_refuse_a_scorer(name):
+    space = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2))})
+    spec = PolicySpec(space, Discrete(4), ModuleSpec(kind="scorer"))
+    with pytest.raises(ValueError, match=f"{name}: expected a policy without candidates"):
+        algorithm(name).build(Policy(spec))
