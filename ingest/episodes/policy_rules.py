@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from storage.declarations.declaration import PolicyDeclaration
-from storage.declarations.redaction_rules import rules_for_earlier
+from storage.declarations.redaction_rules import leaf_rules, rules_for_earlier
 from storage.experience.episode import policy_of_id
 from storage.spaces.action_mask import ActionMask
 from storage.spaces.codec import Codec
@@ -30,11 +30,16 @@ class PolicyRules:
 
     @cached_property
     def action_mask(self) -> ActionMask | None:
-        """The mask of the observation; none if a leaf of its name does not fit the actions."""
+        """The mask of the observation; none if it does not fit the actions, or is redacted.
+
+        Only release 0.1.0, which knew no masks, let such a leaf be declared.
+        """
+        redacted = leaf_rules(self.declaration.redact, self.observation.space)
         try:
-            return ActionMask.of(self.observation.space, self.action.space)
-        except SpaceError:  # declared with release 0.1.0, which knew no masks
+            mask = ActionMask.of(self.observation.space, self.action.space)
+        except SpaceError:
             return None
+        return None if mask and mask.leaf.path in [leaf.path for leaf, _ in redacted] else mask
 
     def require_allowed(self, obs: bytes, action: bytes | None = None) -> None:
         """Raise SpaceError if the observation's mask forbids the action, or allows no action."""

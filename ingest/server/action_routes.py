@@ -240,10 +240,11 @@ class Acting:
     def _observed(self, call: wire.GetAction, rules: PolicyRules) -> bytes:
         """A call's observation in canonical bytes."""
         redaction = self._collector.redactor.of(rules)
-        if redaction is not None and redaction.of_observations:
-            return redaction.checked(call, call.obs)
         try:
-            observed = rules.observation.from_wire(call.obs, "obs")
+            if redaction is not None and redaction.of_observations:
+                observed = redaction.checked(call, call.obs)
+            else:
+                observed = rules.observation.from_wire(call.obs, "obs")
             rules.require_allowed(observed)
             return observed
         except SpaceError as error:

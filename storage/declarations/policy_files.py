@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.declarations.redaction_rules import leaf_rules
 from storage.errors import ObjectUnusable
 from storage.objects.opening import Root, objects_at
-from storage.spaces.action_mask import ActionMask
+from storage.spaces.action_mask import ACTION_MASK, ActionMask
 from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import SpaceError
 
@@ -16,10 +17,17 @@ from storage.spaces.descriptors import SpaceError
 def save_declaration(root: Root, declaration: PolicyDeclaration) -> Path:
     """Write `policies/{id}.json` atomically and durably, and return its path.
 
-    Raises DeclarationError for an action mask, or candidates, that do not fit the action space.
+    Raises DeclarationError for an action mask, or candidates, that do not fit the action space, and
+    for redaction of the mask.
     """
     try:
-        ActionMask.of(declaration.observation, declaration.action)
+        mask = ActionMask.of(declaration.observation, declaration.action)
+        redacted = leaf_rules(declaration.redact, declaration.observation)
+        if mask is not None and mask.leaf.path in [leaf.path for leaf, _ in redacted]:
+            raise SpaceError(
+                f"redact: expected no rule for obs.{ACTION_MASK}, without which decisions can "
+                "neither be learned from nor judged"
+            )
         Candidates.of(declaration.observation, declaration.action)
     except SpaceError as error:
         raise DeclarationError(f"policy {declaration.policy_id}: {error}") from error

@@ -31,11 +31,14 @@ def observation(mask: Any) -> dict[str, Any]:
     return {"action_mask": np.asarray(mask, np.int8), "x": np.zeros(2, np.float32)}
 
 
-def declare(root: Path) -> None:
-    save_declaration(
-        root,
-        PolicyDeclaration(observation=SPEC.observation, action=SPEC.action, seal_seconds=0.2),
+def declare(root: Path, *redacted: str) -> None:
+    declared = PolicyDeclaration(
+        observation=SPEC.observation,
+        action=SPEC.action,
+        seal_seconds=0.2,
+        redact=dict.fromkeys(redacted, "drop"),
     )
+    save_declaration(root, declared)
 
 
 def publish(root: Path) -> None:
@@ -82,8 +85,9 @@ def test_no_forbidden_offer_is_made_or_logged(tmp_path: Path) -> None:
 
 
 def test_a_collector_refuses_what_a_client_without_the_check_sends(tmp_path: Path) -> None:
-    """In a batch, the events beside it are stored."""
-    declare(tmp_path)
+    """In a batch, the events beside it are stored. Redaction of another leaf changes nothing."""
+    declare(tmp_path, "obs.x")
+    publish(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         instance = collector.post("/v1/instances")[1]["instance"]
         events: list[dict[str, Any]] = []
@@ -102,6 +106,16 @@ def test_a_collector_refuses_what_a_client_without_the_check_sends(tmp_path: Pat
         assert first["error"]["path"] == "$.events[4].action"
         expected = "expected one that obs.action_mask allows ('offer 2'), got 'offer 4'"
         assert expected in first["error"]["message"]
+        nothing = {"action_mask": [0] * OFFERS, "x": [0.0, 0.0]}
+        names = [f"{instance}-{number}" for number in range(2)]
+        starts = [{"type": "start", "start": 3 + i, "episode_id": n} for i, n in enumerate(names)]
+        collector.post("/v1/events", {"instance": instance, "events": starts})
+        asked = [{"episode_id": name, "seq": 1, "obs": nothing} for name in names]
+        for some in (asked, asked[:1]):
+            status, answer = collector.post("/v1/actions", {"instance": instance, "actions": some})
+            assert status == 200
+            for one in answer["actions"]:
+                assert "expected at least one allowed option, got none" in one["error"]["message"]
         states = [
             collector.get(f"/v1/episodes/{instance}-{name}")[1]["state"]
             for name in ("first", "second", "third")
@@ -109,8 +123,15 @@ def test_a_collector_refuses_what_a_client_without_the_check_sends(tmp_path: Pat
         assert states == ["terminated", "broken", "terminated"]
 
 
-def test_a_mask_of_another_size_is_refused_where_it_is_declared(tmp_path: Path) -> None:
+def test_a_mask_of_another_size_or_a_redacted_one_is_refused_where_it_is_declared(
+    tmp_path: Path,
+) -> None:
     declared = PolicyDeclaration(observation=SPEC.observation, action=Discrete(OFFERS + 1))
     with pytest.raises(DeclarationError, match=r"expected MultiBinary\(7\), .* got"):
         save_declaration(tmp_path, declared)
+    for path in ("obs.action_mask", "obs"):
+        with pytest.raises(
+            DeclarationError, match=r"redact: expected no rule for obs\.action_mask"
+        ):
+            declare(tmp_path, path)
     assert not list(tmp_path.iterdir())
