@@ -74,9 +74,13 @@ class Candidates:
         """An observation: `context` has its other leaves, `rows` (k, F) the candidates' features.
 
         A context may have a mask (k,) of those that may be chosen; by default all of them. Raises
-        SpaceError for too many candidates, none, or rows of another width.
+        SpaceError for too many candidates, none, rows of another width, or another mask.
         """
-        features = np.asarray(rows, np.float64)
+        try:
+            features = np.asarray(rows, np.float64)
+        except (TypeError, ValueError) as error:
+            text = f"{CANDIDATES}: expected rows of {self.width} numbers, got others: {error}"
+            raise SpaceError(text) from error
         if features.ndim != 2 or features.shape[1] != self.width:
             raise SpaceError(
                 f"{CANDIDATES}: expected rows of {self.width} features, got shape {features.shape}"
@@ -85,10 +89,10 @@ class Candidates:
         if not 0 < count <= self.most:
             raise SpaceError(f"{CANDIDATES}: expected 1 to {self.most} candidates, got {count}")
         allowed = np.asarray(context.get(ACTION_MASK, np.ones(count)))
-        if allowed.shape != (count,):
+        if allowed.shape != (count,) or not np.isin(allowed, (0, 1)).all():
             raise SpaceError(
-                f"{ACTION_MASK}: expected an element for each of {count} candidates, got shape "
-                f"{allowed.shape}"
+                f"{ACTION_MASK}: expected 0 or 1 for each of {count} candidates, got "
+                f"{context[ACTION_MASK]!r:.80}"
             )
         padded: Array = np.zeros((self.most, self.width), self.leaf.dtype)
         padded[:count] = features

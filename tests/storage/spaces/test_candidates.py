@@ -57,7 +57,15 @@ def test_an_observation_is_padded_where_it_has_to_be() -> None:
         ({}, np.zeros((0, 2)), "expected 1 to 4 candidates, got 0"),
         ({}, np.zeros((3, 1)), r"expected rows of 2 features, got shape \(3, 1\)"),
         ({}, np.zeros(2), r"expected rows of 2 features, got shape \(2,\)"),
-        ({"action_mask": [1]}, np.zeros((3, 2)), "an element for each of 3 candidates, got shape"),
+        ({"action_mask": [1]}, np.zeros((3, 2)), r"expected 0 or 1 for each of 3 .* got \[1\]"),
+        ({}, [[1.0, 2.0], [4.0]], "expected rows of 2 numbers, got others"),
+        ({}, [["a", "b"]], "expected rows of 2 numbers, got others"),
+        (
+            {"action_mask": [0.5]},
+            [[1.0, 2.0]],
+            r"expected 0 or 1 for each of 1 .* got \[0\.5\]",
+        ),
+        ({"action_mask": ["on"]}, [[1.0, 2.0]], r"expected 0 or 1 for each of 1"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(context, rows, text) -> None:
