@@ -6,8 +6,9 @@
     run.close()
     continue_run(run.uri)                   # the same run, such as for an evaluation
 
-Each tracker stores on this machine, under `folder`, unless its own environment variables name a
-server (MLFLOW_TRACKING_URI, WANDB_MODE). Its package is imported when a run begins.
+Trouble with a tracker is a warning: no training fails because of it. Each tracker stores on this
+machine, under `folder`, unless its own environment variables name a server (MLFLOW_TRACKING_URI,
+WANDB_MODE). Its package is imported when a run begins.
 """
 
 from __future__ import annotations
@@ -122,6 +123,32 @@ class WandB:
         self._run.finish()
 
 
+class _Tolerant:
+    """A run that records nothing more after the first trouble, of which a warning tells."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.uri = run.uri
+        self._run: TrackedRun | None = run
+
+    def note(self, values: Mapping[str, Any], /) -> None:
+        self._do(lambda run: run.note(values))
+
+    def measure(self, values: Mapping[str, float], step: int, /) -> None:
+        self._do(lambda run: run.measure(values, step))
+
+    def close(self) -> None:
+        self._do(lambda run: run.close())
+
+    def _do(self, call: Callable[[TrackedRun], None]) -> None:
+        if self._run is None:
+            return
+        try:
+            call(self._run)
+        except Exception as error:  # of any kind: each tracker has its own
+            self._run = None
+            log.warning("nothing more is recorded in the run %s: %s", self.uri, error)
+
+
 TRACKERS: Mapping[str, Callable[[str, str, str | None], TrackedRun]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
@@ -133,15 +160,21 @@ def begin(tracker: str, folder: Path | str, name: str) -> TrackedRun:
     """Begin a run of a tracker. Raises ValueError for an unknown one, ImportError without it."""
     if tracker not in TRACKERS:
         raise ValueError(f"track: expected one of {', '.join(TRACKERS)}, got {tracker!r:.80}")
-    return TRACKERS[tracker](str(Path(folder).resolve()), name, None)
+    return _Tolerant(TRACKERS[tracker](str(Path(folder).resolve()), name, None))
 
 
 def continue_run(uri: str, name: str = "") -> TrackedRun:
-    """A run that was begun before, by its `uri`. Raises ValueError, ImportError."""
+    """A run that was begun before, by its `uri`.
+
+    Raises ValueError, ImportError, FileNotFoundError for one that is not on this machine, and what
+    the tracker raises, as do the methods of the run.
+    """
     tracker, _, rest = uri.partition(":")
     place, _, run = rest.rpartition("#")
     if tracker not in TRACKERS or not place or not run:
         raise ValueError(f"run: expected tracker:place#run, got {uri!r:.200}")
+    if tracker != "mlflow" and not Path(place).is_dir():
+        raise FileNotFoundError(f"expected the folder {place}, which is not there")
     return TRACKERS[tracker](place, name, run)
 
 

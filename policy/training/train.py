@@ -154,11 +154,11 @@ def train(
         schema_id=settings.schema_id,
         retry_for=settings.retry_for,
     )
-    make = partial(_learner, config=config, settings=settings, run=run)
+    make = partial(_learner, config=config, settings=settings)
     not_reserved = _NotReserved(reserve)
     columns = (*reserve.columns, *config.columns)
     with selection.reader(batch_size=READ_ROWS, select=not_reserved, columns=columns) as reader:
-        learner, metrics = _learn(reader, wanted, make, on_progress)
+        learner, metrics = _learn(reader, wanted, partial(make, run=run), on_progress)
         selection.count_other_schemas(reader)
         if learner is None or not learner.counts.rows_trained:
             raise _nothing(selection, reserve, learner, reader)
@@ -323,7 +323,10 @@ def new_policy(spec: PolicySpec, seed: int) -> Policy:
 
 
 def _learner(
-    spec: PolicySpec, config: AlgorithmConfig, settings: TrainSettings, run: TrackedRun | None
+    spec: PolicySpec,
+    config: AlgorithmConfig,
+    settings: TrainSettings,
+    run: TrackedRun | None = None,
 ) -> Learner:
     acting = acting_spec(spec, config, settings.action_rule, settings.explore)
     learner = Learner(new_policy(acting, settings.seed), config, seed=settings.seed)

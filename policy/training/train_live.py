@@ -304,7 +304,7 @@ class _Follower:
             "seconds": time.perf_counter() - begin,
         }
         if self._run is not None:
-            _measure(self._run, metrics)
+            self._run.measure(named(metrics), int(metrics["rows_trained"]))
         return metrics
 
     def _stale(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -406,11 +406,3 @@ def _reader(
         eager=True,  # an update may be due with fewer rows than `batch_size`
         columns=tuple(dict.fromkeys(columns)),
     )
-
-
-def _measure(run: TrackedRun, metrics: Metrics) -> None:
-    """What a tracker does not take is a warning: training goes on."""
-    try:
-        run.measure(named(metrics), int(metrics["rows_trained"]))
-    except Exception as error:  # of any kind: each tracker has its own
-        log.warning("the metrics of an update are not in the run %s: %s", run.uri, error)

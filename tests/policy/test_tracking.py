@@ -18,7 +18,8 @@ from policy.data.freeze import freeze
 from policy.inference.weight_store import WeightStore
 from policy.judging.gate import Gate, evaluate_logs, publish
 from policy.judging.settings import EvaluationSettings
-from policy.tracking import begin, continue_run
+from policy.tracking import TensorBoard, begin, continue_run
+from policy.training.settings import TrainSettings
 from policy.training.train import train, train_once
 from tests.policy.conftest import BanditLog
 
@@ -132,6 +133,32 @@ def test_a_lost_tracker_fails_no_judgement(
     document = evaluate_logs(root, "default", found.candidate, EvaluationSettings())
     assert document["logs"][0]["verdict"]
     assert f"are not in the run {run.uri}" in caplog.text
+
+
+def test_a_tracker_that_fails_meanwhile_fails_no_training(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said once, and not tried again. Policies of folds are no part of the run."""
+    asked: list[int] = []
+
+    def failing(self: TensorBoard, values: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(TensorBoard, "measure", lambda self, values, step: asked.append(step))
+    monkeypatch.setattr(TensorBoard, "note", failing)
+    run = begin("tensorboard", tmp_path, "default")
+    settings = TrainSettings(cross_fit=2)
+    found = train(root, algorithm=BanditConfig(updates=40), settings=settings, run=run)
+    assert found.candidate
+    run.measure({}, 41)
+    assert asked == list(range(4, 41, 4))
+    assert caplog.text.count(f"nothing more is recorded in the run {run.uri}: no space left") == 1
+
+
+def test_a_run_of_another_machine_is_not_begun_here(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="which is not there"):
+        continue_run(f"tensorboard:{tmp_path}/moved/run#run")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("uri", ["", "tensorboard:", "aim:/a#b", "mlflow:x"])
