@@ -38,7 +38,7 @@ _log = logging.getLogger("headrace.policy")
 FlatArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
 # up to this size a loop over Python floats is faster than numpy's calls
-_FEW_OPTIONS = 16
+_FEW_OPTIONS = 256
 # up to this size adding Python floats finds a NaN faster than numpy does
 _FEW_NUMBERS = 64
 
@@ -122,11 +122,7 @@ class NumpyPolicy:
         self._mask = spec.action_mask
         self._masked = spec.flattener.size - (spec.layout.head if self._mask else 0)
         self._start = spec.action.start if isinstance(spec.action, Discrete) else 0
-        self._few_options = (
-            isinstance(spec.action, Discrete)
-            and spec.action.n <= _FEW_OPTIONS
-            and self._candidates is None
-        )
+        self._few_options = isinstance(spec.action, Discrete) and spec.action.n <= _FEW_OPTIONS
 
     @classmethod
     def published(cls, manifest: Manifest, weights: bytes) -> NumpyPolicy:
@@ -266,14 +262,16 @@ class NumpyPolicy:
     def _act_discrete(self, flat: FlatArray, rng: np.random.Generator, explore: bool) -> Action:
         h: FlatArray = flat[: self._features] if self._mask is not None else flat
         h = self._filter(h) if self._filters else h
-        activate = self._activate
-        for weight, bias in self._hidden:
-            h = weight.dot(h)
-            h += bias
-            activate(h, h)
-        weight, bias = self._last
-        logits = weight.dot(h)
-        logits += bias
+        if self._candidates is None:
+            for weight, bias in self._hidden:
+                h = weight.dot(h)
+                h += bias
+                self._activate(h, h)
+            weight, bias = self._last
+            logits = weight.dot(h)
+            logits += bias
+        else:
+            logits = self._scores(h[None], flat[None, self._features : self._masked])[0]
         if self._mask is not None:
             mask = flat[self._masked :]
             if not any(mask.tolist()):
