@@ -28,7 +28,10 @@ A group takes about 3 ms of the event loop, and is one journal row.
 """
 
 GROUP_WHOLE, GROUP_ROWS = 1_000, 5_000
-"""The same of whole episodes in columns, and the most steps."""
+"""The most episodes, and steps, of a group in columns, between which the disk is awaited.
+
+Rows of other callers would wait for the disk behind all groups that were submitted before.
+"""
 
 MAX_EPISODE_BYTES = 128_000_000
 """The most bytes of an episode's columns that may wait in memory for the episode's last piece."""

@@ -39,7 +39,7 @@ from ingest.bulk_import.acceptance import COMMIT_GROUPS, Acceptance, rebuilt
 from ingest.bulk_import.arrow_stream import ArrowBatches, read_batches, table_of
 from ingest.bulk_import.forms import Forms, policy_of
 from ingest.bulk_import.repeats import KeyedRows
-from ingest.bulk_import.step_columns import StepBlock, StepColumns
+from ingest.bulk_import.step_columns import BlockRuns, StepBlock, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.client_instances import IMPORT
 from ingest.episodes.idempotency import key_of
@@ -151,11 +151,11 @@ class Importer:
         """
         collector, row, since = self._collector, -1, None
         for turn, group in enumerate(taking.groups(block)):
-            if turn % COMMIT_GROUPS:
-                await asyncio.sleep(0)
-            elif turn:
+            if turn and (isinstance(group, BlockRuns) or turn % COMMIT_GROUPS == 0):
                 await collector.journal.durable(row)
                 since = None
+            elif turn:
+                await asyncio.sleep(0)
             await self._room(taking, caller)
             if since not in (None, collector.assembler):
                 raise rebuilt()
