@@ -25,7 +25,7 @@ from ingest.importing.sources import (
     require_whole,
 )
 from ingest.protocol.errors import ImportFailed
-from storage.spaces.descriptors import OTHER, Box, Dict, Discrete, MultiDiscrete, Space
+from storage.spaces.descriptors import OTHER, Box, Dict, Discrete, MultiDiscrete, Space, SpaceError
 
 
 def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
@@ -181,7 +181,10 @@ def _space(
             )
             return Dict(tuple(named))
         names = map(category, found[columns[0].name])
-        return Discrete.of(names, other=OTHER if columns[0].other else None)
+        try:
+            return Discrete.of(names, other=OTHER if columns[0].other else None)
+        except SpaceError as error:  # an empty text, for example
+            raise ImportFailed(f"column {columns[0].name}: {error}") from error
     each = [ranges[column.name] for column in columns]
     kinds = {column.kind for column in columns} - {""}
     whole = all(range_.whole for range_ in each)

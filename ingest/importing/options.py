@@ -75,6 +75,8 @@ class ColumnOption:
 
     @classmethod
     def parse(cls, text: str) -> ColumnOption:
+        if not isinstance(text, str):
+            raise ImportFailed(f"expected the names of columns, which are texts, got {text!r:.80}")
         has_other = text.endswith(_SUFFIX + _OTHER)
         listed = text.removesuffix(_OTHER) if has_other else text
         name = listed.removesuffix(_SUFFIX)
@@ -287,14 +289,20 @@ class ImportOptions:
             if not isinstance(given := getattr(self, name), Mapping):
                 raise ImportFailed(f"{name}: expected a mapping, such as a dict, got {given!r:.80}")
         self._check_columns()
-        propensities = [self.action_prob is not None, self.action_logp is not None, self.uniform]
+        propensities = [
+            self.action_prob is not None,
+            self.action_logp is not None,
+            bool(self.uniform),
+        ]
         if sum(propensities) > 1:
             raise ImportFailed("expected one of action_prob, action_logp and uniform, got several")
         if self.sample_prob is not None and self.sample_weight is not None:
             raise ImportFailed("expected one of sample_prob and sample_weight, got both")
-        if isinstance(self.sample_prob, (int, float)) and not 0 < self.sample_prob <= 1:
-            text = f"expected a column or a number in (0, 1], got {self.sample_prob}"
-            raise ImportFailed(f"sample_prob: {text}")
+        if self.sample_prob is not None and not isinstance(self.sample_prob, str):
+            if not 0 < self.sample_prob <= 1:
+                text = f"expected a column or a number in (0, 1], got {self.sample_prob}"
+                raise ImportFailed(f"sample_prob: {text}")
+            object.__setattr__(self, "sample_prob", float(self.sample_prob))  # of numpy too
         if isinstance(self.dedupe, str):
             raise ImportFailed(f"dedupe: expected a list of columns, got {self.dedupe!r}")
         if self.step is not None and self.episode is None and self.is_complete:
@@ -307,7 +315,7 @@ class ImportOptions:
 
         try:
             ZoneInfo(self.timezone)
-        except (ValueError, OSError) as error:  # ZoneInfoNotFoundError is a KeyError
+        except (ValueError, OSError, TypeError) as error:  # ZoneInfoNotFoundError is a KeyError
             raise ImportFailed(f"timezone: {error}") from error
         except KeyError as error:
             text = f"timezone: expected one such as Europe/Berlin, got {self.timezone!r}"
@@ -330,7 +338,7 @@ class ImportOptions:
         seen = self.observation
         every = list(seen.values()) if isinstance(seen, Mapping) else [seen]
         if any(isinstance(one, str) for one in every):
-            raise ImportFailed("observation: expected one or more columns")
+            raise ImportFailed(f"observation: expected a list of columns, got {seen!r:.80}")
         given = {"observation": every and all(every), "action": self.action, "reward": self.reward}
         for what, columns in given.items():
             if self.is_complete and not columns:

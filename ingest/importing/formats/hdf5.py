@@ -46,8 +46,9 @@ def _file(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except KeyError as error:
-        raise ImportFailed(f"{path}: {error.args[0]}") from error
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:  # as h5py finds damage
+        text = f"expected the datasets of this format: {error.args[0]!s:.200}"
+        raise ImportFailed(f"{path}: {text}") from error
 
 
 def minari(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
@@ -142,9 +143,9 @@ def _flat_rows(path: Path, timeouts: str) -> Iterator[StepArrays]:
                 raise ImportFailed(f"{path}: expected {name} with {steps} rows, as rewards has")
         for begin in range(0, steps, BLOCK_ROWS):
             rows = {name: one[begin : begin + BLOCK_ROWS] for name, one in datasets.items()}
-            rows["terminals"] = rows["terminals"].astype(bool)
+            rows["terminals"] = rows["terminals"].astype(bool).reshape(-1)
             if timeouts in rows:
-                rows[timeouts] = rows[timeouts].astype(bool) & ~rows["terminals"]
+                rows[timeouts] = rows[timeouts].astype(bool).reshape(-1) & ~rows["terminals"]
             yield rows
 
 

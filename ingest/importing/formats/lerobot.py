@@ -23,7 +23,7 @@ def lerobot(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
     if not files:
         raise ImportFailed(f"{path / 'data'}: expected Parquet files in it, got none")
     seen = [name for name in features if name.split(".")[0] == "observation"]
-    numbers = [name for name in seen if features[name]["dtype"].startswith(_NUMBERS)]
+    numbers = [name for name in seen if features[name].startswith(_NUMBERS)]
     others = [name for name in seen if name not in numbers]
     notes = [f"{', '.join(others)}: images and videos are left out"] if others else []
     hive = {}
@@ -36,7 +36,7 @@ def lerobot(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
     require_whole(units)
     found: dict[str, Any] = {
         "observation": numbers,
-        "action": actions_option(["action"], features["action"]["dtype"].startswith("float")),
+        "action": actions_option(["action"], features["action"].startswith("float")),
         "reward": _REWARD,
         "episode": "episode_index",
         "step": "frame_index",
@@ -47,11 +47,12 @@ def lerobot(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
     return Recipe([*units], found, notes)
 
 
-def _features(info: Path) -> dict[str, dict[str, Any]]:
-    """Name -> dtype and shape of each column. Raises ImportFailed for another version."""
+def _features(info: Path) -> dict[str, str]:
+    """Name -> dtype of each column. Raises ImportFailed for another version."""
     try:
         document = json.loads(info.read_text(encoding="utf-8"))
         version, features = str(document["codebase_version"]), dict(document["features"])
+        kinds = {name: str(one["dtype"]) for name, one in features.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"expected the description of a LeRobot data set: {type(error).__name__}: {error}"
         raise ImportFailed(f"{info}: {text}") from error
@@ -59,4 +60,4 @@ def _features(info: Path) -> dict[str, dict[str, Any]]:
         raise ImportFailed(f"{info}: expected version 2 or 3 of LeRobot's format, got {version}")
     if "action" not in features:
         raise ImportFailed(f"{info}: expected a feature `action`, got {', '.join(features)}")
-    return features
+    return kinds

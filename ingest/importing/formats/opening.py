@@ -49,4 +49,8 @@ def opened_format(
     opens: Callable[[Path, ImportOptions, Workspace], Recipe]
     opens = getattr(module, name.replace("-", "_"))
     found = opens(path, options, space)
-    return options.completed(found.options), found.units, found.notes
+    completed = options.completed(found.options)
+    if not completed.is_complete:
+        lacks = [one for one in ("observation", "action", "reward") if not getattr(completed, one)]
+        raise ImportFailed(f"{path}: expected columns of the {' and '.join(lacks)}, got none")
+    return completed, found.units, found.notes

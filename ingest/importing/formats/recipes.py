@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ingest.importing.grouping import joined
 from ingest.importing.readers import (
     BLOCK_ROWS,
     Blocks,
@@ -97,11 +98,14 @@ def table_unit(path: Path, kind: str, pieces: Pieces, like: FileUnit | None = No
 
 def first_rows(path: Path, pieces: Pieces) -> StepArrays:
     """The first rows of a file. Raises ImportFailed if it has none."""
+    problem: Problem | None = None
     with readable(path, "a file of this format"):
         for piece in pieces(path):
             if not isinstance(piece, Problem):
                 return piece
-    raise ImportFailed(f"{path}: expected episodes, got none")
+            problem = problem or piece
+    why = "" if problem is None else f"; number {problem.number}, {problem.reason}"
+    raise ImportFailed(f"{path}: expected episodes, got none{why}")
 
 
 def _without_problems(
@@ -121,10 +125,10 @@ def batches_of_rows(pieces: Iterator[StepArrays], columns: Sequence[str]) -> Ite
         held.append(pa.table({name: arrow_column(piece[name]) for name in columns}))
         rows += len(held[-1])
         if rows >= BLOCK_ROWS:
-            yield from pa.concat_tables(held).combine_chunks().to_batches()
+            yield from joined(held).combine_chunks().to_batches()
             held, rows = [], 0
     if held:
-        yield from pa.concat_tables(held).combine_chunks().to_batches()
+        yield from joined(held).combine_chunks().to_batches()
 
 
 def arrow_column(values: Array) -> Any:
@@ -161,10 +165,13 @@ def flat_values(values: Any, name: str) -> StepArrays:
 def with_next(observations: StepArrays, steps: int) -> StepArrays:
     """Observations of an episode, and the next ones as `next.NAME`, masked where unknown.
 
-    They have a row for each step, and one more if the final observation is known.
+    They have a row for each step, and one more if the final observation is known. Raises ValueError
+    for other lengths.
     """
     rows: StepArrays = {}
     for name, values in observations.items():
+        if len(values) not in (steps, steps + 1):
+            raise ValueError(f"{name} has {len(values)} rows for {steps} steps")
         rows[name] = values[:steps]
         following = values[1 : steps + 1]
         known = np.arange(steps) < len(following)

@@ -74,7 +74,8 @@ def _batches(path: Path, firsts: dict[str, int]) -> Iterator[StepArrays | Proble
                 )
                 yield Problem(number, text)
                 continue
-            count = len(rows[REWARDS])
+            if not (count := len(rows[REWARDS])):
+                continue
             rows |= {FILE: np.full(count, path.name), ROW: np.full(count, number)}
             names = names or {*rows}
             if names - {*rows}:

@@ -61,7 +61,11 @@ def _episodes(path: Path) -> Iterator[StepArrays]:
             )
         for batch in file.iter_batches(_EPISODES, columns=[_ITEM]):
             for packed in batch.column(_ITEM).to_pylist():
-                yield _rows(msgspec.msgpack.decode(packed), path)
+                try:
+                    yield _rows(msgspec.msgpack.decode(packed), path)
+                except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+                    text = f"expected packed episodes of RLlib: {error!r:.200}"
+                    raise ImportFailed(f"{path}: {text}") from error
 
 
 def _rows(state: Mapping[str, Any], path: Path) -> StepArrays:

@@ -7,7 +7,7 @@ had been written. In dsjson the context is the object `c`, in cb_json the line i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,31 @@ _KNOWN = {name.lower() for name in (*_LABELS, *_OF_LINE, *_CANDIDATES)}
 
 _DECISIONS = f"""
 WITH lines AS (
-    SELECT *, coalesce("EventId", event_id)::JSON ->> '$' AS id,
-        "RewardValue" IS NOT NULL AND "_label_cost" IS NULL AS dangling,
-        coalesce("_skipLearn" = 'true', false) AS skipped
+    SELECT *, coalesce("EventId", event_id)::JSON ->> '$' AS _id,
+        "RewardValue" IS NOT NULL AND "_label_cost" IS NULL AS _dangling,
+        coalesce("_skipLearn" = 'true', false) AS _skipped
     FROM source
-), observed AS (
-    SELECT id, sum(TRY_CAST("RewardValue" AS DOUBLE)) AS reward
-    FROM lines WHERE dangling GROUP BY id
+), late AS (
+    SELECT _id AS _late, sum(TRY_CAST("RewardValue" AS DOUBLE)) AS _reward
+    FROM lines WHERE _dangling GROUP BY _id
 )
-SELECT {FILE}, {ROW}, lines.id AS event_id, dangling, skipped,
+SELECT {FILE}, {ROW}, _id AS event_id, _dangling AS dangling, _skipped AS skipped,
     coalesce(TRY_CAST("_labelIndex" AS BIGINT),
         TRY_CAST(coalesce("_label_Action", a::JSON ->> 0) AS BIGINT) - 1) AS action,
-    "_label_cost" AS cost, coalesce(observed.reward, 0) AS observed,
+    "_label_cost" AS cost, coalesce(_reward, 0) AS observed,
     coalesce("_label_probability", p::JSON ->> 0) AS probability,
     CASE WHEN pdrop IS NULL THEN 1 ELSE 1 - TRY_CAST(pdrop AS DOUBLE) END AS pass_prob,
     "Timestamp"::JSON ->> '$' AS timestamp{{features}}
-FROM lines LEFT JOIN observed ON NOT dangling AND lines.id = observed.id
+FROM lines LEFT JOIN late ON NOT _dangling AND _id = _late
 """
+_OWN = ("event_id", "dangling", "skipped", "action", "cost", "observed", "probability")
+_OWN += (FILE, ROW, "pass_prob", "timestamp")
+"""The columns of the decisions: a feature with the name of one gets a prefix."""
+_ABSENT = "(absent)"
+"""The name of an absent text; an empty one is no name of a space."""
 _LEARNABLE = "NOT dangling AND NOT skipped AND cost IS NOT NULL"
 _UNUSED = f"""
-SELECT count(*) FILTER (skipped AND NOT dangling),
+SELECT count(*) FILTER ({_LEARNABLE}), count(*) FILTER (skipped AND NOT dangling),
     count(*) FILTER (cost IS NULL AND NOT skipped AND NOT dangling),
     count(*) FILTER (dangling AND NOT coalesce(event_id IN (
         SELECT event_id FROM decisions WHERE {_LEARNABLE} AND event_id IS NOT NULL), false))
@@ -70,13 +75,16 @@ def _opened(path: Path, space: Workspace, context: str | None) -> Recipe:
     names = kept.names()
     context = "c" if "c" in names else None
     own = {FILE, ROW, *_KNOWN}
-    roots = [context] if context else [name for name in names if name.lower() not in own]
+    roots = [name for name in names if name.lower() not in own and name[:1] != "_"]
+    roots = [context] if context else roots
     kept.rows.show({})
     _require_fixed_actions(kept, context)
     features = list(_features(kept, roots))
     columns = [f"{sql} AS {name_sql(name)}" for name, _, sql in features] or ["1 AS constant"]
     decisions = _DECISIONS.format(features="".join(f", {column}" for column in columns))
-    (unused,) = _found(kept, f"WITH decisions AS ({decisions}) {_UNUSED}")
+    ((learnable, *unused),) = _found(kept, f"WITH decisions AS ({decisions}) {_UNUSED}")
+    if not learnable:
+        raise ImportFailed(f"{path}: expected decisions with _label_cost, got none")
     kept.select(f"SELECT * FROM ({decisions}) WHERE {_LEARNABLE}", (FILE, ROW))
     found = {
         "observation": [name + suffix for name, suffix, _ in features] or ["constant"],
@@ -90,7 +98,7 @@ def _opened(path: Path, space: Workspace, context: str | None) -> Recipe:
     return Recipe([kept], {name: value for name, value in found.items() if value}, _notes(unused))
 
 
-def _notes(unused: tuple[int, ...]) -> list[str]:
+def _notes(unused: Sequence[int]) -> list[str]:
     skipped, unlabelled, unknown = unused
     texts = (
         (skipped, "decision has _skipLearn and is", "decisions have _skipLearn and are"),
@@ -143,7 +151,7 @@ def _require_fixed_actions(kept: KeptUnit, context: str | None) -> None:
 
 
 def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]]:
-    """(name, suffix of its option, SQL) of each feature; absent numbers are 0, absent texts ''."""
+    """(name, suffix of its option, SQL) of each feature; absent numbers are 0, texts _ABSENT."""
     seen: set[str] = set()
     for root in roots:
         column = f"{name_sql(root)}::JSON"
@@ -154,9 +162,10 @@ def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]
                 kinds.setdefault(path, set()).add(kind)
         for path, found in kinds.items():
             name = "_".join(path or (root,))
-            if name in seen:
+            name = f"c_{name}" if name.lower() in ("", *_OWN) else name
+            if name.lower() in seen:
                 raise ImportFailed(f"{root}.{'.'.join(path)}: expected one feature {name}, got two")
-            seen.add(name)
+            seen.add(name.lower())  # SQL does not distinguish cases
             pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
             cell = f"json_extract_string({column}, {text_sql(pointer or '$')})"
             if found <= {*_NUMBERS, "BOOLEAN"}:
@@ -165,7 +174,7 @@ def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]
             elif found == {"LIST"}:
                 yield name, "", cell
             else:
-                yield name, ":categories", f"coalesce({cell}, '')"
+                yield name, ":categories", f"coalesce(nullif({cell}, ''), {text_sql(_ABSENT)})"
 
 
 def _leaves(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -180,5 +189,5 @@ def _leaves(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
                 f"{'.'.join(path)}: expected numbers or a text, got a list of others"
             )
         yield path, "LIST"
-    elif structure != "NULL":
+    elif structure not in ("NULL", "JSON"):  # JSON is an empty object
         yield path, structure

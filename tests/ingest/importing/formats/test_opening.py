@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -184,6 +186,68 @@ def test_the_files_of_vw(tmp_path: Path) -> None:
     assert report.understood["spaces"]["action"] == {"kind": "discrete", "n": 1, "start": 1}
 
 
+def decisions(tmp_path: Path, *contexts: dict[str, Any]) -> ImportReport:
+    """The check of decisions with these contexts, which all cost 4."""
+    file = tmp_path / "own.dsjson"
+    label = {"_label_cost": 4, "_label_probability": 0.5, "_labelIndex": 0}
+    file.write_text("".join(json.dumps({**label, "c": one}) + "\n" for one in contexts))
+    return checked(file, "dsjson")
+
+
+def test_features_with_the_names_of_a_decisions_own_columns(tmp_path: Path) -> None:
+    """The cost of an item is an observation, and the label's cost is not."""
+    report = decisions(tmp_path, {"cost": 7, "Action": 1}, {"cost": 9, "Action": 2})
+    assert report.understood["format"]["observation"] == ["c_cost", "c_Action"]
+    with pytest.raises(ImportFailed, match=r"c\.a: expected one feature a, got two"):
+        decisions(tmp_path, {"A": 1, "a": 2})
+
+
+def test_an_absent_text_has_a_name(tmp_path: Path) -> None:
+    """And so has an empty one, which is no name of a space. An empty object is no feature."""
+    report = decisions(tmp_path, {"s": "a"}, {"s": "", "inner": {}}, {})
+    assert report.steps == 3
+    assert report.understood["spaces"]["observation"]["names"] == ["(absent)", "a"]
+
+
+def test_a_log_without_a_label_says_so(tmp_path: Path) -> None:
+    """Its user gave no SQL."""
+    file = tmp_path / "own.dsjson"
+    file.write_text('{"c": {"x": 1}}\n')
+    with pytest.raises(ImportFailed, match=r"own\.dsjson: expected decisions with _label_cost"):
+        checked(file, "dsjson")
+
+
+HDF5: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a scalar": ("d4rl", {"rewards": 5.0}, "scalar"),
+    "scalar infos": ("d4rl", {"rewards": [1.0], "infos": 3}, "scalar"),
+    "a name": ("minari", {"episode_x/rewards": [1.0]}, "invalid literal"),
+    "a value": ("minari", {"episode_0": 5}, "Field names"),
+    "flags": (
+        "minari",
+        {f"episode_0/{name}": [1.0, 0.0] for name in ("rewards", "observations", "actions")}
+        | {"episode_0/terminations": [0, 1], "episode_0/truncations": [1, 0, 1]},
+        "broadcast",
+    ),
+    "observations": (
+        "minari",
+        {f"episode_0/{name}": [1.0] for name in ("rewards", "terminations", "truncations")}
+        | {"episode_0/observations": [[1.0]] * 4, "episode_0/actions": [1]},
+        "observations has 4 rows for 1 steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HDF5)
+def test_datasets_of_other_shapes_are_refused_by_the_file(case: str, tmp_path: Path) -> None:
+    """No error of h5py or numpy reaches the user."""
+    name, datasets, message = HDF5[case]
+    with h5py.File(tmp_path / "odd.hdf5", "w") as file:
+        for key, value in datasets.items():
+            file[key] = value
+    with pytest.raises(ImportFailed, match=rf"odd\.hdf5: expected the datasets .*{message}"):
+        checked(tmp_path / "odd.hdf5", name)
+
+
 def rewritten(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """The file of RLlib's batches with a change of each batch."""
     (file,) = (FILES / "rllib").iterdir()
@@ -214,6 +278,19 @@ def test_batches_without_keys_or_flags_of_today(tmp_path: Path) -> None:
 
     report = checked(rewritten(tmp_path, older), "rllib")
     assert (report.episodes, report.steps) == (3, 12)
+
+
+def test_batches_may_be_empty_or_of_other_numbers(tmp_path: Path) -> None:
+    """A worker writes whole numbers or floats; a file without a batch says why."""
+    file = rewritten(tmp_path, lambda batch: None)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    empty = {k: [] if isinstance(v, list) else v for k, v in lines[0].items()}
+    lines[0]["rewards"] = [1] * len(lines[0]["rewards"])
+    file.write_text("".join(json.dumps(line) + "\n" for line in (empty, *lines)))
+    assert checked(file, "rllib").steps == 12
+    file.write_text('["nothing"]\n')
+    with pytest.raises(ImportFailed, match="got none; number 1, row: expected a batch of RLlib"):
+        checked(file, "rllib")
 
 
 def test_a_line_that_breaks_off_is_left_out_alone(tmp_path: Path) -> None:
@@ -338,6 +415,25 @@ def test_a_robots_data_set_may_have_neither_rewards_nor_ends(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action": 5}, "expected the description of a LeRobot data set: TypeError"),
+        ({"action": {"shape": [1]}}, "KeyError: 'dtype'"),
+        ({"observation.state": {"dtype": "video"}}, "expected columns of the observation, got"),
+    ],
+)
+def test_descriptions_of_other_robots(tmp_path: Path, change: Any, message: str) -> None:
+    """Of other forms, and without an observation of numbers."""
+    shutil.copytree(FILES / "lerobot_v2", tmp_path / "set")
+    info = tmp_path / "set" / "meta" / "info.json"
+    document = json.loads(info.read_text())
+    document["features"] |= change
+    info.write_text(json.dumps(document))
+    with pytest.raises(ImportFailed, match=message):
+        checked(tmp_path / "set", "lerobot")
+
+
 def test_objects_in_packed_episodes_are_refused(tmp_path: Path) -> None:
     """msgpack-numpy pickles an array of Python objects, which nothing here reads."""
     (packed,) = pq.read_table(FILES / "rllib_episodes")["item"].to_pylist()[1:2]
@@ -346,4 +442,7 @@ def test_objects_in_packed_episodes_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "e.parquet"
     pq.write_table(pa.table({"item": [msgspec.msgpack.encode(state)]}), file)
     with pytest.raises(ImportFailed, match="expected arrays of numbers, got one of Python objects"):
+        checked(file, "rllib-episodes")
+    pq.write_table(pa.table({"item": [msgspec.msgpack.encode({"id_": 1})]}), file)
+    with pytest.raises(ImportFailed, match="expected packed episodes of RLlib: KeyError"):
         checked(file, "rllib-episodes")
