@@ -274,7 +274,7 @@ def texts_of(column: Any) -> Any:
         cells = [None if cell is None else json_of(cell) for cell in _pylist(column)]
         return pa.array(cells, pa.string())
     if pa.types.is_floating(kind):
-        numbers = column.drop_null().to_numpy(zero_copy_only=False)
+        numbers = to_numpy(column.drop_null()).astype(np.float64, copy=False)  # of float16 too
         with np.errstate(invalid="ignore"):
             if ((numbers == np.trunc(numbers)) & (abs(numbers) < 2**53)).all():
                 column = column.cast(pa.int64())

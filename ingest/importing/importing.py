@@ -30,6 +30,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -129,7 +130,7 @@ def run_import(
     transport = Transport(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
-    with Workspace() as space, _closing(transport):
+    with Workspace() as space, contextlib.closing(transport):
         options, units, notes = opened_units(options, space)
         spec = _spec(transport, patient=not check)
         if not options.has_policies:  # omitted or not, it is the same import
@@ -152,13 +153,14 @@ def run_import(
         if spec is not None:
             account.report.address = options.address
             account.report.policies = [str(name) for name in spaces]
-            account.report.streams = _streams(spec, account.report.policies)
-            account.report.reward_windows = _reward_windows(spec, account.report.policies)
+            _describe(account.report, spec.document)
         with _naming(account.report):
-            _require_codes(unnamed, options)
+            categories: Categories = {}
             if unnamed:
+                path = _file_of_codes(unnamed, options)
                 units = several_passes(units, options, space)
-            categories = _codes(units, unnamed, options, save=not check)
+                also = options.categorical_finals
+                categories = known_categories(units, unnamed, also, path, save=not check)
         # with a space's names, NAME and NAME:categories mean the same
         read_as = [
             (column.name, column.categorical if names is None else names.to_json())
@@ -191,14 +193,6 @@ def run_import(
             report.understood["codes"] = {"file": str(options.categories), "names": counts}
         report.seconds = time.monotonic() - began
         return report
-
-
-@contextlib.contextmanager
-def _closing(transport: Transport) -> Any:
-    try:
-        yield
-    finally:
-        transport.close()
 
 
 @contextlib.contextmanager
@@ -265,40 +259,28 @@ def _spaces(
     return found, documents[options.policy_id]
 
 
-def _streams(spec: CollectorSpec, policies: Sequence[str]) -> dict[str, str]:
-    """The stream of each policy's shards."""
-    collector, known = spec.document["collector_id"], spec.document["policies"]
-    return {name: f"{collector}-{known[name]['schema_id']}" for name in policies}
+def _describe(report: ImportReport, document: Mapping[str, Any]) -> None:
+    """Add what a collector's document says of the policies: their streams and reward windows."""
+    for name in report.policies:
+        policy = document["policies"][name]
+        report.streams[name] = f"{document['collector_id']}-{policy['schema_id']}"
+        if policy.get("reward_window", 0):
+            report.reward_windows[name] = policy["reward_window"]
 
 
-def _reward_windows(spec: CollectorSpec, policies: Sequence[str]) -> dict[str, float]:
-    """The seconds for which an ended episode awaits late rewards, of the policies that have any."""
-    found = {name: spec.document["policies"][name].get("reward_window", 0) for name in policies}
-    return {name: seconds for name, seconds in found.items() if seconds}
-
-
-def _require_codes(columns: Sequence[str], options: ImportOptions) -> None:
-    """Check that columns whose names the policy does not declare have a file of codes.
+def _file_of_codes(columns: Sequence[str], options: ImportOptions) -> Path | str:
+    """The file with the codes of columns whose names the policy does not declare.
 
     A source's own numbering would give its values other codes than the next source does. Raises
     ImportFailed.
     """
-    if columns and options.categories is None:
+    if options.categories is None:
         raise ImportFailed(
             f"column {columns[0]}: expected names in the policy's space, got none; declare them "
             f"(--declare with {columns[0]}:categories, or the policy's file), or give every import "
             f"of this policy the same file of codes (--categories FILE)"
         )
-
-
-def _codes(
-    units: Sequence[Unit], columns: Sequence[str], options: ImportOptions, *, save: bool
-) -> Categories:
-    """The codes of columns whose names the policy does not declare."""
-    if not columns or options.categories is None:
-        return {}
-    also = options.categorical_finals
-    return known_categories(units, columns, also, options.categories, save=save)
+    return options.categories
 
 
 def _policies(

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from ingest.columns.arrow_kinds import Array
 from ingest.delivery.transport import Delivery, Transport
 from ingest.importing.episodes import WholeEpisodes
+from ingest.importing.readers import stream_bytes
 from ingest.importing.report import Account, BadRow
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed, Refusal
@@ -189,7 +190,7 @@ class RequestSender:
         """
         if self._failed:
             return
-        body = _encoded(request.episodes.table)
+        body = stream_bytes(request.episodes.table)
         self.wait()
         headers = {
             "Content-Type": wire.ARROW,
@@ -284,13 +285,3 @@ class RequestSender:
                 "refused by the collector, not named", reply.refused_count - len(places)
             )
         return sorted(set(places))
-
-
-def _encoded(table: Any) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table.combine_chunks())
-    return bytes(sink.getvalue())
-
-
-__all__ = ["ImportRequest", "RequestCutter", "RequestSender"]

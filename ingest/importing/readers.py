@@ -360,6 +360,14 @@ def numbered(batches: Iterator[Any], columns: Sequence[str]) -> Blocks:
             yield SourceBlock(made, numbers)
 
 
+def stream_bytes(table: Any) -> bytes:
+    """A table as an Arrow stream of one batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())
+
+
 def column_of(batch: Any, name: str) -> Any:
     """A column, or the field of a structure that a name with dots stands for."""
     if name in batch.schema.names:

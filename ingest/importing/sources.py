@@ -41,6 +41,7 @@ from ingest.importing.readers import (
     numbered,
     open_file,
     read_to_end,
+    stream_bytes,
 )
 from ingest.protocol.errors import ImportFailed
 
@@ -285,9 +286,7 @@ class _TableUnit:
         whole = hashlib.sha256()
         table = self._table.replace_schema_metadata()
         for at in range(0, len(table), BLOCK_ROWS):  # independent of the table's chunks
-            piece = table.slice(at, BLOCK_ROWS).combine_chunks()
-            with pa.ipc.new_stream(_Hashing(whole), table.schema) as stream:
-                stream.write_table(piece)
+            whole.update(stream_bytes(table.slice(at, BLOCK_ROWS)))
         return whole.hexdigest()
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
@@ -301,25 +300,6 @@ class _TableUnit:
 
 def _without_raw(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if not name.startswith(RAW)]
-
-
-class _Hashing:
-    """A file object that only hashes what is written to it."""
-
-    closed = False
-
-    def __init__(self, digest: Any) -> None:
-        self._digest = digest
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 # --- databases ---------------------------------------------------------------------------------
@@ -441,8 +421,8 @@ class KeptUnit:
     @classmethod
     def of(cls, unit: Unit, columns: Sequence[str], connection: Any) -> KeptUnit:
         """Keep the rows of a unit that can be read only once. Raises ImportFailed."""
+        rows = KeptRows(connection, columns)
         with _before_sending():
-            rows = KeptRows(connection, columns)
             for block in unit.blocks(columns):
                 rows.add(block.table)
         return cls(unit.label, unit.digest(), rows)
@@ -512,16 +492,3 @@ class KeptUnit:
             numbers = np.arange(number, number + len(table), dtype=np.int64)
             number += len(table)
             yield SourceBlock(table, numbers)
-
-
-__all__ = [
-    "FileUnit",
-    "KeptUnit",
-    "Unit",
-    "array_of",
-    "files_of",
-    "open_source",
-    "place_of",
-    "require_columns",
-    "require_whole",
-]

@@ -43,8 +43,10 @@ SELECT {FILE}, {ROW}, _id AS event_id, _dangling AS dangling, _skipped AS skippe
     "Timestamp"::JSON ->> '$' AS timestamp{{features}}
 FROM lines LEFT JOIN late ON NOT _dangling AND _id = _late
 """
-_OWN = ("event_id", "dangling", "skipped", "action", "cost", "observed", "probability")
-_OWN += (FILE, ROW, "pass_prob", "timestamp")
+_OWN = (
+    *(FILE, ROW, "event_id", "dangling", "skipped", "action", "cost", "observed", "probability"),
+    *("pass_prob", "timestamp"),
+)
 """The columns of the decisions: a feature with the name of one gets a prefix."""
 _ABSENT = "(absent)"
 """The name of an absent text; an empty one is no name of a space."""

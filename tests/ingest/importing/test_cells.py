@@ -286,3 +286,9 @@ def test_lists_within_each_other_are_one_row_of_numbers() -> None:
         assert to_numbers(flat)[0].tolist() == [1, 2, 3, 4]
     odd = flattened(cells(["[1, 2]", "[1", "5"]).lists("x"))
     assert odd[0].tolist() == [2, 0, 1]
+
+
+def test_texts_of_floats_of_16_bits() -> None:
+    """Their largest number is below 2^53, with which whole ones are compared."""
+    whole = pa.array([1, 2048], pa.int32()).cast(pa.float32()).cast(pa.float16())
+    assert texts_of(whole).to_pylist() == ["1", "2048"]

@@ -665,6 +665,14 @@ def test_a_late_key_of_json_lines_is_a_column(tmp_path: Path) -> None:
     assert (report.steps, report.understood["rewards"]["mean"] > 0) == (3_001, True)
 
 
+def test_a_text_that_is_no_name_is_refused_by_its_column() -> None:
+    """An empty one."""
+    log = pa.table({"x": ["", "b"], "a": [0, 1], "r": [1.0, 2.0]})
+    given = {"observation": ["x:categories"], "action": "a", "reward": "r"}
+    with pytest.raises(ImportFailed, match=r"column x: .* as names, got ''"):
+        infer_spaces(ImportOptions(source=log, **given))
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     """The error comes before any file is read."""
     table = {"x": [1.0]}
@@ -677,7 +685,11 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"timezone": "Europe/Berlin"}, "timezone: expected a time column as well"),
         ({"time_unit": "s"}, "time_unit: expected a time column as well"),
         ({"default": {"z": "1"}}, "default: expected columns that are imported"),
+        ({"timezone": 5, "time": "x"}, "timezone: expected str"),
         ({"observation": []}, "observation: expected one or more"),
+        ({"observation": "x"}, "observation: expected a list of columns, got 'x'"),
+        ({"observation": [1]}, "expected the names of columns, which are texts, got 1"),
+        ({"sample_prob": np.float32(2)}, "sample_prob: expected a column or a number in"),
         ({"reward": []}, "reward: expected one or more"),
     ):
         with pytest.raises(ImportFailed, match=text):

@@ -135,6 +135,8 @@ def test_a_constant_share_is_a_number() -> None:
     with pytest.raises(ImportFailed, match=r"sample_prob: expected .* in \(0, 1\], got 10"):
         ImportOptions(source="log.csv", **BANDIT, sample_prob=10)
     log = pa.table({"x": [1.0] * 2, "a": [0, 1], "r": [1.0] * 2, "w": [10.0, 0.5]})
+    one = [import_table(log, **BANDIT, sample_prob=p, check=True) for p in (1, 1.0, np.float32(1))]
+    assert len({report.name for report in one}) == 1
     report = import_table(log, **BANDIT, sample_prob="w", check=True)
     assert "its inverse is a sample_weight" in report.bad[0].reason
 
