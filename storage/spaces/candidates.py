@@ -52,6 +52,9 @@ class Candidates:
         self.mask = mask
         self.most, self.width = shape
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(at most {self.most}, with {self.width} features)"
+
     @classmethod
     def of(cls, observation: Space, action: Space) -> Candidates | None:
         """The candidates of these spaces, None if the observation has no key `candidates`."""

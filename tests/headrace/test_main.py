@@ -25,7 +25,10 @@ from storage.errors import (
 )
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("cli", "collector", "train", "sql", "import", "hdf5")
+EXTRAS = (
+    *("cli", "collector", "train", "sql", "import", "hdf5"),
+    *("torchrl", "tensorboard", "mlflow", "wandb"),
+)
 
 
 def test_every_module_of_an_extra_is_known() -> None:

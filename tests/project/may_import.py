@@ -30,9 +30,10 @@ MAY_IMPORT = {
     # `backup` copies roots; `verification` compares journals, shards and indexes; `__main__` is the
     # server's command
     "ingest": (
-        "ingest.client ingest.collector ingest.delivery ingest.episodes ingest.protocol"
-        " ingest.server storage.declarations storage.errors storage.experience storage.journal"
-        " storage.objects storage.shards storage.system storage.verify msgspec"
+        "ingest.access ingest.client ingest.collector ingest.delivery ingest.episodes"
+        " ingest.erasure ingest.protocol ingest.server storage.declarations storage.errors"
+        " storage.experience storage.journal storage.maintenance storage.objects"
+        " storage.shards storage.system storage.verify msgspec"
     ),
     # a declaration that redacts needs a key, which is stored with the tokens
     "ingest.access": (

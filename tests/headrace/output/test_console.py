@@ -42,6 +42,8 @@ def test_counts_of_verify_are_all_written_alike(capsys: pytest.CaptureFixture[st
             "acknowledged": 4_000,
             "in_shards": 1_500,
             "in_journal": 2_500,
+            "erased": 0,
+            "retained_out": 1_200,
             "earlier": 3_000,
             "second_reader": {"reader": "fastparquet", "shards": 1_000, "rows": 4_500},
             "notes": [],
@@ -52,7 +54,10 @@ def test_counts_of_verify_are_all_written_alike(capsys: pytest.CaptureFixture[st
         }
     )
     lines = capsys.readouterr().out.splitlines()
-    assert "Steps acknowledged: 4,000; in shards 1,500, in the journal 2,500" in lines
+    assert (
+        "Steps acknowledged: 4,000; in shards 1,500, in the journal 2,500, retained out 1,200"
+        in lines
+    )
     assert "log of default: propensities: the mean is 1" in lines
     assert "In streams of earlier journals: 3,000" in lines
     assert "Read again by fastparquet: shards 1,000, rows 4,500" in lines

@@ -285,6 +285,7 @@ MOVED_BETWEEN = """
 import sys
 from pathlib import Path
 from ingest.server.listening import Access
+from ingest.server.options import Listening
 from ingest.access.key_files import create_token
 
 root = Path(sys.argv[1])

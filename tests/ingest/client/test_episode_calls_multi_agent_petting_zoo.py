@@ -15,6 +15,7 @@ from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
+from policy.training.settings import FollowSettings
 from policy.training.train_live import follow
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -170,8 +171,8 @@ def test_one_policy_is_followed_under_flow_control_beside_a_frozen_one(tmp_path:
             tmp_path,
             "left",
             PPOConfig(epochs=1),
+            FollowSettings(steps_per_update=60),
             stop=lambda: len(reports) >= updates or over.is_set(),
-            steps_per_update=60,
             on_update=reports.append,
         )
         try:

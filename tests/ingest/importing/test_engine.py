@@ -98,11 +98,11 @@ def test_a_statement_reads_only_the_source(sql: str, expected: str, tmp_path: Pa
 
 def test_a_full_disk_is_named() -> None:
     """Rows that do not fit into the memory need space for temporary files."""
-    table = pa.table({"e": [f"{n * 7919 % 300_000:030}" for n in range(300_000)]})
+    table = pa.table({"e": [f"{n * 7919 % 600_000:030}" for n in range(600_000)]})
     with Workspace() as space:
         connection = space.connection()
         rows = KeptRows(connection)
         rows.add(table)
-        connection.execute("SET memory_limit = '12MB'; SET max_temp_directory_size = '1MB'")
+        connection.execute("SET memory_limit = '32MB'; SET max_temp_directory_size = '1MB'")
         with pytest.raises(ImportFailed, match="temporary files is full; TMPDIR names another"):
             list(rows.by("e", ["e"]))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import requests
 
+from ingest.backup import adopt_root
 from ingest.client.policy_client import PolicyClient
 from ingest.episodes.client_instances import MOST_RANGES
 from policy.inference.spec import PolicySpec
@@ -406,6 +407,9 @@ def test_a_restored_journal_gives_no_ordinal_twice(tmp_path: Path) -> None:
     log("between")
     shutil.rmtree(tmp_path / "journal")
     backup.rename(tmp_path / "journal")
+    with pytest.raises(RuntimeError, match="the collector did not start"):
+        log("refused")
+    assert adopt_root(tmp_path) is not None
     log("after")
     assert sorted(row["eps_id"] for row in shard_rows(tmp_path)) == ["after", "before", "between"]
     assert len(list(tmp_path.glob("shards/*"))) == 2

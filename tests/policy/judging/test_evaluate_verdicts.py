@@ -734,13 +734,14 @@ def test_what_changed_at_the_end_of_a_log_is_named(tmp_path: Path) -> None:
     probs = np.full((n, 1), 0.25)
     log_episodes(tmp_path, obs, actions, rewards, probs)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
-    asked: dict[str, Any] = {"split": "all", "reward_range": (0.0, 1.0)}
-    found = evaluate(tmp_path, "default", digest, **asked).judgement
+    asked = EvaluationSettings(split="all", reward_range=(0.0, 1.0))
+    found = evaluate(tmp_path, "default", digest, asked).judgement
     assert found.comparisons[0].verdict == "better"
     assert found.verdict == "cannot tell"
     checks = {one.name: one for one in found.diagnostics}
     assert [name for name, one in checks.items() if not one.passed] == ["last_fifth"]
     assert "feature 1 of the observations moved by" in checks["context_drift"].sentence
-    before = evaluate(tmp_path, "default", digest, until=int(0.8 * n), **asked).judgement
+    earlier = replace(asked, until=int(0.8 * n))
+    before = evaluate(tmp_path, "default", digest, earlier).judgement
     assert before.verdict == "better"
     assert "context_drift" not in {one.name for one in before.diagnostics}
