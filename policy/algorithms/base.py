@@ -41,6 +41,7 @@ __all__ = [
     "require_columns",
     "require_no_scorer",
     "rows_left_out",
+    "useless_by_mask",
 ]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
@@ -122,19 +123,25 @@ def require_no_scorer(who: str, spec: PolicySpec) -> None:
 
 
 def rows_left_out(algorithm: Algorithm, batch: SampleBatch) -> RowsLeftOut:
-    """What an algorithm leaves out of a batch, and what action masks make useless.
+    """What an algorithm leaves out of a batch, and what action masks make useless."""
+    return {**algorithm.left_out(batch), **useless_by_mask(algorithm.policy.spec, batch)}
+
+
+def useless_by_mask(spec: PolicySpec, batch: SampleBatch) -> RowsLeftOut:
+    """Reason -> bool (N,): rows that action masks make useless.
 
     These are actions that their own mask forbids, as logs of policies without masks have, and steps
     after which nothing is allowed although the episode has not terminated.
     """
-    found, mask = dict(algorithm.left_out(batch)), algorithm.policy.spec.action_mask
-    if mask is not None:
-        path, following = mask.leaf.path, mask.leaf.column(NEXT_OBS)
-        taken = batch[mask.choices.column("actions")]
-        found["forbidden_action"] = mask.forbidden({path: batch[mask.leaf.column("obs")]}, taken)
-        if following in batch and TERMINATEDS in batch:
-            none = mask.allows_none({path: batch[following]})
-            found["no_next_action"] = none & ~batch[TERMINATEDS]
+    mask = spec.action_mask
+    if mask is None:
+        return {}
+    path, following = mask.leaf.path, mask.leaf.column(NEXT_OBS)
+    taken = batch[mask.choices.column("actions")]
+    found = {"forbidden_action": mask.forbidden({path: batch[mask.leaf.column("obs")]}, taken)}
+    if following in batch and TERMINATEDS in batch:
+        none = mask.allows_none({path: batch[following]})
+        found["no_next_action"] = none & ~batch[TERMINATEDS]
     return found
 
 

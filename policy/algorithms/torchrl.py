@@ -30,7 +30,12 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from policy.algorithms.base import RowsLeftOut, require_columns, require_no_scorer
+from policy.algorithms.base import (
+    RowsLeftOut,
+    require_columns,
+    require_no_scorer,
+    useless_by_mask,
+)
 from policy.algorithms.offline import PARTS, Transitions
 from policy.algorithms.settings import AnnotatedSettings
 from policy.inference.action_rule import ActionRule
@@ -64,13 +69,15 @@ def to_tensordict(spec: PolicySpec, batch: SampleBatch, *, one_hot: bool = False
     `observation` and `next.observation` are flat and unfiltered, (N, D) float32; `next.reward`,
     `next.done` and `next.terminated` are (N, 1), where `done` is `terminated`: a truncated row
     bootstraps from its next observation. `action` is (N,) int64 for Discrete, from 0, or (N, n)
-    with `one_hot`; (N, m) float32 for a Box. Rows that lead nowhere known, and rows with numbers
-    beyond float32, are not in it (`Transitions.left_out` counts them). Raises ValueError for other
+    with `one_hot`; (N, m) float32 for a Box. Rows that lead nowhere known, rows with numbers beyond
+    float32 (`Transitions.left_out` counts both), and rows that action masks make useless are not in
+    it. Raises ValueError for other
     action spaces and missing columns.
     """
     _require_space("to_tensordict", spec.action, Discrete, Box)
     require_columns(batch, Transitions.columns, "to_tensordict")
-    rows = batch.take(~np.logical_or.reduce(list(Transitions.left_out(batch).values())))
+    left_out = {**Transitions.left_out(batch), **useless_by_mask(spec, batch)}
+    rows = batch.take(~np.logical_or.reduce(list(left_out.values())))
     (action,) = action_tensors(spec.layout, columns_of(spec.action, "actions", rows))
     if isinstance(spec.action, Discrete):
         action = action[:, 0]

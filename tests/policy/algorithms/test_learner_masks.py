@@ -16,6 +16,7 @@ from policy.algorithms.iql import IQLConfig
 from policy.algorithms.learner import Learner
 from policy.algorithms.marwil import MARWILConfig
 from policy.algorithms.ppo import PPOConfig
+from policy.algorithms.torchrl import to_tensordict
 from policy.inference.action_rule import SAMPLE
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec
@@ -148,6 +149,8 @@ def test_rows_that_masks_make_useless_are_left_out_and_counted(name):
     after = {"no_next_action": 1} if reads_next else {}
     assert learner.counts.excluded == {"forbidden_action": 2} | after
     assert found["rows"] == 88 - len(after)
+    if reads_next:
+        assert len(to_tensordict(SPEC, SampleBatch({**batch, **changes}))) == 87
     assert all(np.isfinite(value) for value in found.values()), found
 
 
