@@ -88,9 +88,12 @@ def _meaning(one: Attribute) -> str:
     found, extra = one.annotation, one.extra["fields"]
     if isinstance(found, ExprSubscript) and str(found.left) == "Annotated":
         inner, *metas = found.slice.elements  # type: ignore[union-attr]  # Annotated has several
-        for given in (keyword for meta in metas for keyword in meta.arguments):
-            if given.name == "description":
-                extra["meaning"] = ast.literal_eval(str(given.value))
+        for meta in metas:
+            if isinstance(meta, str):
+                extra["meaning"] = ast.literal_eval(meta)
+            for given in getattr(meta, "arguments", ()):
+                if given.name == "description":
+                    extra["meaning"] = ast.literal_eval(str(given.value))
         one.annotation = inner
         made = one.parent.members.get("__init__") if one.parent else None
         for parameter in getattr(made, "parameters", ()):

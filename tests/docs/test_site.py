@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, fields, is_dataclass
 from html import unescape
 from pathlib import Path
+from typing import get_type_hints
 from urllib.parse import unquote
 
 import msgspec
@@ -123,8 +124,11 @@ def test_every_field_of_a_record_is_on_the_page(site: Path) -> None:
             assert [one for one in meanings if one not in texts[name]] == []
             assert "description=" not in texts[name]
             continue
+        hints = get_type_hints(records[name], include_extras=True)
         for field in found[name]:
-            assert re.search(rf"^ +{field}: \S", records[name].__doc__, re.M), f"{name}.{field}"
+            stated = [m for m in getattr(hints[field], "__metadata__", ()) if isinstance(m, str)]
+            told = stated or re.search(rf"^ +{field}: \S", records[name].__doc__, re.M)
+            assert told, f"{name}.{field}"
     assert "policy_id: str" in texts["WeightStore"]
     assert "effective sample size" in texts["Estimate"]
     assert "microseconds since the epoch, the client's" in texts["Part"]
