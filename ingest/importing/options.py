@@ -135,48 +135,22 @@ class ImportArguments(TypedDict, total=False):
 class ImportOptions:
     """The source of an import, and the meaning of its columns. Raises ImportFailed if invalid.
 
-    More about some of its fields:
+    docs/import.md describes each field. More about some:
 
     Args:
-        source: a file, a folder or a pattern such as `logs/*.csv` (CSV, TSV, JSON lines, Parquet,
-            Arrow IPC; text and Arrow also as `.gz` or `.zst`), a database's URL, or in Python a
-            table: pandas, polars, pyarrow, or any object with `__arrow_c_stream__`. Folders are
-            read in the order of their files' paths; `name=value` in a path is a column.
-        format: the program that wrote the files, of `ingest.importing.formats.opening.FORMATS`. It
-            finds the columns; those that are given replace what it finds.
-        query: the query for a database's URL: SQLAlchemy's, or `adbc+NAME:...` for the driver
-            `adbc_driver_NAME`.
-        sql: a SELECT of DuckDB's SQL over the source's rows, the view `source`; its columns `file`
-            and `row` say where a row is from. The other options name columns of the result.
-        types: column -> the type of SQL that its cells are cast to in `source`. Without one, cells
-            of text files are text.
-        observation: columns, each as `NAME` (a number, a list or a text) or `NAME:categories` (its
-            values are names: those that the policy declares or, if its spaces have none, those with
-            codes in the file `categories`).
-        final_observation: the columns of the next observation, one for each of `observation`'s and
-            of the same kind; an episode's last row has its final one, unless all of them are empty.
+        source: a file, a folder or a pattern such as `logs/*.csv`, a database's URL, or in Python a
+            table: pandas, polars, pyarrow, or any object with `__arrow_c_stream__`.
+        format: one of `ingest.importing.formats.opening.FORMATS`; columns that are given replace
+            those that it finds.
+        query: SQLAlchemy's, or for `adbc+NAME:...` that of the driver `adbc_driver_NAME`.
+        observation: columns, each as `NAME` or `NAME:categories`; a mapping by policy, as `action`
+            and `final_observation` may be.
         reward: a column, or several, which are added up; `-NAME` is subtracted, as a cost.
-        episode: the column of an episode's key. Without one, episodes end at the rows where
-            `terminated` or `truncated` is true; without these too, a row is an episode of one step.
-        agent: the column of a row's agent, in episodes of several agents. Agents that act in the
-            same step of the environment have the same `step` or, without it, the same `time`.
-        policy: instead, the column of a row's policy. `observation`, `action` and
-            `final_observation` may then be mappings by policy.
-        step: the column of a step's number in its episode, from 0 or 1; gaps and repeats are
-            faults. Without it, steps are ordered by `time` or, without both, as in the source.
-        timezone: applies to times without one, such as Europe/Berlin; of a repeated hour it means
-            the first.
-        terminated: a column that is true only on the last row of an episode that terminated.
-            Without `terminated` and `truncated`, episodes end as terminated.
         tags: tag -> the column of its value, taken from an episode's first row.
-        infos: key -> the column of its value in each step's info: a number, true or false, a list
-            or structure as it is, or a text, which becomes a number if it parses as one.
+        infos: key -> the column of its value in each step's info.
         default: column -> the value of its missing cells, which overrides `missing`.
         shards: whether the columns of SHARD_COLUMNS are taken as shards have them.
-        name: the import's name, for readers, queries and logs that grow; default: a digest of the
-            content and of these options. Other rows under a known name are refused.
-        categories: the file with the codes of names, for spaces that declare none; the same one for
-            all imports of the policy. An import adds the columns that it lacks.
+        name: the import's name; default: a digest of the content and of these options.
         timeout: seconds without an answer after which the import gives up.
     """
 
