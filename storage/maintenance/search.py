@@ -173,14 +173,15 @@ class _Search:
         except (pa.ArrowException, sqlite3.Error, OSError, ValueError, EOFError, zlib.error) as e:
             self.proof.unread[place] = f"it cannot be decoded: {e!s:.200}"
 
-    def _in(self, place: str, how: str, content: bytes | mmap.mmap | memoryview) -> None:
-        data = bytes(content) if isinstance(content, memoryview) else content
+    def _in(self, place: str, how: str, content: bytes | mmap.mmap) -> None:
         for number, forms in self._needles:
-            if any(data.find(form) >= 0 for form in forms):
-                known = self.proof.found.setdefault(place, [])
-                text = f"text {number}: {how}"
-                if text not in known:
-                    known.append(text)
+            if any(content.find(form) >= 0 for form in forms):
+                self._found(place, f"text {number}: {how}")
+
+    def _found(self, place: str, text: str) -> None:
+        known = self.proof.found.setdefault(place, [])
+        if text not in known:
+            known.append(text)
 
     # --- what bytes do not show ---------------------------------------------------------------
 
@@ -201,7 +202,7 @@ class _Search:
                     for piece in column.chunks:
                         for data in _buffers(piece):
                             how = f"decoded column {name}, row group {group}"
-                            self._in(place, how, memoryview(data))
+                            self._in(place, how, data.to_pybytes())
 
     def _split(self, place: str, content: mmap.mmap) -> None:
         """Texts that begin on one page and end on an overflow page, free ones too.
@@ -220,8 +221,7 @@ class _Search:
         for number, forms in self._needles:
             pieces = ((one[:cut], one[cut:]) for one in forms for cut in range(1, len(one)))
             if any(end in begins[len(end)] and content.find(begin) >= 0 for begin, end in pieces):
-                text = f"text {number}: across two pages"
-                self.proof.found.setdefault(place, []).append(text)
+                self._found(place, f"text {number}: across two pages")
 
     def _sqlite(self, place: str, path: Path) -> None:
         """Every value of a copy, with the log: a collector may have the database open."""
