@@ -6,4 +6,13 @@ collector. pyarrow reads the files; Python code runs only for invalid rows.
 single columns. `formats` knows the files of other programs.
 """
 
-__all__ = ["engine", "importing", "inference", "options", "readers", "report", "sources"]
+__all__ = [
+    "engine",
+    "grouping",
+    "importing",
+    "inference",
+    "options",
+    "readers",
+    "report",
+    "sources",
+]

@@ -35,7 +35,7 @@ def test_every_module_of_an_extra_is_known() -> None:
     """For every module of every extra, the error of a missing module names an extra with it."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brought = {
-        (re.split(r"[>=<~!]", need)[0].replace("-", "_"), extra)
+        (re.split(r"[>=<~!]", need)[0].removesuffix("-skinny").replace("-", "_"), extra)
         for extra in EXTRAS
         for need in listed["optional-dependencies"][extra]
         if not need.startswith("headrace[")
