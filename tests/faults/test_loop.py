@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.loop import damaged_shards, publish_kills, trainer_kills
 from tests.faults.loop.running_loop import Loop
 from tests.faults.scenario import Trial, Verdict
@@ -11,6 +13,7 @@ from tests.faults.scenario import Trial, Verdict
 CALLS = (9, 24, 31, 40)  # of a start, of a candidate, of its checkpoint, of its version
 
 
+@pytest.mark.long
 def test_a_loop_survives_kills_and_a_damaged_shard(tmp_path: Path) -> None:
     """Law: acknowledged = trained once + excluded by name + unread, and each lineage is true."""
     verdict = Verdict()

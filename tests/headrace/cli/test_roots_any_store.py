@@ -141,6 +141,11 @@ def test_damage_is_found_and_set_aside(root: Root) -> None:
     assert sum(one.rows for one in listed) == ROWS + MORE - 200
 
 
+@pytest.mark.parametrize(
+    "root",
+    [SCHEME, *(pytest.param(name, marks=pytest.mark.long) for name in ("folder", "memory"))],
+    indirect=True,
+)
 def test_the_commands_take_its_address(root: Root) -> None:
     """What a root in memory has none of."""
     if isinstance(root, MemoryObjects):

@@ -32,12 +32,12 @@ SPEC = PolicySpec(
     observation_filter="MeanStdFilter",
 )
 ALGORITHMS = [
-    BanditConfig(objective="ips", updates=300),
+    BanditConfig(objective="ips", updates=150),
     BanditConfig(objective="snips", updates=300),
-    BanditConfig(objective="dr", updates=300),
-    DMConfig(updates=600),
-    CQLConfig(updates=600),
-    BCConfig(updates=300),
+    BanditConfig(objective="dr", updates=150),
+    DMConfig(updates=300),
+    CQLConfig(updates=300),
+    BCConfig(updates=150),
     MARWILConfig(updates=300),
     IQLConfig(updates=600),
     PPOConfig(epochs=4, minibatch=125, lr=5e-3),

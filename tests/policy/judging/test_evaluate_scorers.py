@@ -85,8 +85,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("config", "least"),
-    [(DMConfig(updates=300), 0.9), (BanditConfig(objective="dr", updates=300), 0.8)],
-    ids=["dm", "dr"],
+    [
+        pytest.param(DMConfig(updates=300), 0.9, id="dm"),
+        pytest.param(
+            BanditConfig(objective="dr", updates=300), 0.8, id="dr", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_a_scorer_is_learned_and_judged(root: Path, config: AlgorithmConfig, least: float) -> None:
     """Where the observation has candidates, the default policy scores them."""
