@@ -60,7 +60,7 @@ d3rlpy:  ## the d3rlpy program of docs/own_loop.md, in an environment of its own
 
 # More workers than cores: many tests wait, for a process to start or a file to be on disk.
 unit: setup  ## the tests but for the long ones
-	$(BIN)/python -m pytest -n 4
+	$(BIN)/python -m pytest -n 5
 
 long: setup  ## the long tests: the wheel in fresh environments, each Python, each floor, kills, learning
 	$(BIN)/python -m pytest -n 2 -m long

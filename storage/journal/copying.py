@@ -24,7 +24,7 @@ from storage.system.files import FileLock
 
 __all__ = ["Recorded", "copy_journal", "opened_copy", "recorded_shards"]
 
-TRIES = 10
+TRIES = 50
 _LOG = f"{DATABASE}-wal"
 _HEADER_BYTES = 32  # of the log: it has a number and random salts that change with each restart
 

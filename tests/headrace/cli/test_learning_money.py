@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.headrace.command import answer, headrace, refused
 from tests.policy.judging.test_evaluate_verdicts import log_episodes
@@ -21,6 +22,7 @@ def drawn(root: Path, first: int, n: int) -> None:
     log_episodes(root, obs, actions, bought * amounts, np.full((n, 1), 0.25), first=first)
 
 
+@pytest.mark.long
 def test_two_nights_of_money(tmp_path: Path) -> None:
     """Night 1 publishes by a cap and a margin; night 2 judges what is newer than its training."""
     drawn(tmp_path, 0, 4000)

@@ -68,6 +68,7 @@ def rows_of(worker: RolloutWorker) -> Any:
     return batch
 
 
+@pytest.mark.long
 def test_what_the_worker_learns_is_what_its_clients_act_with() -> None:
     """As in the previous API, a client in another process gets each version that a cycle of
     sampling and learning makes, and its steps name it. A killed client leaves the worker idle."""

@@ -49,6 +49,7 @@ def judged_by(result: Any) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_three_nights(tmp_path: Path) -> None:
     """Each night trains on all rows and judges by all but the first block, with the bound."""
     store = WeightStore(tmp_path, "default")

@@ -91,6 +91,7 @@ def test_what_is_missing_allows_for_rare_events(sign, cost):
     assert np.mean(outcomes) >= 0.66
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("range_", "effect"), [((-1.0, 0.0), 0.3), ((0.0, 1.0), -0.3)])
 def test_what_is_missing_allows_for_several_steps(range_, effect):
     """Ten steps: the bound uses adjusted rewards, whose mean has the same expectation as that of

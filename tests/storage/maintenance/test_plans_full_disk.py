@@ -50,7 +50,7 @@ for kind, share in (("write", 1), ("open", 2), ("rename", 4)):
 """
 
 
-@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [32, pytest.param(1, marks=pytest.mark.long)])
 def test_an_application_on_a_full_disk_is_finished_when_there_is_space(
     every: int, tmp_path: Path
 ) -> None:
