@@ -83,6 +83,11 @@ def log_episodes(
     ShardWriter(root / "shards").write(stream, canonical_json(*spaces), parts)
 
 
+def judged(root: Path, digest: str, **settings: Any) -> EvaluationResult:
+    """The candidate, judged by the settings of these names."""
+    return evaluate(root, "default", digest, EvaluationSettings(**settings))
+
+
 def stored(
     root: Path,
     logits: Any,
@@ -157,9 +162,7 @@ def test_an_action_that_was_never_logged_has_its_name(tmp_path: Path) -> None:
     log_episodes(tmp_path, obs, actions, np.ones((n, 1)), probs, spaces=spaces)
     spec = PolicySpec(*spaces, ModuleSpec(hidden=(), value_head=False))
     digest = stored(tmp_path, probabilities(0.09, 0.005, 0.9, 0.005), spec=spec)
-    result = evaluate(
-        tmp_path, "default", digest, settings=EvaluationSettings(split="all")
-    ).to_dict()
+    result = judged(tmp_path, digest, split="all").to_dict()
     (check,) = (one for one in result["diagnostics"] if one["name"] == "unsupported_actions")
     assert check["sentence"].partition(": ")[2].startswith("'sofa' (90.0% of steps)")
 
@@ -174,15 +177,10 @@ def test_rare_costs_without_an_event_are_not_better(tmp_path: Path, worse: float
     obs = np.random.default_rng(2).normal(size=(n, 1, 2))
     log_episodes(tmp_path, obs, actions, rewards, np.full((n, 1), 0.25))
     digest = stored(tmp_path, probabilities(0.97 - worse, 0.01, 0.01, 0.01 + worse))
-    free = evaluate(tmp_path, "default", digest, settings=EvaluationSettings(split="all")).judgement
+    free = judged(tmp_path, digest, split="all").judgement
     assert (free.verdict, free.approximate) == ("cannot tell", True)
     assert "reward event" in " ".join(free.reasons)
-    bound = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(-1.0, 0.0)),
-    ).judgement
+    bound = judged(tmp_path, digest, split="all", reward_range=(-1.0, 0.0)).judgement
     assert (bound.verdict, bound.approximate) == ("cannot tell", False)
     assert "more episodes" in " ".join(bound.reasons)
 
@@ -216,22 +214,12 @@ def test_a_declared_range_bounds_without_being_said_again(tmp_path: Path) -> Non
     rules = PolicyDeclaration(observation=SPACES[0], action=SPACES[1], reward_range=(0.0, 1.0))
     save_declaration(tmp_path, rules)
     digest = stored(tmp_path, probabilities(0.1, 0.1, 0.1, 0.7))
-    found = evaluate(tmp_path, "default", digest, settings=EvaluationSettings(split="all"))
+    found = judged(tmp_path, digest, split="all")
     assert (found.reward_range, found.judgement.approximate) == ((0.0, 1.0), False)
-    asked = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(0.0, 2.0)),
-    )
+    asked = judged(tmp_path, digest, split="all", reward_range=(0.0, 2.0))
     assert asked.reward_range == (0.0, 2.0)
     no_limits = (-math.inf, math.inf)
-    free = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=no_limits),
-    )
+    free = judged(tmp_path, digest, split="all", reward_range=no_limits)
     assert (free.reward_range, free.judgement.approximate) == (None, True)
 
 
@@ -286,7 +274,7 @@ def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
     actions = rng.integers(4, size=(n, steps))
     log_episodes(tmp_path, obs, actions, np.ones((n, steps)), np.full((n, steps), 0.25))
     digest = stored(tmp_path, [[3.0, -3.0, 0, 0], [0, 0, 3.0, -3.0]])
-    result = evaluate(tmp_path, "default", digest, settings=EvaluationSettings(split="all"))
+    result = judged(tmp_path, digest, split="all")
     assert result.ess < 2
     assert estimate_of(result, "wis").interval == (-math.inf, math.inf)
     assert result.judgement.verdict == "cannot tell"
@@ -301,7 +289,7 @@ def test_a_greedy_log_is_left_out_by_name(tmp_path: Path) -> None:
     log_episodes(tmp_path, obs, actions, rng.random((n, 1)), np.ones((n, 1)))
     uniform_log(tmp_path, [0.5, 0.9, 0.5, 0.5], n=1000, first=n)
     digest = stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01))
-    result = evaluate(tmp_path, "default", digest, settings=EvaluationSettings(split="all"))
+    result = judged(tmp_path, digest, split="all")
     assert (result.excluded, result.episodes) == ({"certain": n}, 1000)
     assert result.judgement.verdict == "cannot tell"
     assert "2,000 episodes (66.7%) with steps of probability 1" in " ".join(
@@ -322,12 +310,7 @@ def test_sampled_logging_is_weighed(tmp_path: Path, weighed: bool) -> None:
     pass_prob = np.where(rare & weighed, 0.1, 1.0)[kept]
     log_episodes(tmp_path, *(column[kept] for column in given), pass_prob=pass_prob)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
-    result = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0)),
-    )
+    result = judged(tmp_path, digest, split="all", reward_range=(0.0, 1.0))
     assert result.judgement.verdict == ("better" if weighed else "worse")
     if weighed:
         truth = 0.5 + 0.97 * 0.1
@@ -353,18 +336,11 @@ def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
         settings=TrainSettings(cluster="tag:user"),
     )
     assert trained.rows_trained % 20 == trained.rows_held_out % 20 == 0
-    result = evaluate(
-        tmp_path,
-        "default",
-        trained.candidate,
-        settings=EvaluationSettings(reward_range=(0.0, 1.0), min_ess=30),
-    )
+    result = judged(tmp_path, trained.candidate, reward_range=(0.0, 1.0), min_ess=30)
     assert (result.episodes, result.cluster) == (trained.rows_held_out, "tag:user")
     (found,) = result.judgement.comparisons
     assert (found.n, found.unit) == (trained.rows_held_out // 20, "held-out values of tag:user")
-    single = evaluate(
-        tmp_path, "default", trained.candidate, settings=EvaluationSettings(split="all", cluster="")
-    ).judgement
+    single = judged(tmp_path, trained.candidate, split="all", cluster="").judgement
     (note,) = (one for one in single.diagnostics if one.name == "repeated_tag")
     assert note.sentence == "20 episodes per value of `user`: --cluster tag:user"
     with pytest.raises(ValueError, match=r"tag of the episodes, \['user'\], got 'usr'"):
@@ -401,7 +377,7 @@ def test_another_unit_than_before_is_noted(tmp_path: Path) -> None:
     (note,) = (one for one in result.judgement.diagnostics if one.name == "other_unit")
     assert note.passed
     assert note.sentence.startswith("live version 2 was trained with tag:user; this judgement")
-    result = evaluate(tmp_path, "default", again, settings=EvaluationSettings(cluster="tag:user"))
+    result = judged(tmp_path, again, cluster="tag:user")
     assert "other_unit" not in {one.name for one in result.judgement.diagnostics}
 
 
@@ -430,9 +406,7 @@ def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
     uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=2000)
     trained = train(tmp_path, "default", BanditConfig(epochs=1), settings=TrainSettings(until=1000))
     assert trained.rows_trained + trained.rows_held_out == 1000
-    later = evaluate(
-        tmp_path, "default", trained.candidate, settings=EvaluationSettings(split="all", since=1000)
-    )
+    later = judged(tmp_path, trained.candidate, split="all", since=1000)
     assert (later.episodes, later.excluded) == (1000, {})
 
 
@@ -442,9 +416,7 @@ def test_what_clients_dropped_is_counted(tmp_path: Path) -> None:
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
     for steps, verdict in ((90, "better"), (110, "cannot tell")):
         say_dropped(tmp_path, "0123456789ab", {"client": Lost(episodes=40, steps=steps)})
-        found = evaluate(
-            tmp_path, "default", digest, settings=EvaluationSettings(split="all")
-        ).judgement
+        found = judged(tmp_path, digest, split="all").judgement
         (check,) = (one for one in found.diagnostics if one.name == "client_dropped")
         assert (found.verdict, check.passed) == (verdict, verdict == "better")
         assert check.sentence.startswith(f"{steps} steps (")
@@ -459,9 +431,7 @@ def test_rewards_that_came_too_late_are_counted(tmp_path: Path) -> None:
     other = kind._replace(policy_id="other")
     for number, verdict in ((20, "better"), (21, "cannot tell")):
         say_late(tmp_path, "0123456789ab", {kind: number, other: 500})
-        found = evaluate(
-            tmp_path, "default", digest, settings=EvaluationSettings(split="all")
-        ).judgement
+        found = judged(tmp_path, digest, split="all").judgement
         (check,) = (one for one in found.diagnostics if one.name == "late_rewards")
         assert (found.verdict, check.passed) == (verdict, verdict == "better")
     assert "21 of version 1, after an hour, action 0" in check.sentence
@@ -486,12 +456,12 @@ def test_nothing_that_was_trained_on_is_judged_by(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, "default")
     store.publish(stored(tmp_path, np.zeros(4), {STREAM: [[0, 499]]}))
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01), {STREAM: [[500, 1999]]})
-    result = evaluate(tmp_path, "default", digest, settings=EvaluationSettings(split="all"))
+    result = judged(tmp_path, digest, split="all")
     assert (result.excluded, result.episodes) == ({"in_lineage": 2000}, 1000)
     assert result.rows == {STREAM: [2000, 2999]}
     assert result.judgement.verdict == "better"
     greedy = stored(tmp_path, probabilities(0.94, 0.02, 0.02, 0.02), {STREAM: [[0, 2999]]})
-    nothing = evaluate(tmp_path, "default", greedy, settings=EvaluationSettings(split="all"))
+    nothing = judged(tmp_path, greedy, split="all")
     assert nothing.judgement.verdict == "cannot tell"
     assert "nothing was reserved" in " ".join(nothing.judgement.reasons)
 
@@ -547,12 +517,7 @@ def test_a_reward_outside_its_range_is_named(tmp_path: Path) -> None:
     """A log that breaks its declared range gets no bound, and no error."""
     uniform_log(tmp_path, [0.9, 0.5, 0.5, 0.5], n=1000)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
-    found = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(0.0, 0.5)),
-    ).judgement
+    found = judged(tmp_path, digest, split="all", reward_range=(0.0, 0.5)).judgement
     assert found.verdict == "cannot tell"
     assert "outside of the declared range 0 to 0.5" in " ".join(found.reasons)
 
@@ -585,12 +550,7 @@ def test_a_candidate_is_judged_by_its_rule(tmp_path: Path, rule: ActionRule, val
     """
     uniform_log(tmp_path, [0.4, 0.2, 0.2, 0.2], n=8000)
     digest = stored(tmp_path, [0.001, 0.0, 0.0, 0.0], rule=rule)
-    found = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0)),
-    )
+    found = judged(tmp_path, digest, split="all", reward_range=(0.0, 1.0))
     ips = estimate_of(found, "ips")
     assert abs(ips.value - value) < 5 * ips.stderr
     verdict = "cannot tell" if rule.kind == "sample" else "better"
@@ -651,9 +611,7 @@ def test_a_greedy_continuous_policy_cannot_be_judged(tmp_path: Path) -> None:
     for rule in (ActionRule("greedy"), ActionRule("sample", temperature=0.5)):
         document = replace(spec, action_rule=rule).to_json()
         digest = store.add_candidate(weights, spec=document, metrics={}, lineage={})
-        found[rule.kind] = evaluate(
-            tmp_path, "default", digest, settings=EvaluationSettings(split="all")
-        )
+        found[rule.kind] = judged(tmp_path, digest, split="all")
         if rule.kind == "greedy":
             store.publish(digest)
     for kind, name in (("greedy", "no_density"), ("sample", "live_no_density")):
@@ -674,12 +632,7 @@ def test_propensities_that_are_too_low_are_named(tmp_path: Path) -> None:
     rewards = (rng.random((n, 1)) < np.array([0.9, 0.64, 0, 0])[actions]).astype(np.float64)
     log_episodes(tmp_path, rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
     digest = stored(tmp_path, probabilities(0.25, 0.73, 0.01, 0.01))
-    found = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0)),
-    ).judgement
+    found = judged(tmp_path, digest, split="all", reward_range=(0.0, 1.0)).judgement
     failed = [one for one in found.diagnostics if not one.passed]
     assert [one.name for one in failed] == ["propensities"]
     assert failed[0].value == pytest.approx(2.8, abs=0.1)
@@ -699,12 +652,7 @@ def test_failures_that_never_end_make_no_action_better(tmp_path: Path, whose: st
     given = (rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
     log_episodes(tmp_path, *given, lost=lost)
     digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
-    found = evaluate(
-        tmp_path,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0)),
-    ).judgement
+    found = judged(tmp_path, digest, split="all", reward_range=(0.0, 1.0)).judgement
     assert found.verdict == "cannot tell"
     failed = [one.name for one in found.diagnostics if not one.passed]
     assert failed == (["lost_by_action"] if whose == "one action" else [])
@@ -712,12 +660,7 @@ def test_failures_that_never_end_make_no_action_better(tmp_path: Path, whose: st
     left_out = tmp_path / "left_out"
     log_episodes(left_out, *(one[~lost] for one in given))
     digest = stored(left_out, probabilities(0.97, 0.01, 0.01, 0.01))
-    found = evaluate(
-        left_out,
-        "default",
-        digest,
-        settings=EvaluationSettings(split="all", reward_range=(0.0, 1.0)),
-    ).judgement
+    found = judged(left_out, digest, split="all", reward_range=(0.0, 1.0)).judgement
     low = found.comparisons[0].interval[0]
     assert (low > -0.01) == (whose == "one action")
 
