@@ -29,6 +29,7 @@ from policy.inference.filters import make_filter
 from policy.inference.preprocessors import assemble, plausible_columns
 from policy.inference.spec import PolicySpec
 from storage.spaces.action_mask import ACTION_MASK
+from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import Array, Discrete, Space
 from storage.weights.manifest import WEIGHTS_FILE, Manifest, decode_weights
 
@@ -189,10 +190,11 @@ class NumpyPolicy:
 
     def dist_inputs(self, flat: FlatArray) -> FlatArray:
         """(B, K) float32 parameters of the action distributions for flat observations (B, D)."""
-        if self._candidates is None:
-            head = self._run(self._pi, self._observed(flat))
+        found, state = self._candidates, self._observed(flat)
+        if found is None:
+            head = self._run(self._pi, state)
         else:
-            head = self._scores(self._observed(flat), flat[:, self._features : self._masked])
+            head = self._scores(found, state, flat[:, self._features : self._masked])
         if self._mask is not None:
             head[head < LEAST_LOGIT] = -np.inf  # it would be less than what is forbidden
             head[flat[:, self._masked :] == 0] = MASKED
@@ -201,11 +203,8 @@ class NumpyPolicy:
         stds = np.broadcast_to(self._log_std, (len(head), self._log_std.size))
         return np.concatenate([head, stds], axis=1)
 
-    def _scores(self, state: FlatArray, rest: FlatArray) -> FlatArray:
+    def _scores(self, found: Candidates, state: FlatArray, rest: FlatArray) -> FlatArray:
         """(B, n) scores of the candidates `rest` (B, n F) in states (B, S): see `ModuleSpec`."""
-        found = self._candidates
-        if found is None:
-            raise TypeError("expected a scorer")
         items = np.asarray(rest, np.float32).reshape(len(state), found.most, found.width)
         by_item = state @ self._cross[:-1] + self._cross[-1]
         crossed = np.matmul(items, by_item[:, :-1, None])[:, :, 0] + by_item[:, -1:]
@@ -271,7 +270,8 @@ class NumpyPolicy:
             logits = weight.dot(h)
             logits += bias
         else:
-            logits = self._scores(h[None], flat[None, self._features : self._masked])[0]
+            rest = flat[None, self._features : self._masked]
+            logits = self._scores(self._candidates, h[None], rest)[0]
         if self._mask is not None:
             mask = flat[self._masked :]
             if not any(mask.tolist()):

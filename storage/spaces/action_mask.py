@@ -34,7 +34,7 @@ from storage.spaces.descriptors import (
 )
 from storage.spaces.leaves import Leaf, leaves
 
-__all__ = ["ACTION_MASK", "ActionMask"]
+__all__ = ["ACTION_MASK", "ActionMask", "inner_spaces"]
 
 ACTION_MASK = "action_mask"
 """The key of the leaf in a `Dict` of observations."""
@@ -62,7 +62,7 @@ class ActionMask:
 
         Raises SpaceError if it has one that does not fit the action space.
         """
-        inner = dict(observation.spaces) if isinstance(observation, Dict) else {}
+        inner = inner_spaces(observation)
         if ACTION_MASK not in inner:
             return None
         if not isinstance(action, (Discrete, MultiDiscrete)):
@@ -161,6 +161,11 @@ class ActionMask:
         ends = np.cumsum(self.sizes)
         pairs = enumerate(zip(ends, self.sizes, strict=True))
         return [(f" of choice {i}", slice(int(end) - size, int(end))) for i, (end, size) in pairs]
+
+
+def inner_spaces(observation: Space) -> dict[str, Space]:
+    """The spaces of a `Dict` by key; none of any other space."""
+    return dict(observation.spaces) if isinstance(observation, Dict) else {}
 
 
 def _row(marked: BoolArray) -> str:

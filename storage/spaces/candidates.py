@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from storage.spaces.action_mask import ACTION_MASK, ActionMask
-from storage.spaces.descriptors import Array, Box, Dict, Discrete, Space, SpaceError
+from storage.spaces.action_mask import ACTION_MASK, ActionMask, inner_spaces
+from storage.spaces.descriptors import Array, Box, Discrete, Space, SpaceError
 from storage.spaces.leaves import leaves
 
 __all__ = ["CANDIDATES", "Candidates"]
@@ -33,7 +33,7 @@ class Candidates:
     """
 
     def __init__(self, observation: Space, action: Space) -> None:
-        space = _inner(observation).get(CANDIDATES)
+        space = inner_spaces(observation).get(CANDIDATES)
         is_table = isinstance(space, Box) and space.dtype.kind == "f" and len(space.shape) == 2
         shape = space.shape if isinstance(space, Box) and is_table else (0, 0)
         if space is None or not isinstance(action, Discrete) or shape[0] != action.n:
@@ -58,7 +58,7 @@ class Candidates:
     @classmethod
     def of(cls, observation: Space, action: Space) -> Candidates | None:
         """The candidates of these spaces, None if the observation has no key `candidates`."""
-        return cls(observation, action) if CANDIDATES in _inner(observation) else None
+        return cls(observation, action) if CANDIDATES in inner_spaces(observation) else None
 
     def padded(self, observation: Any) -> Any:
         """An observation whose `candidates` may have fewer rows, and which may lack a mask.
@@ -102,7 +102,3 @@ class Candidates:
         mask = np.zeros(self.most, self.mask.leaf.dtype)
         mask[:count] = allowed
         return {**context, CANDIDATES: padded, ACTION_MASK: mask}
-
-
-def _inner(observation: Space) -> dict[str, Space]:
-    return dict(observation.spaces) if isinstance(observation, Dict) else {}
