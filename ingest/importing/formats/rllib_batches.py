@@ -61,7 +61,8 @@ def rllib(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
 def _batches(path: Path, firsts: dict[str, int]) -> Iterator[StepArrays | Problem]:
     """The batches of a file; lines that are none are problems.
 
-    `firsts`: the first `t` of each episode, which may have begun before its first batch.
+    `firsts`: the least `t` so far of each episode, which may have begun before its first batch. The
+    first batch of every file is read before the rows of any are.
     """
     names: set[str] = set()
     with stream_of(path) as stream:
@@ -106,6 +107,7 @@ def _rows(batch: Mapping[str, Any], where: str, firsts: dict[str, int]) -> StepA
         keys = [str(one) for one in batch["eps_id"]]
         rows["eps_id"] = np.array(keys, object)
         if "t" in rows:
-            begins = [firsts.setdefault(*pair) for pair in zip(keys, batch["t"], strict=True)]
-            rows["step"] = rows["t"] - np.array(begins, np.int64)
+            for key, t in zip(keys, batch["t"], strict=True):
+                firsts[key] = min(t, firsts.get(key, t))
+            rows["step"] = rows["t"] - np.array([firsts[key] for key in keys], np.int64)
     return rows

@@ -319,6 +319,18 @@ def test_a_gap_in_an_episode_of_batches_is_an_error(tmp_path: Path) -> None:
     assert report.bad[0].source == "batches.json"
 
 
+def test_an_episode_of_batches_may_go_on_in_the_next_file(tmp_path: Path) -> None:
+    """A worker begins a new file when one is full."""
+    file = rewritten(tmp_path, lambda batch: None)
+    first, cut, last = [json.loads(line) for line in file.read_text().splitlines()]
+    head = {name: one[:1] if isinstance(one, list) else one for name, one in cut.items()}
+    tail = {name: one[1:] if isinstance(one, list) else one for name, one in cut.items()}
+    file.write_text(json.dumps(first) + "\n" + json.dumps(head))
+    (tmp_path / "later.json").write_text(json.dumps(tail) + "\n" + json.dumps(last))
+    report = checked(tmp_path, "rllib")
+    assert (report.episodes, report.steps, report.bad) == (3, 12, [])
+
+
 def test_given_options_replace_what_a_format_finds() -> None:
     """A group of alternatives is replaced as one; `sql` runs over the format's rows."""
     path = FILES / "d4rl.hdf5"
