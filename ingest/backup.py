@@ -87,7 +87,8 @@ def backup(root: Path, target: Path, *, on_progress: OnProgress = no_progress) -
     """Copy a root to a folder that is new, empty, or an earlier backup.
 
     Excludes the application of maintenance plans, because these rename shards. Raises ValueError
-    for another folder, BlockingIOError while a plan is applied, JournalFailed and OSError.
+    for another folder, also for the backup of another root that is still there, BlockingIOError
+    while a plan is applied, JournalFailed and OSError.
     """
     if target.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"backup: expected a folder outside of {root}, got {target}")
@@ -96,8 +97,11 @@ def backup(root: Path, target: Path, *, on_progress: OnProgress = no_progress) -
         raise ValueError(
             f"backup: expected a new or empty folder, or an earlier backup ({MARK}), got {target}"
         )
+    if mark is not None and Path(mark.root).exists() and not root.samefile(mark.root):
+        raise ValueError(f"backup: expected a backup of {root}, got {target}, of {mark.root}")
     make_directory(target)
-    replace_file(target / MARK, msgspec.json.encode(mark or _Mark(str(root))))
+    own = str(root.resolve())
+    replace_file(target / MARK, msgspec.json.encode(mark or _Mark(own)))
     done, now, journal = BackedUp(), time.time_ns() // 1000, ""
     with FolderObjects(root).exclusive(f"{FOLDER}/lock"):
         seen = _copy_all(_files(root, but=("shards", "journal")), root, target, done, on_progress)
@@ -107,7 +111,7 @@ def backup(root: Path, target: Path, *, on_progress: OnProgress = no_progress) -
             ends = _copied_journal(root / "journal", target / journal)
         shards = (one for one in _files(root, "shards") if _belongs(one, ends))
         seen |= _copy_all(shards, root, target, done, on_progress)
-    replace_file(target / MARK, msgspec.json.encode(_Mark(str(root), journal, now)))
+    replace_file(target / MARK, msgspec.json.encode(_Mark(own, journal, now)))
     for one in list(_files(target, hidden=True)):  # also what a kill has left half copied
         if one not in seen and one.parts[0] not in (MARK, journal):
             (target / one).unlink()
@@ -119,7 +123,7 @@ def backup(root: Path, target: Path, *, on_progress: OnProgress = no_progress) -
 
 
 def restore(source: Path, root: Path, *, on_progress: OnProgress = no_progress) -> BackedUp:
-    """Copy a backup to a root that is new or empty, or where a restore was interrupted.
+    """Copy a backup to a root that is new or empty, or where this restore was interrupted.
 
     Its journal takes a new collector id, and closes what was open: the collector may have gone on
     after the backup, and its readers know the ordinals that it gave. The journal gets its name
@@ -128,8 +132,11 @@ def restore(source: Path, root: Path, *, on_progress: OnProgress = no_progress) 
     mark = _mark(source)
     if mark is None or not mark.finished:
         raise ValueError(f"restore: expected a finished backup ({MARK}), got {source}")
-    if root.exists() and any(root.iterdir()) and _mark(root) is None:
-        raise ValueError(f"restore: expected a new or empty folder, got {root}")
+    if root.exists() and any(root.iterdir()) and _mark(root) != mark:
+        raise ValueError(
+            f"restore: expected a new or empty folder, or one where a restore of this backup was "
+            f"interrupted, got {root}"
+        )
     make_directory(root)
     replace_file(root / MARK, msgspec.json.encode(mark))
     done, place = BackedUp(), root / "journal-restored"

@@ -140,6 +140,13 @@ def test_what_is_no_backup_or_no_place_for_one_is_refused(tmp_path: Path) -> Non
     assert os.listdir(other) == ["precious"]
     assert restore(tmp_path / "target", tmp_path / "new").adopted is None
     assert (tmp_path / "new" / "policies" / "default.json").exists()
+    backup(tmp_path / "new", tmp_path / "second")
+    with pytest.raises(ValueError, match="expected a new or empty folder"):
+        restore(tmp_path / "target", tmp_path / "second")
+    with pytest.raises(ValueError, match=f"got {tmp_path / 'target'}, of {root}"):
+        backup(tmp_path / "new", tmp_path / "target")
+    root.rename(tmp_path / "moved")
+    assert backup(tmp_path / "moved", tmp_path / "target").kept
     (tmp_path / "target" / MARK).write_text('{"format": 2}')
     with pytest.raises(NewerFormat, match="later release"):
         restore(tmp_path / "target", tmp_path / "newer")
