@@ -611,7 +611,7 @@ def adopted(document: Document) -> None:
     """Print `adopt`."""
     done = document["adopted"]
     if done is None:
-        print("Nothing to do: no shard is later than the journal")
+        print("Adopted nothing: no shard is later than the journal")
         return
     shards = counted(done["shards"], "shard")
     print(

@@ -116,7 +116,7 @@ def test_a_journal_that_is_older_than_compacted_shards_gives_no_ordinal_twice(
     assert refused(headrace("verify", "--root", root), "headrace adopt")
     done = answer(headrace("adopt", "--root", root, "--json"))["adopted"]
     assert (done["steps"], done["kept_back"], done["written"]) == (6 * STEPS, 0, 0)
-    assert "Nothing to do" in headrace("adopt", "--root", root).stdout
+    assert "Adopted nothing" in headrace("adopt", "--root", root).stdout
     report = verified(root)
     assert (report.findings, report.acknowledged) == ((), 11 * STEPS)
     collector.restart()

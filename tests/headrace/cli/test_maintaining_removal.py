@@ -164,7 +164,7 @@ def test_an_older_journal_brings_nobody_back(collector: CollectorProcess) -> Non
     assert refused(headrace("verify", "--root", root), "headrace adopt")
     _adopted(root, root / "journal")  # as killed before it erases
     assert not search(root, [ALICE]).is_clear
-    assert "Nothing to do" in headrace("adopt", "--root", root).stdout
+    assert "Adopted nothing" in headrace("adopt", "--root", root).stdout
     assert search(root, [ALICE]).is_clear
     assert ids(root) == {"b0", "b1"}
     report = verified(root)
