@@ -1,8 +1,7 @@
 """The commands that change stored shards or copy roots.
 
-`compact`, `retain` and `erase` change shards, `backup`, `restore` and `adopt` copy roots.
-
-`compact` prints a plan and its digest, and changes nothing else. `--apply DIGEST` applies it.
+`compact`, `retain` and `erase` print a plan and its digest, and change nothing else; `--apply
+DIGEST` applies it. `backup` and `restore` copy roots, and `adopt` makes an older journal current.
 """
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
