@@ -296,6 +296,7 @@ def _copy(source: Path, target: Path, done: BackedUp) -> None:
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         shutil.copy2(source, temporary)
+        os.utime(temporary, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # not of a later change
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.rename(target)

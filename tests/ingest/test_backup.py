@@ -121,6 +121,30 @@ def test_a_whole_copy_with_an_older_journal_is_behind(tmp_path: Path) -> None:
         verified(root)
 
 
+def test_a_file_that_is_replaced_while_it_is_copied_is_copied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the later content has the same size."""
+    root, target, copyfile = tmp_path / "root", tmp_path / "target", shutil.copyfile
+    declare(root)
+    file = root / "policies" / "note.json"
+    file.write_text("1")
+    os.utime(file, (0, 0))
+
+    def replaced(source: Path, to: Path, **given: bool) -> Path:
+        made = copyfile(source, to, **given)
+        if source == file:
+            (root / "new").write_text("2")
+            (root / "new").replace(file)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", replaced)
+        backup(root, target)
+    backup(root, target)
+    assert (target / "policies" / "note.json").read_text() == "2"
+
+
 def test_what_is_no_backup_or_no_place_for_one_is_refused(tmp_path: Path) -> None:
     """Nothing is overwritten, removed or copied into itself; a plan that is applied excludes it."""
     root, other = tmp_path / "root", tmp_path / "other"
