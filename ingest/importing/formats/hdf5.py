@@ -77,7 +77,7 @@ def _minari_episodes(path: Path) -> Iterator[StepArrays]:
                 "truncated": group["truncations"][()].astype(bool) & ~terminated,
             }
             infos = _values(group["infos"], "infos") if "infos" in group else {}
-            rows |= {one: array[-steps:] for one, array in infos.items() if len(array) >= steps}
+            rows |= {n: one[len(one) - steps :] for n, one in infos.items() if len(one) >= steps}
             yield rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +82,7 @@ def table_unit(path: Path, kind: str, pieces: Pieces, like: FileUnit | None = No
         def blocks(columns: Sequence[str]) -> Blocks:
             problems: list[Problem] = []
             with readable(file, kind):
-                rows = batches_of_rows(_without_problems(pieces(file), problems), columns)
+                rows = batches_of_rows(_without_problems(pieces(file), problems), columns, file)
                 for block in numbered(rows, columns):
                     block.problems, problems[:] = [*problems], []
                     yield block
@@ -118,10 +119,15 @@ def _without_problems(
             yield piece
 
 
-def batches_of_rows(pieces: Iterator[StepArrays], columns: Sequence[str]) -> Iterator[Any]:
-    """Record batches of about BLOCK_ROWS rows."""
+def batches_of_rows(
+    pieces: Iterator[StepArrays], columns: Sequence[str], path: Path
+) -> Iterator[Any]:
+    """Record batches of about BLOCK_ROWS rows. Raises ImportFailed if one lacks a column."""
     held, rows = list[Any](), 0
     for piece in pieces:
+        if lacking := [name for name in columns if name not in piece]:
+            text = f"expected {', '.join(lacking)} in all episodes, got one without"
+            raise ImportFailed(f"{path}: {text}")
         held.append(pa.table({name: arrow_column(piece[name]) for name in columns}))
         rows += len(held[-1])
         if rows >= BLOCK_ROWS:
@@ -137,8 +143,9 @@ def arrow_column(values: Array) -> Any:
     A row of one number is that number.
     """
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
-    flat = np.asarray(values).reshape(len(values), -1)
-    mask = None if missing is None else missing.reshape(len(values), -1).all(axis=1)
+    shape = len(values), math.prod(values.shape[1:])
+    flat = np.asarray(values).reshape(shape)
+    mask = None if missing is None else missing.reshape(shape).all(axis=1)
     if flat.shape[1] == 1:
         kind = pa.string() if flat.dtype.kind == "O" else None
         return pa.array(flat[:, 0], kind, mask=mask)

@@ -64,7 +64,6 @@ def _batches(path: Path, firsts: dict[str, int]) -> Iterator[StepArrays | Proble
     `firsts`: the least `t` so far of each episode, which may have begun before its first batch. The
     first batch of every file is read before the rows of any are.
     """
-    names: set[str] = set()
     with stream_of(path) as stream:
         for number, line in enumerate(filter(bytes.strip, io.BufferedReader(stream)), 1):
             try:
@@ -78,11 +77,6 @@ def _batches(path: Path, firsts: dict[str, int]) -> Iterator[StepArrays | Proble
             if not (count := len(rows[REWARDS])):
                 continue
             rows |= {FILE: np.full(count, path.name), ROW: np.full(count, number)}
-            names = names or {*rows}
-            if names - {*rows}:
-                raise ImportFailed(
-                    f"{path} row {number}: expected {sorted(names - {*rows})} as well"
-                )
             yield rows
 
 

@@ -92,7 +92,7 @@ class _ShardsUnit:
 
     def blocks(self, columns: Sequence[str]) -> Blocks:
         own = [name for name in columns if name in self.names()]
-        yield from numbered(batches_of_rows(self._episodes(), own), own)
+        yield from numbered(batches_of_rows(self._episodes(), own, self._path), own)
 
     def _episodes(self) -> Iterator[StepArrays]:
         chosen = ("obs", "actions", *_STEP)

@@ -248,6 +248,23 @@ def test_datasets_of_other_shapes_are_refused_by_the_file(case: str, tmp_path: P
         checked(tmp_path / "odd.hdf5", name)
 
 
+def test_an_episode_may_have_no_steps_but_not_lack_a_column(tmp_path: Path) -> None:
+    """That the first one has."""
+    with h5py.File(tmp_path / "odd.hdf5", "w") as file:
+        for number, steps in enumerate((2, 0, 1)):
+            group = file.create_group(f"episode_{number}")
+            for name in ("actions", "rewards", "terminations", "truncations"):
+                group[name] = np.zeros(steps)
+            group["observations"] = np.zeros((steps + 1, 2))
+            group["infos/logp"] = np.full(steps + 1, -0.5)
+    assert checked(tmp_path / "odd.hdf5", "minari", action_logp="infos.logp").steps == 3
+    with h5py.File(tmp_path / "odd.hdf5", "a") as file:
+        del file["episode_2/infos"]
+    assert checked(tmp_path / "odd.hdf5", "minari").steps == 3
+    with pytest.raises(ImportFailed, match=r"odd\.hdf5: expected infos\.logp in all episodes"):
+        checked(tmp_path / "odd.hdf5", "minari", action_logp="infos.logp")
+
+
 def rewritten(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """The file of RLlib's batches with a change of each batch."""
     (file,) = (FILES / "rllib").iterdir()
