@@ -97,6 +97,8 @@ def _rows(batch: Mapping[str, Any], where: str, firsts: dict[str, int]) -> StepA
     rows = {name: np.asarray(batch[name]) for name in _COLUMNS & {*batch}}
     if {len(one) for one in rows.values()} != {len(rows[REWARDS])}:
         raise ValueError("other lengths")
+    if {"terminateds", "truncateds"} <= {*rows}:
+        rows["truncateds"] = rows["truncateds"].astype(bool) & ~rows["terminateds"].astype(bool)
     if "eps_id" in rows:
         keys = [str(one) for one in batch["eps_id"]]
         rows["eps_id"] = np.array(keys, object)

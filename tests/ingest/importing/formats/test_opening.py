@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ingest.importing.engine import Workspace
 from ingest.importing.formats import hdf5, lerobot, obd, rllib_batches, rllib_episodes, shards, vw
 from ingest.importing.formats.opening import FORMATS
 from ingest.importing.formats.recipes import arrow_column
@@ -346,6 +347,21 @@ def test_an_episode_of_batches_may_go_on_in_the_next_file(tmp_path: Path) -> Non
     (tmp_path / "later.json").write_text(json.dumps(tail) + "\n" + json.dumps(last))
     report = checked(tmp_path, "rllib")
     assert (report.episodes, report.steps, report.bad) == (3, 12, [])
+
+
+def test_a_batch_may_say_that_its_last_step_is_terminated_and_truncated(tmp_path: Path) -> None:
+    """Then it is terminated."""
+
+    def both(batch: dict[str, Any]) -> None:
+        batch["terminateds"] = batch["truncateds"] = [False] * (len(batch["t"]) - 1) + [True]
+
+    file = rewritten(tmp_path, both)
+    (unit,) = rllib_batches.rllib(
+        file, ImportOptions(source=file, format="rllib"), Workspace()
+    ).units
+    (block,) = unit.blocks(["terminateds", "truncateds"])
+    assert sum(block.table["terminateds"].to_pylist()) == 3
+    assert not any(block.table["truncateds"].to_pylist())
 
 
 def test_given_options_replace_what_a_format_finds() -> None:
