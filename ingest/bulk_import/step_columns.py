@@ -19,7 +19,7 @@ import numpy as np
 from ingest.bulk_import.forms import Form
 from ingest.bulk_import.import_reply import NAMED
 from ingest.bulk_import.runs import UNFIT, runs_of
-from ingest.columns.arrow_kinds import Array, load_arrow, one_array
+from ingest.columns.arrow_kinds import Array, Mask, load_arrow, nulls, one_array, to_numpy
 from ingest.columns.faults import Fault, Got, RowFaults, nothing, shown
 from ingest.columns.leaf_columns import encode
 from ingest.columns.step_numbers import unfit
@@ -413,12 +413,10 @@ class StepColumns:
     ) -> None:
         if "t" not in cut:
             return
-        values, nulls = _numbers(cut["t"])
+        values, absent = _numbers(cut["t"])
         begins, ends = self.begins[numbers], np.minimum(self.ends[numbers], end)
         expected = np.arange(begin, end) - np.repeat(begins, ends - np.maximum(begins, begin))
-        bad = values != expected
-        if nulls is not None:
-            bad &= ~nulls
+        bad = (values != expected) & ~absent
         faults.add(bad, "t", "expected t to run from 0 in each episode", lambda row: values[row])
 
     def _env_t(
@@ -427,12 +425,9 @@ class StepColumns:
         """The environment's steps of tracks as int64, empty if episodes have one agent."""
         if not self._form.has_tracks:
             return b""
-        values, nulls = _numbers(cut["env_t"])
-        bad = _ENV_T.unfit(values)
-        if nulls is not None:
-            bad |= nulls
+        values, absent = _numbers(cut["env_t"])
         expected = f"expected {_ENV_T.expected}"
-        faults.add(bad, "env_t", expected, shown(cut["env_t"]))
+        faults.add(_ENV_T.unfit(values) | absent, "env_t", expected, shown(cut["env_t"]))
         before = values[:1] - 1
         if begin > self.begins[numbers[0]]:  # a piece that is not the first
             before = _numbers(self._columns["env_t"].slice(begin - 1, 1))[0]
@@ -501,18 +496,15 @@ class StepColumns:
         """A column's values, its default for null; empty if the column is absent."""
         if column.name not in cut:
             return b""
-        values, nulls = _numbers(cut[column.name])
+        values, absent = _numbers(cut[column.name])
         if column.is_real:
             values = values.astype(np.float64, copy=False)
         bad, expected = unfit(column, values, self.rules.has_densities)
-        if nulls is not None:
-            if column.is_required:
-                faults.add(nulls, column.name, expected, nothing)
-            bad &= ~nulls
-        faults.add(bad, column.name, expected, lambda row: values[row])
+        if column.is_required:
+            faults.add(absent, column.name, expected, nothing)
+        faults.add(bad & ~absent, column.name, expected, lambda row: values[row])
         found = values.astype(column.dtype)
-        if nulls is not None:
-            found[nulls] = column.default
+        found[absent] = column.default
         return found.tobytes()
 
     def _infos(self, faults: RowFaults, cut: Mapping[str, Any]) -> dict[int, str]:
@@ -655,12 +647,10 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _numbers(column: Any) -> tuple[Array, Array | None]:
-    """A column's numbers, and a mask of nulls, None if there are none."""
-    if not column.null_count:
-        return column.to_numpy(zero_copy_only=False), None
-    nulls = np.asarray(column.is_null())
-    return column.fill_null(0).to_numpy(zero_copy_only=False), nulls
+def _numbers(column: Any) -> tuple[Array, Mask]:
+    """A column's numbers, and which of them are null."""
+    filled = column.fill_null(0) if column.null_count else column
+    return to_numpy(filled), nulls(column)
 
 
 def _require_one_agent(table: Any) -> None:
