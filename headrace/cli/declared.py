@@ -6,10 +6,10 @@
 
     def run(*, mine: Mine) -> None: ...       # expanded(run) has the option --steps
 
-A field is an option if its annotation has a text, the option's help, and is otherwise for programs
-alone. Its type says how it is written: a bool is a flag; a sequence is repeated, and so is a
-mapping, whose text begins with the form of its words, such as NAME=COLUMN (only a VALUE may be
-empty). Both have a singular name: `tags` is --tag. Options in `SHARED` have one environment
+A field whose annotation has a text is an option, and the text is its help; other fields are for
+programs alone. The type says how it is written: a bool is a flag; a sequence is repeated, and so is
+a mapping, whose text begins with the form of its words, such as NAME=COLUMN (only a VALUE may be
+empty). The names of both become singular: `tags` is --tag. Options in `SHARED` have one environment
 variable for all commands. `Meta(extra={...})` has the rest:
 
 - `name`: another name of the option, or several.

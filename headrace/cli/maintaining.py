@@ -53,8 +53,8 @@ Tags = Annotated[
 RequestFile = Annotated[
     Path | None, "File of requests, one a line: an episode's id, or tag:key=value."
 ]
-YesAll = Annotated[bool, "Erase although nothing would be left."]
-WithDamaged = Annotated[bool, "Erase what is in quarantine and cannot be read, too."]
+YesAll = Annotated[bool, "Erase even if nothing would be left."]
+WithDamaged = Annotated[bool, "Also erase what is in quarantine and cannot be read."]
 OnlyProof = Annotated[bool, "Only look for the names, and change nothing."]
 Also = Annotated[
     list[Path] | None, "A folder that is searched, too, such as a spool. May be repeated."

@@ -644,7 +644,7 @@ def erased(document: Document, root: str) -> None:
             f"{counted(done['journal_rows'], 'row')} rewritten"
         )
         if not (done["removed"] or done["ended"]):
-            print("Nothing was there to erase: check the spelling of the requests")
+            print("There was nothing to erase: check the spelling of the requests")
     for policy, versions in document.get("trained", {}).items():
         known = ", ".join(map(str, versions))
         print(f"Trained on it: policy {printable(policy)}, versions {known}")
@@ -662,7 +662,8 @@ def searched(proof: Document) -> None:
         print(f"found: {printable(place)}: {printable('; '.join(texts))}")
     for place, text in proof["unread"].items():
         print(f"not read: {printable(place)}: {printable(text)}")
-    print("Nothing was found" if proof["clear"] else "Some is left")
+    left = "Something was found" if proof["found"] else "Not everything could be read"
+    print("Nothing was found" if proof["clear"] else left)
 
 
 def verified(document: Document) -> None:

@@ -35,7 +35,7 @@ REWARDS, ENDED = "rewards", "terminated"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The units of a source, the options that give their columns a meaning, and what to know."""
+    """The units of a source, the options that give their columns a meaning, notes for the user."""
 
     units: list[Unit]
     options: Mapping[str, Any]

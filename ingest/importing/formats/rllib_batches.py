@@ -59,7 +59,7 @@ def rllib(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
 
 
 def _batches(path: Path, firsts: dict[str, int]) -> Iterator[StepArrays | Problem]:
-    """The batches of a file; lines that are none are problems.
+    """The batches of a file, and a Problem for each line that is not one.
 
     `firsts`: the least `t` so far of each episode, which may have begun before its first batch. The
     first batch of every file is read before the rows of any are.

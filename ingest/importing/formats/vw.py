@@ -22,7 +22,7 @@ _LABELS = ("_label_cost", "_label_probability", "_label_Action", "_labelIndex")
 _OF_LINE = ("EventId", "event_id", "Timestamp", "RewardValue", "_skipLearn", "a", "p", "pdrop")
 _CANDIDATES = ("_multi", "_slots", "_outcomes")
 _KNOWN = {name.lower() for name in (*_LABELS, *_OF_LINE, *_CANDIDATES)}
-"""Keys of a line that are no features, in small letters."""
+"""The keys of a line that are not features, in lower case."""
 
 _DECISIONS = f"""
 WITH lines AS (
@@ -49,7 +49,7 @@ _OWN = (
 )
 """The columns of the decisions: a feature with the name of one gets a prefix."""
 _ABSENT = "(absent)"
-"""The name of an absent text; an empty one is no name of a space."""
+"""Stands for an absent text, because the names of a space cannot be empty."""
 _LEARNABLE = "NOT dangling AND NOT skipped AND cost IS NOT NULL"
 _UNUSED = f"""
 SELECT count(*) FILTER ({_LEARNABLE}), count(*) FILTER (skipped AND NOT dangling),
