@@ -160,15 +160,15 @@ def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]
         structures = _found(kept, f"SELECT DISTINCT json_structure({column}) FROM source")
         kinds: dict[tuple[str, ...], set[str]] = {}
         for (structure,) in sorted(structures, key=str):
-            for path, kind in _leaves(json.loads(structure or '"NULL"'), ()):
+            for path, kind in _leaves(json.loads(structure or '"NULL"'), (root,)):
                 kinds.setdefault(path, set()).add(kind)
         for path, found in kinds.items():
-            name = "_".join(path or (root,))
+            name = "_".join(path[1:] or path)
             name = f"c_{name}" if name.lower() in ("", *_OWN) else name
             if name.lower() in seen:
-                raise ImportFailed(f"{root}.{'.'.join(path)}: expected one feature {name}, got two")
+                raise ImportFailed(f"{'.'.join(path)}: expected one feature {name}, got two")
             seen.add(name.lower())  # SQL does not distinguish cases
-            pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
+            pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path[1:])
             cell = f"json_extract_string({column}, {text_sql(pointer or '$')})"
             if found <= {*_NUMBERS, "BOOLEAN"}:
                 numbers = f"CASE {cell} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {cell} END"

@@ -185,6 +185,9 @@ def test_the_files_of_vw(tmp_path: Path) -> None:
     report = checked(flat, "cb_json")
     assert report.understood["rewards"]["mean"] == -2
     assert report.understood["spaces"]["action"] == {"kind": "discrete", "n": 1, "start": 1}
+    flat.write_text('{"words": ["a"], "_label_cost": 2, "_label_Action": 2}\n')
+    with pytest.raises(ImportFailed, match=r"^words: expected numbers or a text"):
+        checked(flat, "cb_json")
 
 
 def decisions(tmp_path: Path, *contexts: dict[str, Any]) -> ImportReport:
