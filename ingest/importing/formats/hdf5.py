@@ -115,14 +115,12 @@ def _flat(path: Path, timeouts: str) -> Recipe:
         "reward": REWARDS,
         "terminated": "terminals",
     }
-    named = {"truncated": timeouts, "action_logp": _LOGP, "final_observation": "next_observations"}
+    named = {"truncated": timeouts, "action_logp": _LOGP}
     found |= {option: name for option, name in named.items() if name in rows}
-    if "final_observation" in found:
-        found["final_observation"] = [found["final_observation"]]
-    notes = []
-    if "truncated" not in found:
-        notes.append(f"the file has no {timeouts}: episodes that a limit cut off are not known")
-    return Recipe([table_unit(path, "HDF5", pieces)], found, notes)
+    if "next_observations" in rows:
+        found["final_observation"] = ["next_observations"]
+    note = f"the file has no {timeouts}: episodes that a limit cut off are not known"
+    return Recipe([table_unit(path, "HDF5", pieces)], found, [] if timeouts in rows else [note])
 
 
 def _flat_rows(path: Path, timeouts: str) -> Iterator[StepArrays]:
