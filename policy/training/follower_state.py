@@ -107,6 +107,7 @@ class FollowerState:
         self._not_read: dict[str, int] = {}  # by readers of earlier runs
         self._claimed: dict[str, int] = {}  # with `_not_read`, as of the position
         self._position: dict[str, Any] = {}
+        self._refilled: object = None  # the algorithm whose replay was filled
 
     # resuming
 
@@ -298,7 +299,10 @@ class FollowerState:
         self._claimed = dict(now)
 
     def refill(self) -> None:
-        """Fill the replay of an algorithm that begins with an empty one, between updates."""
+        """Fill the replay of a new algorithm, once; call it between updates."""
+        if self._refilled is self._learner.algorithm:
+            return
+        self._refilled = self._learner.algorithm
         refill(self._learner, self._store.files.objects, self._store.policy_id, self._untrained)
 
     def _untrained(self) -> RunsByStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ def root(tmp_path: Path) -> Path:
     return declare(tmp_path)
 
 
-def run(root: Path, updates: int) -> tuple[Any, list[dict[str, float]]]:
+def run(root: Path, updates: int, reads: int = 300) -> tuple[Any, list[dict[str, float]]]:
     reports: list[dict[str, float]] = []
-    asked = iter(range(300))
+    asked = iter(range(reads))
     result = follow(
         root,
         "default",
@@ -50,6 +51,19 @@ def test_a_resumed_follower_replays_the_rows_it_was_trained_on(root: Path) -> No
     assert (first.rows_trained, second.rows_trained, second.version) == (200, 300, 4)
     assert np.isfinite(reports[0]["loss"])
     assert WeightStore(root, "default").lineage(4)[STREAM].ranges() == [(0, 29)]
+
+
+def test_a_replay_whose_rows_are_gone_is_filled_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not at every read while no client acts."""
+    write(root, *(part(i) for i in range(10)))
+    run(root, 1)
+    for shard in root.glob("shards/*/*.parquet"):
+        shard.unlink()
+    with caplog.at_level(logging.INFO):
+        run(root, 1, reads=3)
+    assert caplog.text.count("the replay has 0 rows") == 1
 
 
 def test_the_replay_is_filled_with_the_latest_rows_but_those_not_trained_on(root: Path) -> None:
