@@ -69,7 +69,7 @@ _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, ACTION_LOGP, T)
 class BanditConfig(OfflineConfig):
     """The settings of bandit learning. Raises ValueError for values outside their range."""
 
-    columns: ClassVar[tuple[str, ...]] = (*_TO_LEARN[:-1], "ended")
+    columns: ClassVar[tuple[str, ...]] = (*_TO_LEARN, "ended")
     objective: Annotated[
         Literal["ips", "snips", "dr"],
         Meta(description="the estimator whose gradient is followed; dr needs Discrete actions"),
