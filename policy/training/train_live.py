@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,7 +125,6 @@ def follow(
                 wanted = _live_spec(root, store, wanted, Retrying(stop, lease.check))
         except Stopped:
             return FollowResult(policy_id=policy_id)
-        tell = [] if on_update is None else [on_update]
         reader = stack.enter_context(_reader(root, policy_id, config, settings, reserve))
         learner = Learner(new_policy(wanted, settings.seed), config, seed=settings.seed)
         files, retrying = CheckpointFiles(folder, lease.fence), Retrying(stop, lease.check)
@@ -138,7 +137,7 @@ def follow(
             if on_start is not None:
                 on_start(learner.policy.version)
 
-        ended = _run(job, state, lease, stop, tell, begin)
+        ended = _run(job, state, lease, stop, on_update, begin)
         return job.result(policy_id, ended)
 
 
@@ -147,7 +146,7 @@ def _run(
     state: FollowerState,
     lease: Lease,
     stop: Callable[[], bool],
-    tell: Sequence[Callable[[Metrics], None]],
+    on_update: Callable[[Metrics], None] | None,
     begin: Callable[[], None],
 ) -> str:
     """Update until `stop()`, or until a conflict ends the job; return "stopped" or "conflict"."""
@@ -155,9 +154,9 @@ def _run(
         begin()
         while not stop():
             lease.check()
-            if (metrics := job.advance(_WAIT)) is not None:
-                for listener in tell:
-                    listener(metrics)
+            metrics = job.advance(_WAIT)
+            if metrics is not None and on_update is not None:
+                on_update(metrics)
             lease.report(job.status())
         state.end()
     except OutOfTurn as conflict:
