@@ -2,7 +2,7 @@
 
     run = begin("tensorboard", folder, "shop")
     run.note({"lr": 0.001})                 # settings, a manifest's digest, a verdict
-    run.measure({"loss": 0.2}, 4000)        # numbers, by rows trained on
+    run.measure({"loss": 0.2}, 4000)        # numbers, by updates of a log or rows of clients
     run.close()
     continue_run(run.uri)                   # the same run, such as for an evaluation
 

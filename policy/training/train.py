@@ -34,7 +34,7 @@ from policy.inference.filters import MeanStdFilter
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
-from policy.progress import Progress, no_progress
+from policy.progress import OnPart, Progress, no_progress
 from policy.tracking import TrackedRun, named
 from policy.training.cross_fit import FirstBlocks, blocks_in_order, require_blocks, up_to
 from policy.training.settings import TrainSettings
@@ -333,8 +333,21 @@ def _learner(
     learner.warns = False  # the result, or the error without one, counts what is left out
     algorithm: Any = learner.algorithm
     if run is not None and hasattr(algorithm, "on_part"):
-        algorithm.on_part = lambda done, metrics: run.measure(named(metrics), done)
+        algorithm.on_part = _measuring(run)
     return learner
+
+
+def _measuring(run: TrackedRun) -> OnPart:
+    """Record the metrics of each part of a training, by the updates of all its blocks."""
+    before = latest = 0
+
+    def on_part(done: int, metrics: Mapping[str, float]) -> None:
+        nonlocal before, latest
+        before += latest if done <= latest else 0  # a new block counts from 1
+        latest = done
+        run.measure(named(metrics), before + done)
+
+    return on_part
 
 
 class _NotReserved:

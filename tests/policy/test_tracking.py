@@ -83,6 +83,21 @@ def test_tensorboard_has_losses_estimates_verdict_and_version(root: Path) -> Non
     assert version.metrics["run"] == uri
 
 
+def test_the_blocks_of_a_large_log_follow_each_other(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them begins at the first update again."""
+    for name in ("READ_ROWS", "BLOCK_ROWS"):
+        monkeypatch.setattr(f"policy.training.train.{name}", 1000)
+    run = begin("tensorboard", tmp_path, "default")
+    train(root, algorithm=BanditConfig(updates=10), run=run)
+    run.close()
+    events = EventAccumulator(run.uri.partition(":")[2].partition("#")[0]).Reload()
+    steps = [step for step, _ in losses_of(events)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 20
+
+
 @pytest.mark.long
 def test_mlflow_has_the_same(root: Path) -> None:
     """In a file of SQLite below the root."""
