@@ -71,8 +71,7 @@ def to_tensordict(spec: PolicySpec, batch: SampleBatch, *, one_hot: bool = False
     bootstraps from its next observation. `action` is (N,) int64 for Discrete, from 0, or (N, n)
     with `one_hot`; (N, m) float32 for a Box. Rows that lead nowhere known, rows with numbers beyond
     float32 (`Transitions.left_out` counts both), and rows that action masks make useless are not in
-    it. Raises ValueError for other
-    action spaces and missing columns.
+    it. Raises ValueError for other action spaces and missing columns.
     """
     _require_space("to_tensordict", spec.action, Discrete, Box)
     require_columns(batch, Transitions.columns, "to_tensordict")
@@ -162,6 +161,8 @@ class TorchRL:
         from torchrl.objectives import SoftUpdate  # noqa: PLC0415  an optional extra
 
         self.policy, self.config = policy, config
+        space = policy.spec.action
+        self._units = _Units(space) if isinstance(space, Box) else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.networks = config.loss(policy).to(policy.device)
@@ -235,13 +236,13 @@ class TorchRL:
         """One step with a share `left` of the learning rate."""
         for one in (rows, rows["next"]):
             one["observation"] = self.policy.observe(one["observation"].numpy())
-        if isinstance(self.policy.spec.action, Box):
-            rows["action"] = _Units(self.policy.spec.action).of(rows["action"])
+        if self._units is not None:
+            rows["action"] = self._units.of(rows["action"])
         found = self.networks(rows.to(self.policy.device))
         parts = {name: value for name, value in found.items() if _is_part(name)}
         if done % self.config.actor_every:
             parts.pop("loss_actor", None)
-        loss = sum(value.mean() for value in parts.values()) + _beyond_bounds(self.policy, rows)
+        loss = sum(value.mean() for value in parts.values()) + self._beyond_bounds(rows)
         if not torch.isfinite(loss):
             name = type(self.config).__name__
             raise FloatingPointError(f"{name}: the loss became {loss.item()}; try a smaller lr")
@@ -256,6 +257,13 @@ class TorchRL:
         return {
             name: float(value.detach().mean()) for name, value in {"loss": loss, **named}.items()
         }
+
+    def _beyond_bounds(self, rows: Any) -> Tensor:
+        """How far means are outside the bounds, where no critic's gradient brings them back."""
+        if self._units is None:
+            return torch.zeros(())
+        means = self._units.of(self.policy.module.pi(rows["observation"]))
+        return (means.abs() - self._units.most).clamp(min=0).square().sum(dim=-1).mean()
 
 
 class RecentRows:
@@ -343,15 +351,6 @@ class _Critic(nn.Module):
             observation = torch.cat([observation, clipped], dim=-1)
         values: Tensor = self.layers(observation)
         return values
-
-
-def _beyond_bounds(policy: Policy, rows: Any) -> Tensor:
-    """How far means are outside the bounds, where no critic's gradient brings them back."""
-    if not isinstance(policy.spec.action, Box):
-        return torch.zeros(())
-    units = _Units(policy.spec.action)
-    means = units.of(policy.module.pi(rows["observation"]))
-    return (means.abs() - units.most).clamp(min=0).square().sum(dim=-1).mean()
 
 
 def _gaussian_actor(policy: Policy) -> Any:
