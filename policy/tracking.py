@@ -1,4 +1,4 @@
-"""Runs in the trackers of others: TensorBoard, MLflow and Weights & Biases.
+"""Runs in experiment trackers: TensorBoard, MLflow and Weights & Biases.
 
     run = begin("tensorboard", folder, "shop")
     run.note({"lr": 0.001})                 # settings, a manifest's digest, a verdict
@@ -35,7 +35,7 @@ class TrackedRun(Protocol):
     def uri(self) -> str: ...
 
     def note(self, values: Mapping[str, Any], /) -> None:
-        """Record values that are no series; a later value of the same name replaces it."""
+        """Record single values; a later one of the same name replaces the earlier one."""
 
     def measure(self, values: Mapping[str, float], step: int, /) -> None:
         """Record numbers at a step."""
@@ -124,7 +124,7 @@ class WandB:
 
 
 class _Tolerant:
-    """A run that records nothing more after the first trouble, of which a warning tells."""
+    """A run that warns of its first failure, and then records nothing more."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.uri = run.uri

@@ -11,8 +11,8 @@ in units of half their range.
 An update takes steps of Adam on minibatches. With `updates`, as from a log, these are of its batch;
 the learning rate decreases to 0, and the policy keeps its mean weights over the last tenth of the
 steps. Without, as while clients act, the batch is added to the replay, and each of its rows brings
-`updates_per_row` steps on minibatches of the replay. That is not part of a checkpoint: a trainer
-that resumes fills it again from the shards.
+`updates_per_row` steps on minibatches of the replay. The replay is not part of a checkpoint: a
+trainer that resumes fills it again from the shards.
 
 torchrl is imported when a loss is made (the [torchrl] extra).
 """
@@ -304,7 +304,8 @@ def _require_space(who: str, space: Space, *kinds: type[Space]) -> None:
 
 
 class _Units:
-    """Actions of a Box in units of half its range, from the middle; unbounded elements as are."""
+    """Actions of a Box in units of half its range, from the middle; unbounded elements as they
+    are."""
 
     def __init__(self, space: Box) -> None:
         low, high = (

@@ -1,4 +1,4 @@
-"""What several jobs take to choose and read the rows of a log: types of fields, which are options.
+"""Settings that several jobs share to choose and read the rows of a log, as types of fields.
 
 Light enough for a command line that only shows its help.
 """

@@ -44,8 +44,8 @@ MISMATCH = math.log(1000)
 """The log evidence against the share at which a comparison is refused: a correct split reaches it
 at any look with a probability of 1 / 1000 (Ville 1939)."""
 LACKING = 0.05
-"""The probability, for a correct split, of as few episodes as a verdict waits for if losses would
-explain it."""
+"""A verdict that losses would explain is refused if an arm has fewer episodes than a correct split
+has with this probability."""
 FEWEST = 100
 """The number of episodes in each arm that a verdict by a normal limit requires."""
 LARGEST_RETURN = 1e140
@@ -224,8 +224,8 @@ def _mismatch(splits: Sequence[tuple[str, int, int]], share: float) -> str | Non
 def _lacks(splits: Sequence[tuple[str, int, int]], share: float, canary: bool) -> bool:
     """Whether the canary, or the live version, with this share has too few episodes somewhere.
 
-    A correct split does with a probability of `LACKING`, at one look. That would be too often to
-    refuse a comparison, but not where losses would change its verdict.
+    A correct split has too few with a probability of at most `LACKING`, at one look: too often to
+    refuse every comparison, but not those whose verdict losses would change.
     """
     furthest = -float(ndtri(LACKING / len(splits)))
     for _, own, n in splits:

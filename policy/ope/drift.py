@@ -69,7 +69,7 @@ class Drift:
         margin: float = 0.0,
         by: float = 1.0,
     ) -> list[Diagnostic]:
-        """(whether the last fifth has the same sign, whether it differs from the rest).
+        """(whether the last fifth agrees with the verdict, whether it differs from the rest).
 
         `better`: the verdict over the whole log, which a last fifth below the `margin` refuses.
         `by`: what the mean number is for a difference of 1.
@@ -92,7 +92,7 @@ class Drift:
             threshold=margin if better else None,
             passed=not failed,
             sentence=sentence,
-            source="an interval of 95 % that excludes the sign of the whole log's verdict",
+            source="an interval of 95 % below what the whole log's verdict requires",
         )
         spread = math.sqrt(last.var() / last.size + rest.var() / rest.size)
         if abs(now - before) <= TREND * spread:

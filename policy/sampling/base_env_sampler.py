@@ -266,7 +266,7 @@ class BaseEnvSampler(Sampler):
             )
 
     def _require_no_last(self, play: Play, agent: Any) -> None:
-        """Raise ValueError if the env, which omits a live agent's last observation, has one."""
+        """Raise ValueError for an env that we step: it has to give this last observation."""
         if self._env.can_reset and not self._rules.no_done_at_end:
             raise ValueError(
                 f"episode {play.episode.episode_id}: it ended for all agents, but the last "

@@ -1,10 +1,10 @@
-"""What a follower says about learning that does not go on: in its log, and on the status page.
+"""What a follower says when learning makes no progress: in its log, and on the status page.
 
     hints.read(batch)                            # every row that was read
     hints.updated(0, {"not_on_policy": 256})     # after every update
 
-- An update without a row to learn from has its reason. It is logged at the first such update in a
-  row, then at the second, fourth, eighth, ...
+- Why an update had no row to learn from. This is logged at the first of several such updates in
+  succession, then at the second, fourth, eighth, ...
 - After `PATIENCE` updates the episodes that ended in the later half of them are compared with those
   before. If the mean returns differ by less than two standard errors, the return has not moved.
 """
