@@ -41,13 +41,14 @@ def refill(
     replay = getattr(algorithm, "replay", None)
     if replay is None or len(replay) or not learner.lineage:
         return
+    newest = {name: _newest(ranges, replay.capacity) for name, ranges in learner.lineage.items()}
     left_out = {
         (stream, ordinal, row + i)
         for stream, runs in untrained().items()
         for ordinal, row, count in runs
+        if newest.get(stream) and ordinal >= newest[stream][0][0]  # no others are read
         for i in range(count)
     }
-    newest = {name: _newest(ranges, replay.capacity) for name, ranges in learner.lineage.items()}
     try:
         with ShardReader(
             root,
