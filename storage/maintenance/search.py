@@ -20,6 +20,7 @@ import html
 import json
 import mmap
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -75,14 +76,13 @@ def forms_of(text: str) -> set[bytes]:
         plain = unicodedata.normalize(form, text)
         escaped = json.dumps(plain)[1:-1]
         percent = quote(plain, safe="")
+        lower = re.sub("%..", lambda code: code[0].lower(), percent)
         upper = "".join(c if c.isascii() else json.dumps(c)[1:-1].upper() for c in plain)
-        texts = {plain, escaped, upper.replace("\\U", "\\u"), percent, quote(plain)}
+        texts = {plain, escaped, upper.replace("\\U", "\\u"), percent, lower, quote(plain)}
         texts |= {percent.lower() if percent != plain else plain, html.escape(plain)}
         texts |= {json.dumps(plain, ensure_ascii=False)[1:-1]}
-        found |= {one.encode() for one in texts} | {
-            plain.encode("utf-16-le"),
-            plain.encode("utf-16-be"),
-        }
+        found |= {one.encode() for one in texts}
+        found |= {plain.encode("utf-16-le"), plain.encode("utf-16-be")}
     return found
 
 

@@ -130,6 +130,7 @@ PLACES = {
     "utf-16": other_bytes(NAME.encode("utf-16-le")),
     "utf-16, big-endian": other_bytes(NAME.encode("utf-16-be")),
     "percent": other_bytes(quote(NAME).encode()),
+    "percent, digits in lower case": other_bytes(b"Zo%c3%ab%20Gr%c3%bcnwald-%c3%85ngstr%c3%b6m"),
     "lower percent": other_bytes(quote(NAME, safe="").lower().encode()),
 }
 
