@@ -182,7 +182,7 @@ def _erase_again(root: Path) -> None:
         for blob in journal.state(ERASED).values():
             marks -= {*decode_marks(blob)}
     if marks:
-        plan = MaintenancePlan("erase", (), erases=True, tombstones=tuple(sorted(marks)))
+        plan = MaintenancePlan("erase", (), tombstones=tuple(sorted(marks)))
         erase(root, plan, redaction_key(root), by="headrace adopt", why="an older journal")
 
 

@@ -97,13 +97,12 @@ class Discard(msgspec.Struct, frozen=True, tag="discard"):
 class MaintenancePlan(msgspec.Struct, frozen=True):
     """What a command would do. Plans with equal content have equal digests.
 
-    `erases`: replaced shards are deleted at once. `tombstones`: keyed hashes of what is erased.
+    `tombstones`: keyed hashes of what is erased.
     """
 
     command: str
     steps: tuple[Merge | Delete | Remove | Discard, ...]
     format: int = FORMAT_VERSION
-    erases: bool = False
     tombstones: tuple[str, ...] = ()
 
     @property
@@ -311,7 +310,7 @@ class _Application:
         An erased one is deleted: nobody can be asked to wait for that.
         """
         place = f"{stream}/{name}"
-        if self._plan.erases:
+        if self._plan.command == "erase":
             for one in (place, place + REPLACED):
                 if self._shards.status(one) is not None:
                     self._shards.delete(one)

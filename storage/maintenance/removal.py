@@ -171,7 +171,6 @@ def plan_erasure(
     plan = MaintenancePlan(
         "erase",
         (*steps, *_discards(found, chosen, account, objects_at(root))),
-        erases=True,
         tombstones=tuple(sorted({*marks, *episodes})),
     )
     unmatched = frozenset(marks - known.seen)

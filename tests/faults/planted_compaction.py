@@ -106,7 +106,7 @@ def a_tombstone_without_its_rows(patch: Patch) -> None:
     replace = patch.original(plans._Application, "_replace")
 
     def recorded(self: Any, stream: str, old: Any, found: Any, *removed: Any) -> None:
-        if removed and self._plan.erases:
+        if removed and self._plan.command == "erase":
             found, self._set_aside = None, lambda *given: None
         replace(self, stream, old, found, *removed)
         vars(self).pop("_set_aside", None)
