@@ -1,10 +1,10 @@
 """The episodes in the shards of a root: which parts they have, and which of them a command means.
 
     found = StoredEpisodes.of(root, journal)
-    found.named({"e1"}, {"user": {"alice"}})      # episodes, as numbers
-    found.steps(chosen)                           # the parts of these, as steps of a plan
+    chosen = found.named({"e1"})     # episodes, as numbers
+    found.steps(chosen)              # the parts of these, as steps of a plan
 
-One pass reads five columns of each shard. An episode is all parts with its id, in all streams, with
+One pass reads six columns of each shard. An episode is all parts with its id, in all streams, with
 the episodes that continue it and that it continues: they are removed together or not at all.
 """
 
