@@ -99,7 +99,7 @@ def search(
     for number in {*range(1, len(known) + 1)}.difference(n for n, _ in long):
         work.proof.unread[f"text {number}"] = f"fewer than {SHORTEST} bytes, which are anywhere"
     roots = [folders] if isinstance(folders, Path) else list(folders)
-    files = [(root, path) for root in roots for path in _files(root)]
+    files = [(root, path) for root in roots for path in _files(root, work.proof.unread)]
     for done, (root, path) in enumerate(files, 1):
         work.look_at(root, path)
         on_progress("searching", done, len(files))
@@ -107,10 +107,15 @@ def search(
     return work.proof
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(root: Path, unread: dict[str, str]) -> Iterator[Path]:
     """Everything below a folder, folders and links to folders too; each folder once."""
     seen = set[str]()
-    for folder, folders, names in os.walk(root, followlinks=True):
+
+    def unlisted(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # it was removed
+            unread[os.path.relpath(error.filename, root)] = str(error)
+
+    for folder, folders, names in os.walk(root, onerror=unlisted, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             folders.clear()
@@ -126,13 +131,11 @@ class _Search:
 
     def look_at(self, root: Path, path: Path) -> None:
         place = str(path.relative_to(root))
-        self._name(place, path)
-        if path.is_symlink() and not path.exists():
-            return
-        if not path.is_file():
-            self.proof.looked["folders"] += path.is_dir()
-            return
         try:
+            self._name(place, path)
+            if not path.is_file():
+                self.proof.looked["folders"] += path.is_dir()
+                return
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size:
                     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

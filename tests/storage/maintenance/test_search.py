@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import resource
 import sqlite3
 import unicodedata
 from collections.abc import Callable
@@ -155,3 +156,27 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert {*proof.unread} == {"a", "b"}
     assert not proof.is_clear
     assert {*search(tmp_path, ["ab", NAME]).unread} == {"a", "b", "text 1"}
+
+
+def test_a_folder_that_cannot_be_listed_is_said(tmp_path: Path) -> None:
+    """No descriptor is left, as with a folder of another account."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        proof = search(tmp_path, [NAME])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert {*proof.unread} == {"."}
+    assert not proof.is_clear
+
+
+def test_what_has_too_long_a_path_is_said(tmp_path: Path) -> None:
+    """Beyond 4 KB the system opens no path."""
+    place = os.open(tmp_path, os.O_DIRECTORY)
+    for _ in range(25):
+        os.mkdir("d" * 200, dir_fd=place)
+        inner = os.open("d" * 200, os.O_DIRECTORY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    assert not search(tmp_path, [NAME]).is_clear
