@@ -209,12 +209,14 @@ def trained_on(root: Root, steps: Iterable[Remove]) -> dict[str, list[int]]:
     for step in steps:
         gone.setdefault(step.stream, RangeSet()).update(step.ordinals)
     objects, found = objects_at(root), dict[str, list[int]]()
+    unreadable = StorageError, ValueError, OSError  # `verify` reports it
     for place in objects.names("weights/"):
         policy = place.rstrip("/").rpartition("/")[2]
-        with contextlib.suppress(StorageError, ValueError, OSError):  # `verify` reports them
+        with contextlib.suppress(*unreadable):
             store = WeightFolder(objects, policy)
             for version in store.versions():
-                known = store.lineage(version)
-                if any(known.get(name, RangeSet()).intersection(gone[name]) for name in gone):
-                    found.setdefault(policy, []).append(version)
+                with contextlib.suppress(*unreadable):
+                    known = store.lineage(version)
+                    if any(known.get(name, RangeSet()).intersection(gone[name]) for name in gone):
+                        found.setdefault(policy, []).append(version)
     return found

@@ -242,16 +242,21 @@ def test_a_full_disk_leaves_a_removal_to_the_next(
 
 
 def test_versions_that_were_trained_on_the_rows_are_named(tmp_path: Path) -> None:
-    """Those whose lineage has an erased ordinal, and no others."""
+    """Those whose lineage has an erased ordinal, and no others; a damaged one hides none."""
     log(tmp_path)
     store = weights_under(tmp_path)
     for ranges in ([[2, 4]], [[4, 6]], [[6, 9]]):
         weights = {"pi.0.weight": np.full((2, 4), ranges[0][0], np.float32)}
         lineage = {stream_of(): ranges}
         store.publish(store.add_candidate(weights, spec={}, metrics={}, lineage=lineage))
-    marks = Requests(tags=(("user", "alice"), ("user", "nobody"))).marks(KEY)
+    marks = [*Requests(tags=(("user", "alice"), ("user", "nobody"))).marks(KEY)]
     found = plan_erasure(tmp_path, None, marks, KEY)
     assert (found.trained, len(found.unmatched)) == ({"default": [2]}, 1)
+    manifest = tmp_path / "weights" / "default" / "versions" / "1" / "manifest.json"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    assert plan_erasure(tmp_path, None, marks, KEY).trained == found.trained
+    manifest.write_bytes(whole)
     run(tmp_path, found.plan)
     assert verified(tmp_path).findings == ()
 
