@@ -1,4 +1,4 @@
-"""Spaces and their values: descriptors, canonical bytes, validation, action masks.
+"""Spaces and their values: descriptors, canonical bytes, validation, action masks, candidates.
 
 Imports only numpy, except `gymnasium_spaces`, which needs gymnasium.
 """
