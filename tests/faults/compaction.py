@@ -16,15 +16,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace import __name__ as HEADRACE
+from storage.experience.range_set import RangeSet
+from storage.maintenance.merging import kept_rows
 from storage.objects.folder import FolderObjects
 from storage.reading.shard_reader import ShardReader
 from storage.reading.sources import DirectorySource
@@ -140,30 +141,49 @@ def run(trial: Trial) -> Verdict:
             verdict.require(traffic.settle() == 0, "drain", "expected exit status 0")
             _apply(trial, traffic.root, verdict, None)
             for follower in followers:
-                _judge_follower(follower, traffic.root, verdict)
+                judge_follower(follower, traffic.root, verdict)
         finally:
             for follower in followers:
                 follower.kill()
         killed = [verdict.counts.get(name, 0) for name in verdict.counts if "kills" in name]
         verdict.counts["all_kills"] = sum(killed)
         traffic.account().judge(verdict)
-    _judge_values(traffic.root, verdict)
+    judge_values(traffic.root, verdict)
     judge_root(traffic.root, verdict)
     return verdict
 
 
 def _apply(trial: Trial, root: Path, verdict: Verdict, kill_after: float | None) -> None:
     """Make a plan and apply it; SIGKILL so many seconds after it was made, or never."""
+    status, out = run_killed(trial, root, verdict, ["compact", "--apply", "new"], kill_after)
+    verdict.require(status in (0, KILLED), "refused", f"status {status}: {out}")
+
+
+def run_killed(
+    trial: Trial,
+    root: Path,
+    verdict: Verdict,
+    words: Sequence[str],
+    kill_after: float | None,
+    *,
+    waits: bool = True,
+    keeps: bool = True,
+) -> tuple[int, str]:
+    """Run a command that applies a plan, with SIGKILL after so many seconds, or never.
+
+    `waits`: the seconds begin when it has made a plan. `keeps`: shards listed before have to be
+    readable afterwards. Returns its exit status and output.
+    """
     command = [sys.executable, "-m", HEADRACE]
     if trial.mutant:
         command = [sys.executable, "-m", "tests.faults.launcher", trial.mutant.name, HEADRACE]
-    command += ["compact", "--root", str(root), "--apply", "new", "--json"]
-    plans = set(root.glob("maintenance/*/plan.json"))
+    command += [*words, "--root", str(root), "--json"]
+    plans = plans_under(root)
     with DirectorySource(root) as source:
-        listed = source.scan()
+        listed = source.scan() if keeps else []
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         end = time.monotonic() + PATIENCE
-        while process.poll() is None and set(root.glob("maintenance/*/plan.json")) == plans:
+        while waits and process.poll() is None and plans_under(root) == plans:
             if time.monotonic() > end:
                 break
             threading.Event().wait(0.01)
@@ -173,13 +193,17 @@ def _apply(trial: Trial, root: Path, verdict: Verdict, kill_after: float | None)
         out, _ = process.communicate(timeout=PATIENCE)
         verdict.count("kills" if process.returncode == KILLED else "whole_applications")
         verdict.count("applications")
-        good = process.returncode in (0, KILLED)
-        verdict.require(good, "refused", f"status {process.returncode}: {out}")
         for shard in listed:
             try:
                 source.read(shard)
             except FileNotFoundError as error:
                 verdict.require(False, "gone", error)
+    return process.returncode, out
+
+
+def plans_under(root: Path) -> set[Path]:
+    """The files of all plans."""
+    return set(root.glob("maintenance/*/plan.json"))
 
 
 @contextlib.contextmanager
@@ -217,15 +241,23 @@ def _verify_beside(trial: Trial, root: Path, verdict: Verdict) -> None:
     verdict.count("verified_beside")
 
 
-def _judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
-    """Once it has had the time, the follower has every row once."""
+def judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
+    """Once it has had the time, the follower has every row that is left, and none twice."""
     columns = ["stream", "ordinal", "t"]
     with ShardReader(root, batch_size=500, columns=columns, training_disabled=True) as reader:
         wanted = Counter(
             row for b in reader for row in zip(*(b[name].tolist() for name in columns), strict=True)
         )
+    removed: dict[str, RangeSet] = {}
+    for made in Replacements.of(FolderObjects(root)).removals:
+        removed.setdefault(made.stream, RangeSet()).update(made.removed)
+
+    def wrong() -> list[tuple[str, int, int]]:
+        more = [row for row in found - wanted if row[1] not in removed.get(row[0], RangeSet())]
+        return more + [row for row, count in found.items() if count > 1]
+
     before, end = -1, 0.0
-    while (found := follower.rows()) != wanted and not found - wanted:
+    while wanted - (found := follower.rows()) and not wrong():
         if found.total() != before:  # a follower that gets on may be slow
             before, end = found.total(), time.monotonic() + PATIENCE
         elif time.monotonic() > end:
@@ -233,21 +265,21 @@ def _judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
         threading.Event().wait(0.1)
     verdict.count("followed", found.total())
     verdict.require(not wanted - found, "unread", list(wanted - found)[:3])
-    verdict.require(not found - wanted, "read_twice", list(found - wanted)[:3])
+    verdict.require(not wrong(), "read_twice", wrong()[:3])
 
 
-def _judge_values(root: Path, verdict: Verdict) -> None:
-    """Each new shard has the values of the old ones, read by Arrow alone."""
+def judge_values(root: Path, verdict: Verdict) -> None:
+    """Each new shard has the values of the old ones that were kept, read by Arrow alone."""
     for made in Replacements.of(FolderObjects(root)).made.values():
         folder = root / "shards" / made.stream
         new = [path for end in ("", REPLACED) if (path := folder / (made.new + end)).exists()]
         old = [folder / (name + REPLACED) for name in made.old]
         if not new or not all(path.exists() for path in old):
-            continue  # a record without its shard, or shards whose grace period is over
+            continue  # a record without its shard, or shards that were deleted
         verdict.count("new_shards")
         verdict.count("old_shards", len(old))
-        same = pq.read_table(new[0]).equals(pa.concat_tables(map(pq.read_table, old)))
-        verdict.require(same, "differs", msgspec.to_builtins(made))
+        wanted = kept_rows(pa.concat_tables(map(pq.read_table, old)), RangeSet(made.removed))
+        verdict.require(pq.read_table(new[0]).equals(wanted), "differs", made.place)
 
 
 SCENARIO = Scenario(

@@ -12,23 +12,21 @@ import random
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace import __name__ as HEADRACE
-from storage.experience.range_set import RangeSet
-from storage.maintenance.merging import kept_rows
 from storage.maintenance.search import search
-from storage.objects.folder import FolderObjects
-from storage.reading.shard_reader import ShardReader
-from storage.reading.sources import DirectorySource
-from storage.shards.replacements import REPLACED, Replacements
-from tests.faults.compaction import KILLED, PATIENCE, Follower
+from tests.faults.compaction import (
+    KILLED,
+    Follower,
+    judge_follower,
+    judge_values,
+    plans_under,
+    run_killed,
+)
 from tests.faults.crash import ROOT, Traffic, judge_root
 from tests.faults.mutants import unbroken
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -62,12 +60,12 @@ def run(trial: Trial) -> Verdict:
             verdict.require(traffic.settle() == 0, "drain", "expected exit status 0")
             work.finish()
             for follower in followers:
-                _judge_follower(follower, traffic.root, verdict)
+                judge_follower(follower, traffic.root, verdict)
         finally:
             for follower in followers:
                 follower.kill()
         work.judge_account()
-    _judge_values(traffic.root, verdict)
+    judge_values(traffic.root, verdict)
     _judge_proof(trial, verdict)
     judge_root(traffic.root, verdict)
     return verdict
@@ -143,46 +141,23 @@ class _Maintenance:
             found |= set(pq.read_table(path, columns=["eps_id"])["eps_id"].to_pylist())
         return found
 
-    def _plans(self) -> set[Path]:
-        return set(self._root.glob("maintenance/*/plan.json"))
-
     def _apply(self, command: str, plan: str, words: list[str], kill_after: float | None) -> None:
-        program = [sys.executable, "-m", HEADRACE]
-        mutant = self._trial.mutant
-        if mutant:
-            program = [sys.executable, "-m", "tests.faults.launcher", mutant.name, HEADRACE]
-        program += [command, "--root", str(self._root), "--apply", plan, "--json", *words]
-        plans = self._plans()
-        with DirectorySource(self._root) as source:
-            listed = source.scan() if command != "erase" else []
-            process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            end = time.monotonic() + PATIENCE
-            while (
-                process.poll() is None and set(self._root.glob("maintenance/*/plan.json")) == plans
-            ):
-                if time.monotonic() > end or plan != "new":
-                    break
-                threading.Event().wait(0.01)
-            if kill_after is not None:
-                threading.Event().wait(kill_after)
-                process.kill()
-            out, _ = process.communicate(timeout=PATIENCE)
-            self._verdict.count("kills" if process.returncode == KILLED else "whole_applications")
-            self._verdict.count("applications")
-            self._verdict.count(f"{command}s")
-            if process.returncode == KILLED:
-                made = self._plans() - plans
-                self._unfinished += [(command, path.parent.name) for path in made]
-                if not made:  # killed before there was a plan
-                    self.erased -= {*words}
-                    self._gone_users -= {word.removeprefix("user=") for word in words}
-            done = process.returncode in (0, KILLED) or self._is_idle(command, out)
-            self._verdict.require(done, "refused", f"status {process.returncode}: {out}")
-            for shard in listed:
-                try:
-                    source.read(shard)
-                except FileNotFoundError as error:
-                    self._verdict.require(False, "gone", error)
+        plans = plans_under(self._root)
+        status, out = run_killed(
+            *(self._trial, self._root, self._verdict, [command, "--apply", plan, *words]),
+            kill_after,
+            waits=plan == "new",
+            keeps=command != "erase",
+        )
+        self._verdict.count(f"{command}s")
+        if status == KILLED:
+            made = plans_under(self._root) - plans
+            self._unfinished += [(command, path.parent.name) for path in made]
+            if not made:  # killed before there was a plan
+                self.erased -= {*words}
+                self._gone_users -= {word.removeprefix("user=") for word in words}
+        done = status in (0, KILLED) or self._is_idle(command, out)
+        self._verdict.require(done, "refused", f"status {status}: {out}")
 
     def _is_idle(self, command: str, out: str) -> bool:
         """Whether an erasure only found that the killed one before it had done everything, or that
@@ -206,40 +181,6 @@ class _Maintenance:
         kept = self._ids() & self.erased | {*stored} & self._gone_users
         self._verdict.require(not kept, "kept", sorted(kept))
         account.judge(self._verdict)
-
-
-def _judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
-    """Once it has had the time, the follower has every row that is left, and none twice."""
-    columns = ["stream", "ordinal", "t"]
-    with ShardReader(root, batch_size=500, columns=columns, training_disabled=True) as reader:
-        wanted = Counter(
-            row for b in reader for row in zip(*(b[name].tolist() for name in columns), strict=True)
-        )
-    end = time.monotonic() + PATIENCE
-    while wanted - (found := follower.rows()) and time.monotonic() < end:
-        threading.Event().wait(0.1)
-    removed: dict[str, RangeSet] = {}
-    for made in Replacements.of(FolderObjects(root)).removals:
-        removed.setdefault(made.stream, RangeSet()).update(made.removed)
-    verdict.count("followed", found.total())
-    verdict.require(not wanted - found, "unread", list(wanted - found)[:3])
-    more = [row for row in found - wanted if row[1] not in removed.get(row[0], RangeSet())]
-    twice = [row for row, count in found.items() if count > 1]
-    verdict.require(not more + twice, "read_twice", (more + twice)[:3])
-
-
-def _judge_values(root: Path, verdict: Verdict) -> None:
-    """Each new shard has the values of the old ones that were kept, read by Arrow alone."""
-    for made in Replacements.of(FolderObjects(root)).made.values():
-        folder = root / "shards" / made.stream
-        new = [path for end in ("", REPLACED) if (path := folder / (made.new + end)).exists()]
-        old = [folder / (name + REPLACED) for name in made.old]
-        if not new or not all(path.exists() for path in old):
-            continue  # a record without its shard, or shards that were deleted
-        verdict.count("new_shards")
-        wanted = pa.concat_tables(map(pq.read_table, old))
-        same = pq.read_table(new[0]).equals(kept_rows(wanted, RangeSet(made.removed)))
-        verdict.require(same, "differs", made.place)
 
 
 def _judge_proof(trial: Trial, verdict: Verdict) -> None:
