@@ -276,8 +276,7 @@ class NumpyPolicy:
             mask = flat[self._masked :]
             if not any(mask.tolist()):
                 self.spec.require_options(flat[None])
-            if min(logits.tolist()) < LEAST_LOGIT:  # it would be less than what is forbidden
-                raise NotFinite("dist_inputs")
+            logits[logits < LEAST_LOGIT] = -np.inf  # as in `dist_inputs`
             logits[mask == 0] = MASKED
         index, logp = _choose(logits.tolist(), self._products[explore].rule, rng.random())
         action = index + self._start

@@ -219,3 +219,19 @@ def test_numbers_below_those_of_what_is_forbidden_are_not_finite(size):
         twin.act(flat, rng)
     finite, acted = twin.act_where_finite(flat, rng)
     assert (finite.tolist(), acted.actions) == ([True, False], [0])
+
+
+@pytest.mark.parametrize("size", [5, 300])
+def test_the_number_of_a_forbidden_option_does_not_matter(size):
+    """One action and a batch of it act alike where only forbidden options have such numbers."""
+    space = Dict({"action_mask": MultiBinary((size,)), "x": Box((1,))})
+    spec = PolicySpec(space, Discrete(size), ModuleSpec(hidden=()))
+    weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
+    slope = np.where(np.arange(size) < 2, 0.0, -1.0)[:, None].astype(np.float32)
+    twin = NumpyPolicy(spec, weights | {"pi.0.weight": slope})
+    mask = (np.arange(size) < 2).astype(np.int8)
+    one = {"action_mask": mask, "x": np.array([1e33], np.float32)}
+    many = twin.flatten({name: column[None] for name, column in one.items()})
+    for seed in range(5):
+        acted = twin.act(many, np.random.default_rng(seed))
+        assert twin.act_one(one, np.random.default_rng(seed)).action == acted.actions[0] < 2
