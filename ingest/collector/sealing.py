@@ -69,11 +69,7 @@ class _ReadyParts(msgspec.Struct):
     parts: list[Sealed] = msgspec.field(default_factory=list)
     count: int = 0  # the parts in these
     nbytes: int = 0  # of columns
-
-    @property
-    def held(self) -> int:
-        """The approximate memory in bytes."""
-        return self.nbytes + sum(map(_extra, self.parts))
+    held: int = 0  # the approximate memory of all, kept as a sum: it is asked for with each event
 
 
 class Sealing:
@@ -196,6 +192,7 @@ class Sealing:
         self._ordinals[stream] = ready.first + ready.count
         ready.parts.append(self._numbered(item, ordinal, self.collector_id))
         ready.nbytes += part.nbytes
+        ready.held += part.nbytes + _extra(item)
 
     def _numbered(self, item: Sealed, ordinal: int, owner: str) -> Sealed:
         """Add the ordinals to a sealed part, unless its rows are damaged.

@@ -6,6 +6,7 @@ Also of `ingest.collector.sealing`.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -316,6 +317,31 @@ def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
             assert 10 < taken < 100
 
     run(body)
+
+
+def test_waiting_parts_make_no_event_dearer() -> None:
+    """What an event costs in function calls doesn't grow with the parts that wait for a shard."""
+    calls: list[int] = []
+
+    def count(_: object, event: str, __: object) -> None:
+        calls[-1] += event == "call"
+
+    async def body() -> None:
+        patient = replace(DEFAULT, seal_seconds=600.0)
+        async with running(MemoryJournal(), policy=patient) as collector:
+            instance = await registered(collector)
+            for number in range(200):
+                calls.append(0)
+                sys.setprofile(count)
+                try:
+                    _, row = collector.accept(batch(instance, f"e{number}", number))
+                    collector.sealing.add(0.0)
+                finally:
+                    sys.setprofile(None)
+                await collector.journal.durable(row)
+
+    run(body)
+    assert calls[-1] < calls[20] + 20
 
 
 def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
