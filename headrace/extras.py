@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EXTRA_OF", "missing_extra"]
-
 EXTRA_OF = {
     "typer": "cli",
     "rich": "cli",

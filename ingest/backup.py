@@ -49,8 +49,6 @@ from storage.system.files import make_directory, replace_file, sync_directory
 from storage.system.formats import require_format
 from storage.verify.audit import OnProgress, no_progress
 
-__all__ = ["BackedUp", "adopt_root", "backup", "restore"]
-
 FORMAT_VERSION = 1
 MARK = "backup.json"
 

@@ -36,7 +36,8 @@ from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalLocked
 from storage.experience.part_columns import parts_in
 from storage.journal.database import DATABASE, past_damage
-from storage.journal.sqlite_journal import DamageReport, Plan, ShardRecord, SqliteJournal
+from storage.journal.records import DamageReport, Plan, ShardRecord
+from storage.journal.sqlite_journal import SqliteJournal
 from storage.objects.opening import Root, local_folder
 from storage.shards.replacements import given_ordinals, traces
 from storage.system.files import FileLock

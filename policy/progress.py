@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
-__all__ = ["OnPart", "Progress", "no_part", "no_progress"]
-
 OnPart: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Called with the number of updates and their latest metrics, at each tenth of a training."""
 

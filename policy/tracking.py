@@ -23,8 +23,6 @@ from typing import Any, Protocol
 
 from storage.wording import counted
 
-__all__ = ["TRACKERS", "TrackedRun", "begin", "continue_run", "named", "report_judgement"]
-
 log = logging.getLogger("headrace.tracking")
 
 

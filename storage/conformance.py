@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ConformanceError", "expect", "expect_error"]
-
 
 class ConformanceError(AssertionError):
     """An implementation does not keep a promise of its protocol; the text says which."""

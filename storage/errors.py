@@ -29,31 +29,6 @@ the modules of the types that they belong to.
 
 from __future__ import annotations
 
-__all__ = [
-    "FolderMoved",
-    "GenerationConflict",
-    "JournalBehind",
-    "JournalError",
-    "JournalFailed",
-    "JournalFull",
-    "JournalLocked",
-    "JournalLookedAt",
-    "LeaseHeld",
-    "NewerFormat",
-    "NothingYet",
-    "ObjectChanged",
-    "ObjectError",
-    "ObjectExists",
-    "ObjectNotFound",
-    "ObjectUnusable",
-    "PolicyPinned",
-    "StorageError",
-    "WeightStoreError",
-    "WeightsDamaged",
-    "WeightsNotFound",
-    "WeightsRefused",
-]
-
 
 class StorageError(Exception):
     """The root of this package's errors of files."""

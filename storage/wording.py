@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "duration", "rounded_up"]
-
 
 def counted(number: float, one: str, many: str = "") -> str:
     """`1 row`, `2,000 rows`: a whole number with its noun; `many` is the plural if not `one`s."""

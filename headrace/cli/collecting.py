@@ -57,7 +57,8 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Run the loop on three problems, from log to published policy, and check its verdicts."""
-    from headrace.demo.run import DemoFailed, make_place, run_demo, show
+    from headrace.demo.run import make_place, run_demo, show
+    from headrace.demo.stage import DemoFailed
 
     make_place(root, data)
     try:

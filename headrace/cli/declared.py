@@ -33,8 +33,6 @@ import typer
 
 from policy.algorithms.settings import Setting, settings_of
 
-__all__ = ["expanded"]
-
 SHARED = frozenset(("address", "ca", "json", "retry_for", "seed", "token"))
 """Options whose environment variable names no command, such as HEADRACE_SEED."""
 

@@ -144,8 +144,8 @@ def _tracked(
         yield None
         return
     from policy.tracking import begin
-    from policy.training.train import finite
     from storage.objects.opening import require_local
+    from storage.weights.manifest import finite
 
     folder = require_local(root, "--track") / "tracking" / track
     with contextlib.closing(begin(track, folder, policy_id)) as run:
@@ -201,9 +201,9 @@ def _follow(
 ) -> None:
     from headrace.output import console, results
     from ingest.server.logs import configure
-    from policy.training.train import finite
     from policy.training.train_live import follow
     from storage.system.process import stop_on_signal
+    from storage.weights.manifest import finite
 
     configure()
 

@@ -18,8 +18,6 @@ from headrace.extras import missing_extra
 if TYPE_CHECKING:
     from policy.algorithms.base import AlgorithmConfig
 
-__all__ = ["ChosenAlgorithm", "SettingsCommand", "ShowSettings"]
-
 ShowSettings = Annotated[bool, "Only print the settings that would be used."]
 
 

@@ -4,4 +4,4 @@ It runs the commands as a user would. It imports declarations, the client, the s
 `headrace.output`.
 """
 
-__all__ = ["run"]
+__all__ = ["run", "stage"]

@@ -22,8 +22,6 @@ from headrace.output import console, results
 from ingest.client.policy_client import PolicyClient
 from storage.reading.shard_reader import ShardReader
 
-__all__ = ["FOLDER", "LOGS", "run_bandit", "show_bandit"]
-
 FOLDER = "open_bandit"
 LOGS = ("random_all", "bts_all")
 """The log to learn from (uniform choices), and the one to compare with (Thompson sampling)."""

@@ -24,8 +24,6 @@ from ingest.client.policy_client import PolicyClient
 from storage.declarations.declaration import PolicyDeclaration
 from storage.spaces.descriptors import Discrete, parse_space
 
-__all__ = ["FILE", "run_digits", "show_digits"]
-
 FILE = Path("digits") / "digits.parquet"
 NAME = "digits"
 PIXELS, CLASSES, BRIGHTEST = 64, 10, 16

@@ -23,8 +23,6 @@ from typing import Any
 
 from storage.wording import counted
 
-__all__ = ["LiveFailed", "run_live", "show_live"]
-
 ENV = "CartPole-v1"
 GOAL, WINDOW = 475.0, 20
 MAX_STEPS, MAX_SECONDS = 100_000, 180.0

@@ -20,8 +20,6 @@ from headrace.demo import bandit, digits
 from headrace.demo.live import LiveFailed, run_live, show_live
 from headrace.demo.stage import Demo, DemoFailed
 
-__all__ = ["DemoFailed", "make_place", "run_demo", "show"]
-
 
 def make_place(root: Path, data: Path) -> None:
     """Move existing files aside. Raises ValueError if the logs are missing."""

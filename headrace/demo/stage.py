@@ -18,8 +18,6 @@ import urllib3
 
 from storage.wording import counted
 
-__all__ = ["CollectorCommand", "Demo", "DemoFailed"]
-
 IN_SHARDS_SECONDS = 30.0
 STOP_SECONDS = 30.0
 

@@ -26,8 +26,6 @@ from headrace.output.results import (
 )
 from storage.wording import counted
 
-__all__ = ["evaluation_page", "report_page"]
-
 WIDTH, HEIGHT, MARGIN = 640, 180, 48
 MOST_BARS = 60
 MOST_SERIES = 7

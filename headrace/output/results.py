@@ -14,30 +14,6 @@ from typing import Any, TypeAlias
 from headrace.output.console import moment, printable, table
 from storage.wording import counted, duration
 
-__all__ = [
-    "Table",
-    "armed",
-    "arms",
-    "began",
-    "compacted",
-    "decided",
-    "decisions",
-    "estimated",
-    "estimates",
-    "evaluated",
-    "imported",
-    "in_words",
-    "judgements",
-    "not_used",
-    "refused",
-    "streams",
-    "trained",
-    "verdicts",
-    "verified",
-    "versions",
-    "why_published",
-]
-
 Document = Mapping[str, Any]
 Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 """(title, column names, rows)."""

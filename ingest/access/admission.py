@@ -20,8 +20,6 @@ from ingest.access.log_rate import FewLines
 from ingest.access.tokens import LOCAL, NOBODY, Caller, TokenBook, masked, require_allowance
 from ingest.protocol.errors import Refusal
 
-__all__ = ["Admission", "Hosts", "audit", "host_of"]
-
 _audit = logging.getLogger("headrace.audit")
 _audit.setLevel(logging.INFO)  # audit lines are written at any --log-level
 

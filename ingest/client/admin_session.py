@@ -15,8 +15,6 @@ from requests.adapters import HTTPAdapter
 
 from ingest.delivery.transport import require_ca
 
-__all__ = ["admin_session"]
-
 
 class _Adapter(HTTPAdapter):
     """Verifies certificates by `ca`, or by the system's authorities, as the client does.

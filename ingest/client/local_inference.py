@@ -21,7 +21,8 @@ from ingest.client.open_episodes import ClientEpisode
 from ingest.delivery.transport import RETRY_DELAYS, Answer, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
-from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy
+from policy.inference.distributions import NotFinite
+from policy.inference.numpy_policy import Action, NumpyPolicy
 from storage.errors import StorageError
 from storage.experience.hashed import is_canary
 from storage.system.forks import renewed_by_fork

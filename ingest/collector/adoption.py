@@ -33,8 +33,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalBehind
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns
-from storage.journal.records import FORMER_ID, new_collector_id
-from storage.journal.sqlite_journal import Journal, ShardRecord
+from storage.journal.records import FORMER_ID, Journal, ShardRecord, new_collector_id
 from storage.shards.names import ShardInfo
 
 if TYPE_CHECKING:

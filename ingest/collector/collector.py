@@ -52,7 +52,7 @@ from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.tombstones import Tombstones
 from storage.experience.episode import Part
-from storage.journal.sqlite_journal import Journal
+from storage.journal.records import Journal
 
 log = logging.getLogger("headrace.collector")
 

@@ -27,7 +27,7 @@ from ingest.collector.recovery import Recovered
 from ingest.histogram import Histogram
 from ingest.protocol.errors import CollectorFailed, Refusal, disk_full
 from storage.errors import JournalFull
-from storage.journal.sqlite_journal import Journal, Plan, ShardRecord
+from storage.journal.records import Journal, Plan, ShardRecord
 
 log = logging.getLogger("headrace.collector")
 

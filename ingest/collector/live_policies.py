@@ -396,7 +396,7 @@ class LivePolicies:
     def _act_one(
         self, live: _LivePolicy, policy: NumpyPolicy, obs: bytes, explore: bool
     ) -> Choice | Refusal:
-        from policy.inference.numpy_policy import NotFinite
+        from policy.inference.distributions import NotFinite
 
         value = live.observation.decode(obs)
         try:

@@ -21,7 +21,7 @@ from ingest.episodes.sealed_parts import Finished, Limits, Sealed
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalBehind
 from storage.experience.range_set import RangeSet
-from storage.journal.sqlite_journal import DamageReport, Journal, Plan
+from storage.journal.records import DamageReport, Journal, Plan
 
 CARRY, COUNTERS, DONE, ERASED, FINISHED, INSTANCE, POLICY, TOTALS = (
     "carry:",

@@ -39,7 +39,7 @@ from ingest.episodes.sealed_parts import Sealed, parts_of_entry
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, each_part, parts_in
-from storage.journal.sqlite_journal import Plan, ShardRecord
+from storage.journal.records import Plan, ShardRecord
 from storage.shards.names import ShardInfo
 
 log = logging.getLogger("headrace.collector")

@@ -23,7 +23,8 @@ from storage.errors import JournalBehind, JournalLocked, JournalLookedAt
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, parts_in
 from storage.journal.memory_journal import MemoryJournal
-from storage.journal.sqlite_journal import Journal, SqliteJournal
+from storage.journal.records import Journal
+from storage.journal.sqlite_journal import SqliteJournal
 from storage.shards.names import ShardInfo
 from storage.shards.replacements import given_ordinals
 from storage.shards.writer_process import WriterProcess

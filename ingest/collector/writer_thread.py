@@ -19,7 +19,7 @@ import msgspec
 from storage.errors import FolderMoved, StorageError
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns
-from storage.journal.sqlite_journal import Plan
+from storage.journal.records import Plan
 from storage.shards.names import ShardInfo
 
 log = logging.getLogger("headrace.collector")

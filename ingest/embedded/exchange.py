@@ -38,8 +38,6 @@ from ingest.protocol.errors import (
 from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT, LoggedAction
 from storage.wording import counted
 
-__all__ = ["Exchange"]
-
 ByAgent: TypeAlias = dict[Any, Any]
 OwnAction: TypeAlias = Callable[[str, Any, Any], Any]
 Poll: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]

@@ -37,8 +37,6 @@ from ingest.protocol.errors import ServingStopped
 from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, LoggedAction
 from storage.spaces.descriptors import Space, SpaceError
 
-__all__ = ["ExternalBaseEnv", "ExternalEnv"]
-
 log = logging.getLogger("headrace.external_env")
 
 MultiEnvDict: TypeAlias = dict[Any, Any]

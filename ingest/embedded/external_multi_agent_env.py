@@ -16,8 +16,6 @@ from ingest.client.episode_calls import PolicyMapping
 from ingest.client.policy_client import PolicyClient
 from ingest.embedded.external_env import ExternalEnv
 
-__all__ = ["ExternalMultiAgentEnv"]
-
 
 class ExternalMultiAgentEnv(ExternalEnv):
     """An ExternalEnv whose values are dicts by agent: observations, actions, rewards and so on.

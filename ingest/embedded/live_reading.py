@@ -19,8 +19,6 @@ from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
 from storage.reading.untrained_rows import NOTHING_HELD
 
-__all__ = ["LiveReading"]
-
 
 class LiveReading:
     """A reader and its sources: one for the policies of one schema, or one for each policy."""

@@ -21,8 +21,6 @@ from storage.weights.lineage import Lineage, Untrained
 from storage.weights.manifest import Live, finite
 from storage.weights.store import WeightFolder
 
-__all__ = ["LocalPublisher", "Publishable"]
-
 log = logging.getLogger("headrace.server")
 
 KEEP_VERSIONS = 32

@@ -46,12 +46,10 @@ from storage.declarations.policy_files import load_declarations
 from storage.experience.interfaces import InputReader, ReaderError, ReaderState
 from storage.objects.opening import require_local
 from storage.reading.batching import Mode
+from storage.reading.exclusion import ReaderStats
 from storage.reading.ledger import Ranges
 from storage.reading.multi_agent_reader import JointStats
-from storage.reading.shard_reader import ReaderStats
 from storage.reading.untrained_rows import UntrainedRows
-
-__all__ = ["PolicyServerInput"]
 
 log = logging.getLogger("headrace.server")
 

@@ -31,8 +31,6 @@ from storage.reading.untrained_rows import UntrainedRows, position_without
 from storage.weights.manifest import WEIGHTS_FILE, Live, decode_weights
 from storage.weights.store import WeightFolder
 
-__all__ = ["IDENTITY", "WorkerPolicies", "worker_policies"]
-
 log = logging.getLogger("headrace.server")
 
 IDENTITY = (ORDINAL, ROW)

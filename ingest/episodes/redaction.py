@@ -32,8 +32,6 @@ from storage.spaces.leaves import Leaf, bounds_of
 
 E = TypeVar("E", bound=wire.Event | wire.GetAction)
 
-__all__ = ["Redaction", "Redactor", "pseudonym"]
-
 
 def pseudonym(key: bytes, value: Any) -> str:
     """32 hex digits that stand for a value; a number and its text have the same pseudonym."""

@@ -25,8 +25,6 @@ from storage.maintenance.removal import plan_erasure
 from storage.system.files import FileLock
 from storage.verify.audit import OnProgress, no_progress
 
-__all__ = ["erase"]
-
 
 def erase(
     root: Path,

@@ -48,8 +48,6 @@ from storage.declarations.tombstones import Tombstones
 from storage.experience.range_set import RangeSet
 from storage.journal.records import Journal
 
-__all__ = ["WAIT_SECONDS", "erase"]
-
 WAIT_SECONDS = 120.0
 LOOK_SECONDS = 0.02
 

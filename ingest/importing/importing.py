@@ -515,6 +515,3 @@ class _ImportRun:
     def _tell(self) -> None:
         if self._on_report is not None:
             self._on_report(self._account.report)
-
-
-__all__ = ["import_table", "run_import"]

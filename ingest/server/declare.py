@@ -16,8 +16,6 @@ from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, read_declaration, save_declaration
 from storage.spaces.descriptors import Space, SpaceError, parse_space
 
-__all__ = ["declaration_of", "declare", "keeping_settings", "only_declaration"]
-
 
 def declaration_of(given: DeclaringSpaces) -> PolicyDeclaration | None:
     """The declaration of one of the forms; None if none is given.

@@ -15,8 +15,6 @@ from msgspec import Meta
 
 from ingest.web.limits import ServerLimits
 
-__all__ = ["Declaring", "DeclaringSpaces", "Listening", "ServeOptions"]
-
 
 @dataclass(frozen=True)
 class Listening:

@@ -16,8 +16,6 @@ from collections import deque
 
 from storage.system.process import die_with_parent
 
-__all__ = ["Deaths", "Supervisor"]
-
 log = logging.getLogger("headrace.supervisor")
 
 BURST, WITHIN_SECONDS, PAUSE_SECONDS = 15, 5.0, 1.0

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Advantages", "gae"]
-
 FloatArray = npt.NDArray[np.float64]
 
 

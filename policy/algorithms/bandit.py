@@ -57,8 +57,6 @@ from storage.experience.sample_batch import (
 )
 from storage.spaces.descriptors import Discrete
 
-__all__ = ["Bandit", "BanditConfig", "one_step_faults"]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -29,21 +29,6 @@ from storage.experience.sample_batch import (
     T,
 )
 
-__all__ = [
-    "EPISODE",
-    "Algorithm",
-    "AlgorithmConfig",
-    "RowsLeftOut",
-    "default_rule",
-    "episode_order",
-    "minibatches",
-    "no_metrics",
-    "require_columns",
-    "require_no_scorer",
-    "rows_left_out",
-    "useless_by_mask",
-]
-
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
 """Reason -> bool (N,), True for rows to exclude. A row with several reasons counts for the
 first."""

@@ -24,8 +24,6 @@ from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = ["BC", "BCConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BCConfig(OfflineConfig):

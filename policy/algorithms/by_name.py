@@ -28,8 +28,6 @@ from policy.algorithms.torchrl import (
     TorchRLConfig,
 )
 
-__all__ = ["ALGORITHMS", "FROM_LOGS", "LIVE", "algorithm"]
-
 _BORROWED: Mapping[str, type[TorchRLConfig]] = {
     "torchrl:dqn": DQNConfig,
     "torchrl:sac": SACConfig,

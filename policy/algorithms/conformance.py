@@ -21,8 +21,6 @@ from policy.networks.policy import Policy
 from storage.conformance import expect, expect_error
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = ["AlgorithmConformance"]
-
 
 class AlgorithmConformance:
     """Checks of the promises of an algorithm and its config; each raises ConformanceError.

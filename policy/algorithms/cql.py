@@ -36,8 +36,6 @@ from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import SampleBatch
 from storage.spaces.descriptors import Discrete
 
-__all__ = ["CQL", "CQLConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CQLConfig(OfflineConfig):

@@ -19,16 +19,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "all_or_none",
-    "average_gradients",
-    "broadcast_weights",
-    "find_free_port",
-    "get_node_ip",
-    "join_group",
-    "require_same_setup",
-]
-
 _REFUSED = -1  # stands for every count of a rank that raised
 
 

@@ -35,8 +35,6 @@ from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import REWARDS, TERMINATEDS, TRUNCATEDS, SampleBatch, T
 from storage.spaces.descriptors import Discrete
 
-__all__ = ["DM", "DMConfig"]
-
 _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, T)
 
 

@@ -49,8 +49,6 @@ from storage.weights.files import MAX_WEIGHTS
 from storage.weights.manifest import canonical, open_document, seal_document
 from storage.wording import counted
 
-__all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
-
 _log = logging.getLogger("headrace.learner")
 Tensors = dict[str, npt.NDArray[Any]]
 _DOCUMENT = "checkpoint"

@@ -10,17 +10,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = [
-    "advantage_weights",
-    "clipped_surrogate",
-    "cql_regulariser",
-    "double_q_targets",
-    "expectile_loss",
-    "k1",
-    "k3",
-]
-
-
 # policy ratios
 
 

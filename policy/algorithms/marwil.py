@@ -40,8 +40,6 @@ from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import SampleBatch, T
 
-__all__ = ["MARWIL", "MARWILConfig"]
-
 FloatArray = npt.NDArray[np.float64]
 
 

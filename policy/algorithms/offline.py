@@ -45,16 +45,6 @@ from storage.experience.sample_batch import (
 )
 from storage.experience.sequences import fragment_ends
 
-__all__ = [
-    "PARTS",
-    "OfflineAlgorithm",
-    "OfflineConfig",
-    "Transitions",
-    "inner_split",
-    "return_scale",
-    "scaled_transitions",
-]
-
 PARTS = 10
 """The updates are divided into this many parts."""
 

@@ -68,8 +68,6 @@ from storage.experience.sample_batch import (
 )
 from storage.experience.sequences import fragment_ends
 
-__all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig"]
-
 ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
 """Columns that a worker computes when it samples; batches from shards do not have them."""
 

@@ -24,8 +24,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-__all__ = ["AnnotatedSettings", "Setting", "changed", "near_names", "settings_of"]
-
 Config = TypeVar("Config", bound=Any)
 
 

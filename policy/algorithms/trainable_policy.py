@@ -50,8 +50,6 @@ from storage.spaces.descriptors import Space
 from storage.spaces.gymnasium_spaces import from_gym
 from storage.wording import counted
 
-__all__ = ["Actor", "PolicySettings", "TrainablePolicy"]
-
 _log = logging.getLogger("headrace.learner")
 FlatArray = npt.NDArray[np.float32]
 Gradients = Sequence[npt.NDArray[np.float32]]

@@ -29,17 +29,17 @@ from storage.experience.range_set import RangeSet
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at, require_local
 from storage.reading.exclusion import TRANSIENT
+from storage.reading.listing import ShardFile
 from storage.reading.objects_source import source_at
 from storage.reading.retries import try_again
-from storage.reading.sources import ScanIncomplete, ShardFile, StoredSource
+from storage.reading.sources import ScanIncomplete, StoredSource
 from storage.shards.names import ShardDamaged, ShardError, check_stream
-from storage.shards.shard import ShardMetadata, shard_metadata
+from storage.shards.schema import ShardMetadata
+from storage.shards.shard import shard_metadata
 from storage.system.backoff import RETRY_FOR
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 from storage.wording import counted
-
-__all__ = ["Frozen", "FrozenDataError", "NothingToFreeze", "freeze", "load_frozen"]
 
 FOLDER = "manifests"
 FORMAT_VERSION = 1

@@ -11,17 +11,6 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-__all__ = [
-    "Cluster",
-    "RetryFor",
-    "SchemaId",
-    "Seed",
-    "Since",
-    "SinceLive",
-    "Until",
-    "require_period",
-]
-
 
 def _moment(option: str, text: str) -> int:
     try:

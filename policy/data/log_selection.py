@@ -11,8 +11,6 @@ from storage.objects.opening import Root
 from storage.reading.ledger import Ranges
 from storage.reading.shard_reader import ShardReader
 
-__all__ = ["LogSelection"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LogSelection:

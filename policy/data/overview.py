@@ -22,8 +22,6 @@ from storage.weights.decisions import load_decisions
 from storage.weights.off_chain import described
 from storage.weights.store import WeightFolder
 
-__all__ = ["overview"]
-
 Document: TypeAlias = dict[str, Any]
 Bars: TypeAlias = dict[tuple[int, int, str], tuple[int, float, int]]
 

@@ -23,8 +23,6 @@ from storage.objects.interface import Objects
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
-__all__ = ["DataIncomplete", "Document", "once", "require_all"]
-
 Document: TypeAlias = dict[str, Any]
 
 

@@ -22,15 +22,6 @@ from storage.shards.shard import rows_of_policy
 from storage.spaces.descriptors import Discrete, MultiDiscrete, Space, schema_id
 from storage.spaces.leaves import bounds_of, describe, leaves
 
-__all__ = [
-    "HELD_OUT",
-    "OTHER_SCHEMA",
-    "in_other_schemas",
-    "never_stored",
-    "require_fit",
-    "schema_to_read",
-]
-
 OTHER_SCHEMA: Reason = "other_schema"
 OTHER_POLICY: Reason = "other_policy"
 HELD_OUT = 0.3

@@ -47,15 +47,6 @@ import gymnasium as gym
 from policy.envs.vector_base_env import VectorBaseEnv
 from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT
 
-__all__ = [
-    "BaseEnv",
-    "MultiEnvDict",
-    "Poll",
-    "SteppedBaseEnv",
-    "require_reset_support",
-    "to_base_env",
-]
-
 MultiEnvDict: TypeAlias = dict[Any, Any]
 """env id -> agent id -> value."""
 Poll: TypeAlias = tuple[

@@ -18,8 +18,6 @@ from storage.conformance import expect, expect_error
 from storage.experience.episode import ALL_AGENTS
 from storage.spaces.gymnasium_spaces import to_gym
 
-__all__ = ["BaseEnvConformance"]
-
 
 class BaseEnvConformance:
     """Checks of the promises of `BaseEnv`; each raises ConformanceError.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["EnvContext"]
-
 
 class EnvContext(dict[str, Any]):
     """`env_config` as a dict, with attributes.

@@ -24,8 +24,6 @@ import numpy as np
 
 from storage.wording import counted
 
-__all__ = ["ENV_STEP_FAILURE", "EnvFailed", "EnvRunner", "RestartLimits", "Restarts"]
-
 _log = logging.getLogger("headrace.worker")
 
 ENV_STEP_FAILURE: Final = "env_step_failure"

@@ -23,8 +23,6 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT
 
-__all__ = ["VectorBaseEnv"]
-
 _Dicts: TypeAlias = dict[Any, Any]
 _News: TypeAlias = tuple[_Dicts, _Dicts, _Dicts, _Dicts, _Dicts, _Dicts]
 

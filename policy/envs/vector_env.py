@@ -25,8 +25,6 @@ from storage.spaces.descriptors import Space
 from storage.spaces.gymnasium_spaces import from_gym
 from storage.spaces.leaves import leaves
 
-__all__ = ["Copies", "LocalCopies", "Observations", "ProcessCopies", "Stepped"]
-
 Array = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]
 FloatArray = npt.NDArray[np.float64]

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from storage.spaces.codec import Leaf, leaves
 from storage.spaces.descriptors import (
     Box,
     Dict,
@@ -31,15 +30,7 @@ from storage.spaces.descriptors import (
     SpaceError,
     Tuple,
 )
-
-__all__ = [
-    "LOG_STD_RANGE",
-    "MASKED",
-    "ActionLayout",
-    "Component",
-    "action_layout",
-    "distribution_name",
-]
+from storage.spaces.leaves import Leaf, leaves
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Log standard deviations are clipped to this range: outside, densities over- or underflow

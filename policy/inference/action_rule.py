@@ -26,8 +26,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-__all__ = ["GREEDY", "SAMPLE", "ActionRule", "Kind"]
-
 Kind = Literal["sample", "epsilon_greedy", "squarecb", "greedy"]
 _PARAMETERS: Mapping[str, tuple[str, float] | None] = {
     "sample": ("temperature", 1.0),

@@ -25,17 +25,6 @@ from policy.inference.action_layout import LOG_STD_RANGE, MASKED, ActionLayout, 
 from policy.inference.action_rule import SAMPLE, ActionRule
 from storage.spaces.descriptors import Array, Box, SpaceError
 
-__all__ = [
-    "Bernoulli",
-    "Categoricals",
-    "DiagGaussian",
-    "NotFinite",
-    "Product",
-    "choice_index",
-    "flat_actions",
-    "ruled",
-]
-
 FloatArray = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 LEAST_LOGIT = MASKED / 10

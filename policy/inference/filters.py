@@ -24,15 +24,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FILTERS",
-    "ConcurrentMeanStdFilter",
-    "MeanStdFilter",
-    "NoFilter",
-    "RunningStat",
-    "make_filter",
-]
-
 FloatArray = npt.NDArray[np.float64]
 # keeps the quotient finite
 _EPSILON = 1e-8

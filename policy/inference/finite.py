@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from storage.spaces.descriptors import Array
 
-__all__ = ["LARGEST", "NOT_FINITE", "not_finite"]
-
 NOT_FINITE = "not_finite"
 """The reason of rows with numbers that float32 cannot hold, or that made a loss or weights infinite
 or NaN."""

@@ -33,8 +33,6 @@ from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import Array, Discrete, Space
 from storage.weights.manifest import WEIGHTS_FILE, Manifest, decode_weights
 
-__all__ = ["Action", "Actions", "NotFinite", "NumpyPolicy", "check_weights"]
-
 _log = logging.getLogger("headrace.policy")
 FlatArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]

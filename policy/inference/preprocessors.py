@@ -32,14 +32,6 @@ from storage.spaces.descriptors import (
 )
 from storage.spaces.leaves import Leaf, bounds_of, leaves
 
-__all__ = [
-    "Flattener",
-    "assemble",
-    "columns_of",
-    "leaf_values",
-    "plausible_columns",
-]
-
 FloatArray = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("float32")
 _PLAUSIBLE = 8

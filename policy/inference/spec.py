@@ -34,8 +34,6 @@ from storage.spaces.descriptors import (
     space_to_json,
 )
 
-__all__ = ["ACTIVATIONS", "FORMAT_VERSION", "ModuleSpec", "PolicySpec", "SpecError"]
-
 FORMAT_VERSION = 1
 KINDS = ("mlp", "scorer")
 ACTIVATIONS = ("tanh", "relu", "silu")

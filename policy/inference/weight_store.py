@@ -23,8 +23,6 @@ from storage.objects.opening import Root
 from storage.weights import store
 from storage.weights.manifest import Candidate
 
-__all__ = ["WeightStore", "require_usable"]
-
 
 class WeightStore(store.WeightFolder):
     """The weights of one policy under a root directory. Any number of processes may use it.

@@ -17,8 +17,6 @@ from policy.ope.propensities import ActionCells
 from storage.spaces.descriptors import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from storage.spaces.leaves import Leaf, leaves
 
-__all__ = ["cells_of"]
-
 BINS = 4
 
 

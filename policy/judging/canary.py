@@ -48,8 +48,6 @@ from storage.weights.decisions import record
 from storage.weights.manifest import Live
 from storage.wording import counted
 
-__all__ = ["Arms", "judge_canary", "promote", "read_arms", "start_canary"]
-
 log = logging.getLogger("headrace.canary")
 
 Document: TypeAlias = dict[str, Any]

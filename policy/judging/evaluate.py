@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from policy.data.log_selection import LogSelection
 from policy.data.schemas import HELD_OUT, require_fit
+from policy.inference.distributions import NotFinite
 from policy.inference.finite import NOT_FINITE
-from policy.inference.numpy_policy import NotFinite
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.judging.action_cells import cells_of
@@ -42,7 +42,9 @@ from policy.judging.settings import EvaluationSettings, Split
 from policy.ope.alpha_budget import candidates_note, confidence_of
 from policy.ope.cross_fitting import CrossFitted, cross_fit
 from policy.ope.diagnostics import LEAST_ESS, Diagnostic, at_most
-from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
+from policy.ope.episodes import Episodes
+from policy.ope.estimators import ESTIMATORS, Estimate
+from policy.ope.intervals import Bootstrap, Interval, StudentT
 from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolicy
 from policy.ope.margins import Margin
 from policy.ope.reward_cap import AUTO, FIRST_SHARE, Cap, cap_note, parse_cap, proposed_cap
@@ -62,15 +64,14 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 from storage.objects.opening import Root
+from storage.reading.holdout import Reserve
 from storage.reading.ledger import Ranges
-from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
 from storage.system.memory import return_memory
 from storage.weights.decisions import Document, Earlier, earlier_of
-from storage.weights.store import Candidate, Manifest, WeightFolder
+from storage.weights.manifest import Candidate, Manifest
+from storage.weights.store import WeightFolder
 from storage.wording import counted
-
-__all__ = ["EvaluationResult", "evaluate"]
 
 _ONE_STEP = ("ips", "snips", "dm", "dr")
 _ONE_STEP_ANY_ACTION = ("ips", "snips")

@@ -28,8 +28,6 @@ from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
 from storage.reading.ledger import Ledger
 from storage.weights.folds import Folds
 
-__all__ = ["ALL_SEEN", "FoldPolicies", "RowsSeen"]
-
 Array: TypeAlias = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

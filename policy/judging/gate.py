@@ -53,9 +53,6 @@ class Elsewhere(Protocol):
         """Make a candidate of a local store live there."""
 
 
-__all__ = ["WITHOUT_EXPLORATION", "evaluate_logs", "evaluate_once", "publish"]
-
-
 WITHOUT_EXPLORATION = (
     "it acts without exploration, so its log has no rewards of other actions: the next candidate "
     "can only be judged by a canary"

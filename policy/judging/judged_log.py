@@ -44,13 +44,10 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
-from storage.reading.holdout import TAGS, tag_names, tag_values
+from storage.reading.holdout import TAGS, Reserve, tag_names, tag_values
 from storage.reading.ledger import Ledger
-from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
 from storage.wording import counted
-
-__all__ = ["CERTAIN_LOGP", "JUDGED_BY", "JudgedBlock", "JudgedLog", "lengths_of", "rows_of_block"]
 
 Lineage = Mapping[str, RangeSet]
 BoolArray = npt.NDArray[np.bool_]

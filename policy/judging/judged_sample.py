@@ -32,8 +32,6 @@ from storage.experience.sample_batch import (
 )
 from storage.reading.holdout import hash_fractions
 
-__all__ = ["Sample", "Taken", "ahead"]
-
 IntArray = npt.NDArray[np.int64]
 Given = TypeVar("Given")
 Made = TypeVar("Made")

@@ -23,13 +23,10 @@ from policy.ope.repeats import Repeats, fingerprints
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import ACTION_LOGP, EPS_ID, REWARDS, SampleBatch
 from storage.objects.opening import Root
-from storage.reading.holdout import TAGS, tag_values
-from storage.reading.shard_reader import Reserve
+from storage.reading.holdout import TAGS, Reserve, tag_values
 from storage.spaces.descriptors import Box, Discrete, Space, SpaceError
 from storage.spaces.leaves import leaves
 from storage.system.backoff import RETRY_FOR
-
-__all__ = ["ImportReview", "review"]
 
 TIME = "ts"
 _COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, "agent_id", PASS_PROB, TIME, TAGS)

@@ -17,8 +17,6 @@ from policy.judging.settings import Split
 from policy.ope.estimators import Estimate
 from policy.ope.judgement import Judgement
 
-__all__ = ["EvaluationResult", "plot_intervals"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:

@@ -17,8 +17,6 @@ from typing import IO, Self
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DiskColumn", "Scratch"]
-
 FloatArray = npt.NDArray[np.float64]
 
 BLOCK = 1 << 17  # numbers: 1 MB

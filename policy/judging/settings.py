@@ -17,8 +17,6 @@ from policy.data.log_options import (
 )
 from storage.system.backoff import RETRY_FOR
 
-__all__ = ["NO_MARGIN", "CanarySettings", "EvaluationSettings", "Gate", "JudgeSettings", "Split"]
-
 NO_MARGIN = "0"
 Split: TypeAlias = Literal["held_out", "all"]
 _MarginText: TypeAlias = Annotated[

@@ -10,8 +10,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 
-__all__ = ["TagRepeats"]
-
 LEAST_REPEATS = 5.0
 LEAST_VALUES = 30
 """Fewer values name groups, such as countries, rather than units."""

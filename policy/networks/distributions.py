@@ -24,14 +24,6 @@ from policy.inference.action_layout import ActionLayout, Component
 from policy.inference.distributions import choice_index, flat_actions
 from storage.spaces.descriptors import Array, SpaceError
 
-__all__ = [
-    "ActionDistribution",
-    "TorchBernoulli",
-    "TorchCategoricals",
-    "TorchDiagGaussian",
-    "action_tensors",
-]
-
 _LOG_2PI = math.log(2 * math.pi)
 
 

@@ -18,8 +18,6 @@ import torch
 from policy.networks.policy import Policy
 from storage.system.files import make_directory, replace_file
 
-__all__ = ["export_checkpoint", "export_model", "export_onnx"]
-
 _TOLERANCE = 1e-5
 
 

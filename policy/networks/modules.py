@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from policy.inference.action_layout import LOG_STD_RANGE, MASKED
 from policy.inference.spec import ModuleSpec, PolicySpec
 
-__all__ = ["PolicyModule", "Scorer", "ValueNetwork", "build_module", "mlp"]
-
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,

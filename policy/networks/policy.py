@@ -28,8 +28,6 @@ from policy.networks.distributions import ActionDistribution, action_tensors
 from policy.networks.modules import build_module
 from storage.spaces.descriptors import Array
 
-__all__ = ["Policy"]
-
 FlatArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
 

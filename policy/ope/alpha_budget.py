@@ -15,8 +15,6 @@ import math
 from policy.ope.diagnostics import Diagnostic, at_most
 from storage.wording import counted
 
-__all__ = ["CANDIDATES", "candidates_note", "confidence_of"]
-
 CANDIDATES = "candidates"
 """The name of the note about other candidates."""
 

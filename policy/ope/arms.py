@@ -25,18 +25,6 @@ from policy.ope.diagnostics import rewards_in_range
 from policy.ope.margins import Margin
 from storage.wording import counted, rounded_up
 
-__all__ = [
-    "FEWEST",
-    "LARGEST_RETURN",
-    "MISMATCH",
-    "ArmsComparison",
-    "Difference",
-    "assignment_differences",
-    "compare_arms",
-    "episodes_needed",
-    "log_evidence_of_mismatch",
-]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -26,8 +26,6 @@ from scipy.special import ndtri
 
 from policy.ope.columns import NumberColumn, Numbers, column_of, combined, ends, mean_of
 
-__all__ = ["POWER", "betting_interval", "first_time", "numbers_needed", "wealth_against"]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -16,20 +16,6 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "MemoryColumn",
-    "NumberColumn",
-    "Numbers",
-    "UnitNumbers",
-    "column_of",
-    "combined",
-    "ends",
-    "first_of",
-    "mean_of",
-    "moments",
-    "whole",
-]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 

@@ -24,19 +24,6 @@ from policy.ope.columns import NumberColumn, Numbers, column_of, combined, ends,
 from policy.ope.differences import Differences
 from storage.wording import rounded_up
 
-__all__ = [
-    "BETTER",
-    "CANNOT_TELL",
-    "FIRST_LOOK",
-    "WORSE",
-    "Bound",
-    "Comparison",
-    "Verdict",
-    "compare",
-    "skewed_t_interval",
-    "without_limits",
-]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Verdict: TypeAlias = Literal["better", "worse", "cannot tell"]

@@ -25,8 +25,6 @@ from policy.ope.value_models import (
     expected_value,
 )
 
-__all__ = ["CrossFitted", "EarlierScores", "cross_fit"]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]

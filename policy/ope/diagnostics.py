@@ -22,19 +22,6 @@ from policy.ope.betting import wealth_against
 from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of
 from storage.wording import counted, rounded_up
 
-__all__ = [
-    "Diagnostic",
-    "Support",
-    "at_least",
-    "at_most",
-    "effective_number",
-    "effective_sample_size",
-    "largest_share",
-    "mean_weight",
-    "reward_events",
-    "rewards_in_range",
-]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]

@@ -21,18 +21,6 @@ import numpy.typing as npt
 
 from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of
 
-__all__ = [
-    "Differences",
-    "Scores",
-    "bounded_per_decision",
-    "discounted",
-    "one_step_limit",
-    "one_step_values",
-    "per_decision_terms",
-    "returns_range",
-    "weighted_returns",
-]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Range = tuple[float, float]

@@ -20,8 +20,6 @@ from policy.ope.columns import MemoryColumn, NumberColumn
 from policy.ope.comparison import skewed_t_interval
 from policy.ope.diagnostics import Diagnostic, at_most
 
-__all__ = ["ContextDrift", "Drift"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from storage.experience import endings
 from storage.wording import counted
 
-__all__ = ["NOT_WHOLE", "Episodes", "running_sums"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-__all__ = ["Bootstrap", "Interval", "PerStepSums", "Resampled", "StudentT", "Sums"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 

@@ -68,8 +68,6 @@ from policy.ope.repeats import Repeats, fingerprints
 from policy.ope.reward_cap import FIRST_SHARE, proposed_cap
 from policy.ope.reward_ends import MANY_TIMES, RewardEnds
 
-__all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]

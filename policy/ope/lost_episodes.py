@@ -22,8 +22,6 @@ from policy.ope.columns import NumberColumn, UnitNumbers, combined, mean_of
 from policy.ope.diagnostics import Diagnostic
 from storage.wording import counted
 
-__all__ = ["LostEpisodes"]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]

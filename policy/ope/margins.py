@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Margin"]
-
 
 @dataclass(frozen=True)
 class Margin:

@@ -20,8 +20,6 @@ import numpy.typing as npt
 
 from policy.ope.diagnostics import Diagnostic
 
-__all__ = ["ActionCells", "Propensities"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 

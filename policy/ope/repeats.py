@@ -23,8 +23,6 @@ from policy.ope.diagnostics import Diagnostic
 from policy.ope.propensities import ActionCells
 from storage.wording import counted
 
-__all__ = ["Fingerprints", "Repeats", "fingerprints"]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from policy.ope.diagnostics import Diagnostic, at_most
 from storage.wording import counted
 
-__all__ = ["AUTO", "FIRST_SHARE", "REWARD_CAP", "Cap", "cap_note", "parse_cap", "proposed_cap"]
-
 FloatArray = npt.NDArray[np.float64]
 
 AUTO: Literal["auto"] = "auto"

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from policy.ope.diagnostics import Diagnostic, at_most, rewards_in_range
 
-__all__ = ["MANY_TIMES", "RewardEnds"]
-
 Range = tuple[float, float]
 MANY_TIMES = 10.0
 """A range this many times as wide as the rewards is named."""

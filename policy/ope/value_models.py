@@ -27,15 +27,6 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BoundedRewardModel",
-    "CandidateRewardModel",
-    "LinearRewardModel",
-    "RewardModel",
-    "SmoothedMeanRewardModel",
-    "expected_value",
-]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 

@@ -30,14 +30,6 @@ from storage.experience.sample_batch import (
 )
 from storage.spaces.leaves import leaves
 
-__all__ = [
-    "AgentRows",
-    "Pack",
-    "Play",
-    "RowColumns",
-    "observation_columns",
-]
-
 Array = npt.NDArray[Any]
 
 

@@ -50,8 +50,6 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 
-__all__ = ["BaseEnvSampler"]
-
 _log = logging.getLogger("headrace.worker")
 
 ObservationFn = Callable[..., Any]

@@ -18,8 +18,6 @@ from typing import Any
 from policy.sampling.episode import SamplingWorker
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = ["Callbacks", "DictCallbacks", "is_overridden", "make_callbacks"]
-
 
 class Callbacks:
     """Hooks that do nothing. All arguments are keywords; `policies` maps ids to policies.

@@ -13,8 +13,6 @@ from storage.spaces.descriptors import Space
 if TYPE_CHECKING:
     from policy.algorithms.trainable_policy import TrainablePolicy  # needs torch
 
-__all__ = ["RolloutEpisode", "SamplingWorker"]
-
 
 class SamplingWorker(Protocol):
     """The worker that samples, as callbacks and creators of inputs and outputs may rely on it."""

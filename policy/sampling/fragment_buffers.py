@@ -27,8 +27,6 @@ from storage.experience.sample_batch import (
 from storage.spaces.descriptors import Space
 from storage.spaces.leaves import leaves
 
-__all__ = ["CUT", "CUTS", "INFOS", "FragmentBuffers", "RowLayout", "row_layout"]
-
 Array = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["MetricsRecorder", "OffPolicyEstimate", "RolloutMetrics"]
-
 # without a consumer, only the latest episodes are stored
 _MOST = 10_000
 

@@ -33,16 +33,6 @@ from storage.experience.sample_batch import (
 )
 from storage.experience.sequences import fragment_ends
 
-__all__ = [
-    "RAW_REWARDS",
-    "SOURCE",
-    "RowFinisher",
-    "alike",
-    "clip_rewards",
-    "env_columns",
-    "finish_read",
-]
-
 Array = npt.NDArray[Any]
 RAW_REWARDS, SOURCE = "raw_rewards", "source"
 

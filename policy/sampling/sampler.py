@@ -23,8 +23,6 @@ from storage.experience.sample_batch import SampleBatch
 if TYPE_CHECKING:
     from policy.sampling.postprocessing import RowFinisher  # needs torch
 
-__all__ = ["BatchMode", "CutRules", "Ends", "Sampler", "is_excluded", "without_marker"]
-
 BatchMode: TypeAlias = Literal["truncate_episodes", "complete_episodes"]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -43,8 +43,6 @@ from storage.experience.sample_batch import (
 from storage.spaces.descriptors import Discrete
 from storage.spaces.leaves import leaves
 
-__all__ = ["VectorSampler"]
-
 Array = npt.NDArray[Any]
 Index = npt.NDArray[np.intp]
 # the initial capacity for episodes of unknown length; buffers double when it is exceeded

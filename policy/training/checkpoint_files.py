@@ -23,8 +23,6 @@ from policy.algorithms.learner import Learner
 from storage.errors import WeightsDamaged, WeightsNotFound
 from storage.system.files import make_directory, sync_directory
 
-__all__ = ["CHECKPOINT", "CheckpointFiles"]
-
 log = logging.getLogger("headrace.trainer")
 
 CHECKPOINT = "follow.safetensors"

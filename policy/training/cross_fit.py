@@ -21,13 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from storage.experience.hashed import SPLIT
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import SampleBatch
-from storage.reading.holdout import SPLIT, hash_fractions
+from storage.reading.holdout import Reserve, hash_fractions
 from storage.reading.ledger import Ranges
-from storage.reading.shard_reader import Reserve
-
-__all__ = ["FirstBlocks", "blocks_in_order", "require_blocks", "up_to"]
 
 MOST_BLOCKS = 50
 

@@ -48,8 +48,6 @@ from storage.weights.manifest import Live, Manifest, canonical, finite
 from storage.weights.off_chain import mark_off_chain
 from storage.wording import counted
 
-__all__ = ["FollowerState", "OutOfTurn"]
-
 log = logging.getLogger("headrace.trainer")
 
 FORMAT_VERSION = 1

@@ -30,8 +30,6 @@ from storage.experience.sample_batch import (
 )
 from storage.wording import counted
 
-__all__ = ["PATIENCE", "Hints"]
-
 log = logging.getLogger("headrace.trainer")
 
 PATIENCE = 100

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 
 from policy.algorithms.learner import Learner
+from storage.experience.interfaces import ReaderError
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import ORDINAL, STREAM
 from storage.objects.opening import Root
 from storage.reading.loading import ROW
-from storage.reading.shard_reader import ReaderError, ShardReader
+from storage.reading.shard_reader import ShardReader
 from storage.reading.untrained_rows import RunsByStream
 from storage.wording import counted
-
-__all__ = ["refill"]
 
 log = logging.getLogger("headrace.trainer")
 

@@ -12,8 +12,6 @@ from storage.errors import WeightStoreError
 from storage.system.backoff import Backoff
 from storage.wording import counted
 
-__all__ = ["Retrying", "Stopped"]
-
 log = logging.getLogger("headrace.trainer")
 
 T = TypeVar("T")

@@ -20,8 +20,6 @@ from policy.data.log_options import (
 from policy.inference.action_rule import ActionRule
 from storage.system.backoff import RETRY_FOR
 
-__all__ = ["FollowSettings", "OnConflict", "TrainSettings"]
-
 OnConflict: TypeAlias = Literal["reload", "end"]
 _Share: TypeAlias = Annotated[
     float | None,

@@ -52,26 +52,14 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 from storage.objects.opening import Root, objects_at
-from storage.reading.holdout import tag_names
+from storage.reading.holdout import Reserve, tag_names
 from storage.reading.ledger import Ranges
-from storage.reading.shard_reader import Reserve, Select, ShardReader
+from storage.reading.shard_reader import Select, ShardReader
 from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import Space, SpaceError
 from storage.weights.folds import Fold, Folds, fold_files
 from storage.weights.manifest import finite
 from storage.wording import counted
-
-__all__ = [
-    "HELD_OUT",
-    "NothingToTrainOn",
-    "TrainResult",
-    "acting_spec",
-    "declared_spec",
-    "finite",
-    "new_policy",
-    "train",
-    "train_once",
-]
 
 READ_ROWS = 4096
 FILTER_CLIP = 10.0

@@ -53,11 +53,10 @@ from storage.errors import WeightStoreError
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import EPS_ID, POLICY_VERSION, SampleBatch, concat_samples
 from storage.objects.opening import Root, require_local
+from storage.reading.holdout import Reserve
 from storage.reading.loading import ROW
-from storage.reading.shard_reader import Reserve, ShardReader
+from storage.reading.shard_reader import ShardReader
 from storage.weights.lease import Lease
-
-__all__ = ["FollowResult", "follow"]
 
 log = logging.getLogger("headrace.trainer")
 

@@ -24,14 +24,6 @@ from storage.experience.sample_batch import SampleBatch
 if TYPE_CHECKING:  # it loads torch, which an IOContext does not need
     from policy.sampling.sampler import Sampler
 
-__all__ = [
-    "AsyncSamplerInput",
-    "FakeInput",
-    "IOContext",
-    "NoopOutput",
-    "SamplerInput",
-]
-
 AHEAD = 5
 """The batches that a sampler in its own thread may be ahead."""
 WAIT_SECONDS = 600.0

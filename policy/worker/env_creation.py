@@ -16,18 +16,6 @@ from policy.worker.settings import WorkerSettings
 
 _log = logging.getLogger("headrace.worker")
 
-__all__ = [
-    "CopyMaker",
-    "EnvMaker",
-    "base_env_of",
-    "env_spaces",
-    "is_atari",
-    "is_multi_agent",
-    "seed_of",
-    "single_agent",
-    "time_limit",
-]
-
 # far enough apart that copies of two workers never start with the same seed
 _SEEDS_A_WORKER = 10_007
 

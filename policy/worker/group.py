@@ -28,8 +28,6 @@ from policy.worker.ray_actor import ray_module
 from storage.experience.multi_agent_batch import AnyBatch
 from storage.wording import counted
 
-__all__ = ["GroupStats", "WorkerGroup"]
-
 _log = logging.getLogger("headrace.worker")
 Result = TypeVar("Result")
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.inference.finite import NOT_FINITE, not_finite
 from policy.ope.cross_fitting import CrossFitted, cross_fit
-from policy.ope.episodes import NOT_WHOLE
-from policy.ope.estimators import ESTIMATORS, Episodes, v_behavior
+from policy.ope.episodes import NOT_WHOLE, Episodes
+from policy.ope.estimators import ESTIMATORS, v_behavior
 from policy.ope.value_models import LinearRewardModel
 from policy.sampling.fragment_buffers import CUT
 from policy.sampling.metrics import OffPolicyEstimate
@@ -42,8 +42,6 @@ from storage.experience.sample_batch import (
 )
 from storage.spaces.descriptors import Discrete
 from storage.wording import counted
-
-__all__ = ["SIMULATION", "InputEvaluation", "check_methods"]
 
 _log = logging.getLogger("headrace.worker")
 

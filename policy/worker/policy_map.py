@@ -22,8 +22,6 @@ from storage.experience.episode import DEFAULT_POLICY
 from storage.spaces.descriptors import Dict, Tuple
 from storage.spaces.gymnasium_spaces import to_gym
 
-__all__ = ["build_policies", "make_mapping"]
-
 Spaces = tuple[Any, Any]
 PolicyOf = Callable[[Any, RolloutEpisode], str]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ray_module", "remote_class"]
-
 
 def ray_module() -> Any:
     """Import Ray; raises ImportError that names the extra."""

@@ -63,8 +63,6 @@ from storage.experience.multi_agent_batch import AnyBatch, MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
 from storage.spaces.descriptors import Space
 
-__all__ = ["RolloutWorker"]
-
 Filters = dict[str, MeanStdFilter | NoFilter]
 Weights: TypeAlias = dict[str, dict[str, npt.NDArray[np.float32]]]
 _MULTI_AGENT = "a MultiAgentBatch, whose keys are policies"

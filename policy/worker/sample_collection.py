@@ -49,8 +49,6 @@ from storage.experience.multi_agent_batch import AnyBatch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
 from storage.wording import counted
 
-__all__ = ["Sampling", "join_batches"]
-
 _log = logging.getLogger("headrace.worker")
 
 _MOST_EMPTY = 10

@@ -19,8 +19,6 @@ from policy.envs.env_runner import RestartLimits
 from policy.sampling.postprocessing import check_clip_rewards
 from policy.sampling.sampler import BatchMode, CutRules
 
-__all__ = ["DROPPED", "WorkerSettings"]
-
 DROPPED: Mapping[str, str] = {
     "tf_session_creator": "policies are torch modules: pass a policy class or a PolicySpec, and "
     "weights by set_weights or a state_dict",

@@ -25,8 +25,6 @@ from storage.errors import WeightsDamaged
 from storage.system.files import make_directory, replace_file
 from storage.weights.manifest import open_document, seal_document
 
-__all__ = ["filter_from_json", "filter_to_json", "pack", "restore_policy", "unpack", "write_bytes"]
-
 Tensors = dict[str, npt.NDArray[Any]]
 _KIND = "worker"
 _WHERE = "worker state"

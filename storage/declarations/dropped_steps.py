@@ -15,8 +15,6 @@ from typing import NamedTuple
 from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 
-__all__ = ["Lost", "dropped_steps", "read_dropped", "say_dropped"]
-
 FOLDER = "dropped"
 
 

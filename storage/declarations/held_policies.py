@@ -14,8 +14,6 @@ from storage.declarations.declaration import check_policy_id
 from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 
-__all__ = ["held_version", "say_held"]
-
 FLOW = "flow"
 
 

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 
-__all__ = ["DELAYS", "LateReward", "delay_of", "late_rewards", "read_late", "say_late"]
-
 FOLDER = "late"
 
 DELAYS = {60.0: "a minute", 3600.0: "an hour", 86_400.0: "a day"}

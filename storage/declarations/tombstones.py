@@ -12,8 +12,6 @@ import json
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["Tombstones", "episode_mark", "tag_mark"]
-
 DIGITS = 32
 
 

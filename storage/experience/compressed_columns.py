@@ -14,8 +14,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Compression", "PackedRow", "is_packed", "pack", "unpack"]
-
 Array: TypeAlias = npt.NDArray[Any]
 Compression: TypeAlias = Literal["zstd", "lz4", "zlib"]
 

@@ -17,8 +17,6 @@ from storage.experience.interfaces import EndOfInput, InputReader, ReaderError
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = ["InputReaderConformance"]
-
 
 class InputReaderConformance:
     """Checks of the promises of `InputReader`; each raises ConformanceError.

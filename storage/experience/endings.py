@@ -8,16 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "ENDINGS",
-    "ENDING_KINDS",
-    "OBSERVED",
-    "TERMINATED",
-    "UNOBSERVED",
-    "Ending",
-    "EndingKind",
-]
-
 Ending: TypeAlias = Literal["terminated", "truncated", "abandoned", "broken"]
 
 

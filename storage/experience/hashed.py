@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["ARM", "CANARY", "SAMPLING", "SPLIT", "hash_fraction", "is_canary"]
-
 SPLIT, SAMPLING, CANARY = "", "sampling", "canary"
 """The salts in use: of the held-out split, which must never change, of sampled logging, of
 canaries."""

@@ -19,15 +19,6 @@ from storage.errors import StorageError
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = [
-    "EndOfInput",
-    "InputReader",
-    "MixedSchemas",
-    "OutputWriter",
-    "ReaderError",
-    "ReaderState",
-]
-
 
 class ReaderError(StorageError):
     """The input cannot be read as requested."""

@@ -34,8 +34,6 @@ from storage.experience.sample_batch import (
 )
 from storage.wording import counted
 
-__all__ = ["AnyBatch", "MultiAgentBatch"]
-
 IntArray: TypeAlias = npt.NDArray[np.intp]
 
 

@@ -18,8 +18,6 @@ import numpy as np
 from storage.experience.episode import Part, raw_bytes
 from storage.experience.step_columns import STEP_COLUMNS, StepBuffers
 
-__all__ = ["PartColumns", "PartScalars", "each_part", "parts_in"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartScalars:

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RangeSet"]
-
 LIMIT = 2**63
 SHOWN = 5  # ranges in a text
 

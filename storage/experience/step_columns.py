@@ -22,18 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-__all__ = [
-    "ADDED_COLUMNS",
-    "LOGP_TOLERANCE",
-    "NUMBER_BYTES",
-    "SOURCES",
-    "STEP_COLUMNS",
-    "UNKNOWN_VERSION",
-    "StepBuffers",
-    "StepColumn",
-    "all_finite",
-]
-
 SOURCES = ("on_policy", "logged", "replayed")
 """How an action was chosen; a part stores the index into this tuple."""
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["arrow_table", "pandas_frame"]
-
 Array = npt.NDArray[Any]
 
 

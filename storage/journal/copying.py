@@ -22,8 +22,6 @@ from storage.journal.database import COPYING, DATABASE
 from storage.journal.sqlite_journal import SqliteJournal
 from storage.system.files import FileLock
 
-__all__ = ["Recorded", "copy_journal", "opened_copy", "recorded_shards"]
-
 TRIES = 50
 _LOG = f"{DATABASE}-wal"
 _HEADER_BYTES = 32  # of the log: it has a number and random salts that change with each restart

@@ -241,8 +241,6 @@ def _is_ours(database: sqlite3.Connection) -> bool:
     return False
 
 
-__all__ = ["keep_damaged", "past_damage"]
-
 REPORT = "report.json"
 
 

@@ -51,13 +51,11 @@ from storage.journal.database import (
     leave_open,
     translate,
 )
-from storage.journal.memory_journal import MemoryJournal
 from storage.journal.records import (
     FORMER_ID,
     NO_ENDS,
     NOTHING,
     DamageReport,
-    Journal,
     Plan,
     ShardRecord,
     new_collector_id,
@@ -65,17 +63,6 @@ from storage.journal.records import (
 )
 from storage.system.files import FileLock, make_directory
 from storage.system.pinned_folders import Anchor
-
-__all__ = [
-    "DamageReport",
-    "Journal",
-    "MemoryJournal",
-    "Plan",
-    "ShardRecord",
-    "SqliteJournal",
-    "new_collector_id",
-    "require_free",
-]
 
 PAGE = 64  # rows per query, so that read transactions stay short
 NUMBER_LIMIT = 2**62

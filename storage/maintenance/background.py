@@ -14,8 +14,6 @@ from storage.maintenance.compaction import plan_compaction, recorded_under
 from storage.maintenance.plans import apply, save
 from storage.wording import counted
 
-__all__ = ["compact_now"]
-
 NICE = 19
 
 

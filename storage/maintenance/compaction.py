@@ -24,8 +24,6 @@ from storage.shards.names import ShardDamaged, ShardName, shard_names, streams
 from storage.shards.replacements import REPLACED, Replacements
 from storage.verify.inventory import summary
 
-__all__ = ["AIM_BYTES", "GRACE_SECONDS", "plan_compaction", "recorded_under", "replaced_over"]
-
 log = logging.getLogger("headrace.maintenance")
 
 AIM_BYTES = 128_000_000

@@ -32,8 +32,6 @@ from storage.shards.shard import read_shard
 from storage.verify.audit import OnProgress, no_progress
 from storage.verify.quarantine import QUARANTINE
 
-__all__ = ["Numbers", "StoredEpisodes", "ids_where"]
-
 COLUMNS = ["eps_id", "continues", "tags", "ended", "ordinal", "ts"]
 _CODED = ["eps_id", "continues", "tags", "ended"]
 

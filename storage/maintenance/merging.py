@@ -33,8 +33,6 @@ from storage.shards.schema import (
 from storage.shards.shard import parquet_writer, read_shard
 from storage.verify.shard_check import CheckedShard, check_shard
 
-__all__ = ["MergedShard", "kept_rows", "merge", "reduce"]
-
 ROW_GROUP_BYTES = 8_000_000
 MOST_DECODED = 256_000_000
 """Decoded bytes of a merged shard, half of what readers accept. They decode whole shards."""

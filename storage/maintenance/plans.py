@@ -39,18 +39,6 @@ from storage.verify.audit import OnProgress, no_progress
 from storage.verify.quarantine import SUFFIX
 from storage.verify.shard_check import check_shard
 
-__all__ = [
-    "Applied",
-    "Delete",
-    "Discard",
-    "MaintenancePlan",
-    "Merge",
-    "Remove",
-    "apply",
-    "load",
-    "save",
-]
-
 FORMAT_VERSION = 1
 NONE = RangeSet()
 _DIGITS = 16

@@ -31,8 +31,6 @@ from storage.verify.quarantine import QUARANTINE
 from storage.weights.store import WeightFolder
 from storage.wording import counted
 
-__all__ = ["Erasure", "Requests", "parse_tag", "plan_erasure", "plan_retention", "read_requests"]
-
 DAY = 86_400.0
 
 

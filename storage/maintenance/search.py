@@ -36,8 +36,6 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["Proof", "search"]
-
 SHORTEST = 3
 """Bytes; shorter texts are in every file."""
 PARQUET, SQLITE, GZIP = b"PAR1", b"SQLite format 3\0", b"\x1f\x8b"

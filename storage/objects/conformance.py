@@ -20,8 +20,6 @@ from storage.conformance import expect, expect_error
 from storage.errors import ObjectChanged, ObjectExists, ObjectNotFound, ObjectUnusable
 from storage.objects.interface import Objects
 
-__all__ = ["ObjectsConformance"]
-
 WRITERS = 4
 ROUNDS = 25
 TWO = (b"a" * 100_000, b"b" * 100_000)

@@ -33,8 +33,6 @@ from storage.system.files import (
     write_synced,
 )
 
-__all__ = ["FolderObjects"]
-
 ABANDONED_SECONDS = 3600.0
 LOCK_SECONDS = 10.0
 """Seconds for which `exclusive` waits for another holder."""

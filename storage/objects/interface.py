@@ -24,8 +24,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["MAX_OBJECT", "ObjectContent", "Objects", "Status", "check_name"]
-
 MAX_OBJECT = 2**28
 """Bytes that `read` accepts without another limit."""
 ObjectContent: TypeAlias = bytes | Path

@@ -16,8 +16,6 @@ from pathlib import Path
 from storage.errors import ObjectChanged, ObjectExists, ObjectNotFound, ObjectUnusable
 from storage.objects.interface import MAX_OBJECT, ObjectContent, Objects, Status, check_name
 
-__all__ = ["MemoryObjects"]
-
 
 class MemoryObjects(Objects):
     """Objects that nobody outside this process sees."""

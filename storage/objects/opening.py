@@ -9,8 +9,6 @@ from typing import TypeAlias
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 
-__all__ = ["STORES", "Root", "local_folder", "objects_at", "require_local"]
-
 Root: TypeAlias = Path | str | Objects
 """A local folder, an address such as `file:///data/run`, or an implementation."""
 

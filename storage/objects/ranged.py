@@ -10,8 +10,6 @@ from storage.errors import ObjectNotFound, ObjectUnusable
 from storage.objects.folder import FolderObjects
 from storage.objects.interface import Objects
 
-__all__ = ["RangedFile"]
-
 
 class RangedFile(io.RawIOBase):
     """A readable and seekable file, of which only what is asked for is read. `str(file)`: where.

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from storage.experience.sample_batch import AGENT_ID, ENV_T, EPISODE_ORDINAL, EPS_ID, SampleBatch
 from storage.reading.batching import join_rows
 
-__all__ = ["JointEpisode", "Ready", "Track", "TrackJoiner", "rows_by_policy"]
-
 Key: TypeAlias = tuple[str, str]
 """(collector, eps_id)."""
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import threading
 
 from storage.conformance import expect, expect_error
-from storage.reading.sources import GrowingSource, ShardFile, ShardSource
+from storage.reading.listing import ShardFile
+from storage.reading.sources import GrowingSource, ShardSource
 from storage.shards.names import ShardName
-
-__all__ = ["ShardSourceConformance"]
 
 STREAM, OLDER = "aaaaaaaaaaaa-bbbbbbbbbbbb", "0older-bbbbbbbbbbbb"
 LONG = 600.0

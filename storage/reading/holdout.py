@@ -20,21 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.experience.episode import Episode
-from storage.experience.hashed import CANARY, SAMPLING, SPLIT, hash_fraction
+from storage.experience.hashed import SPLIT, hash_fraction
 from storage.experience.sample_batch import EPS_ID, SampleBatch
-
-__all__ = [
-    "CANARY",
-    "SAMPLING",
-    "SPLIT",
-    "TAGS",
-    "Reserve",
-    "hash_fraction",
-    "hash_fractions",
-    "held_out",
-    "tag_names",
-    "tag_values",
-]
 
 Mask = npt.NDArray[np.bool_]
 

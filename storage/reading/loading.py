@@ -42,7 +42,8 @@ from storage.experience.sample_batch import (
 )
 from storage.experience.step_columns import ADDED_COLUMNS
 from storage.reading.exclusion import Reason
-from storage.reading.sources import Content, ShardFile, ShardSource
+from storage.reading.listing import ShardFile
+from storage.reading.sources import Content, ShardSource
 from storage.shards.arrow_arrays import decode_values
 from storage.shards.content import (
     bounded_actions,

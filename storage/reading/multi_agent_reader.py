@@ -36,17 +36,16 @@ from storage.experience.sample_batch import (
 )
 from storage.reading.agent_joiner import JointEpisode, Ready, Track, TrackJoiner, rows_by_policy
 from storage.reading.batching import segment_starts
+from storage.reading.exclusion import ReaderStats
 from storage.reading.ledger import Ledger
 from storage.reading.loading import DEFAULT_COLUMNS, ENDED, STREAM_INDEX
 from storage.reading.objects_source import Roots, stores_at
 from storage.reading.position import FORMAT_VERSION, require_keys
 from storage.reading.prefetch import deadline_after
-from storage.reading.shard_reader import Left, ReaderStats, Select, ShardReader
+from storage.reading.shard_reader import Left, Select, ShardReader
 from storage.reading.sources import POLL_INTERVAL, ShardSource
 from storage.system.backoff import RETRY_FOR
 from storage.wording import counted
-
-__all__ = ["JointStats", "MultiAgentReader"]
 
 PATIENCE = 60.0  # s
 MOST_WAITING_BYTES = 256_000_000

@@ -19,8 +19,6 @@ from storage.reading.sources import (
 )
 from storage.shards.names import shard_names, streams
 
-__all__ = ["ObjectsSource", "Roots", "source_at", "stores_at"]
-
 Roots: TypeAlias = Root | Sequence[Root]
 
 

@@ -14,9 +14,10 @@ from storage.experience.sample_batch import ORDINAL, SampleBatch
 from storage.reading.batching import join_rows
 from storage.reading.exclusion import TRANSIENT, Excluded, Reason
 from storage.reading.ledger import Ledger, decode_runs, encode_runs, positions
+from storage.reading.listing import ShardFile
 from storage.reading.loading import ROW, STREAM_INDEX, LoadedShard, fetch, run_starts
 from storage.reading.retries import Retries
-from storage.reading.sources import Content, ScanIncomplete, ShardFile, ShardSource
+from storage.reading.sources import Content, ScanIncomplete, ShardSource
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import ShardMetadata
 from storage.system.formats import require_format

@@ -12,15 +12,10 @@ from typing import Generic, TypeAlias, TypeVar
 
 from storage.experience.interfaces import ReaderError
 from storage.reading.exclusion import TRANSIENT, Excluded
+from storage.reading.listing import ShardFile
 from storage.reading.loading import Fetched, LoadedShard, fetch, stated_rows
 from storage.reading.retries import DELAYS, Retries
-from storage.reading.sources import (
-    Content,
-    GrowingSource,
-    ScanIncomplete,
-    ShardFile,
-    ShardSource,
-)
+from storage.reading.sources import Content, GrowingSource, ScanIncomplete, ShardSource
 from storage.shards.names import ShardDamaged
 
 Item = TypeVar("Item")

@@ -32,7 +32,6 @@ from storage.experience.interfaces import (
     EndOfInput,
     InputReader,
     MixedSchemas,
-    OutputWriter,
     ReaderError,
     ReaderState,
 )
@@ -40,12 +39,12 @@ from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
-from storage.reading.adapters import episode_of, to_torch_dataset, with_names
+from storage.reading.adapters import episode_of, with_names
 from storage.reading.batching import BatchCutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
 from storage.reading.deletion import close_if_deleted
 from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
-from storage.reading.holdout import Reserve, held_out
 from storage.reading.ledger import Ledger, Ranges
+from storage.reading.listing import ShardFile
 from storage.reading.loading import (
     DEFAULT_COLUMNS,
     EPISODE_COLUMNS,
@@ -64,28 +63,12 @@ from storage.reading.sources import (
     Content,
     DirectorySource,
     ShardChoice,
-    ShardFile,
     ShardSource,
     StoredSource,
 )
 from storage.spaces.descriptors import Space
 from storage.system.backoff import RETRY_FOR
 from storage.wording import counted
-
-__all__ = [
-    "EndOfInput",
-    "InputReader",
-    "MixedSchemas",
-    "OutputWriter",
-    "ReaderError",
-    "ReaderState",
-    "ReaderStats",
-    "Reserve",
-    "ShardReader",
-    "held_out",
-    "read_position",
-    "to_torch_dataset",
-]
 
 log = logging.getLogger("headrace.reader")
 

@@ -38,24 +38,10 @@ from storage.objects.interface import Objects
 from storage.objects.ranged import RangedFile
 from storage.reading.deletion import close_if_deleted
 from storage.reading.ledger import Ledger
-from storage.reading.listing import SHARDS, ListedPath, RootListing, ShardFile, scan_target
+from storage.reading.listing import ListedPath, RootListing, ShardFile, scan_target
 from storage.shards.names import MAX_SHARD, ShardDamaged
 from storage.shards.part_block import UnwrittenParts
 from storage.shards.replacements import REPLACED
-
-__all__ = [
-    "POLL_INTERVAL",
-    "SHARDS",
-    "Content",
-    "DirectorySource",
-    "GrowingSource",
-    "ScanIncomplete",
-    "ShardFile",
-    "ShardSource",
-    "StoredSource",
-    "WaitingSource",
-    "complete",
-]
 
 log = logging.getLogger("headrace.reader")
 

@@ -13,8 +13,6 @@ from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
 from storage.reading.ledger import Ledger, encode_runs
 from storage.reading.loading import ROW
 
-__all__ = ["NOTHING_HELD", "UntrainedRows", "position_without"]
-
 RunsByStream: TypeAlias = dict[str, list[list[int]]]
 """stream -> [ordinal, first row of the part, count], as in storage.weights.lineage."""
 

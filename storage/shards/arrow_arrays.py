@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from storage.shards.names import ShardError
 from storage.shards.schema import PREFIX, ColumnSpec, specs_from_json
-from storage.spaces.codec import Leaf, leaves
 from storage.spaces.descriptors import Space
+from storage.spaces.leaves import Leaf, leaves
 
 Array: TypeAlias = npt.NDArray[Any]
 

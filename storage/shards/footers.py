@@ -11,8 +11,6 @@ import re
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import ShardMetadata
 
-__all__ = ["footer_bytes", "own_footer"]
-
 _PAIR = re.compile(rb"\x18[\x00-\x7f](headrace\.\w+)\x18([\x80-\xff]*)([\x00-\x7f])")
 _TS = re.compile(  # in Parquet's ColumnMetaData, in Thrift's compact protocol
     rb"\x19\x18\x02ts\x15.\x16([\x80-\xff]*[\x00-\x7f])(?:[\x16\x26\x46][\x80-\xff]*[\x00-\x7f])+"

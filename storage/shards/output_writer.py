@@ -52,8 +52,6 @@ from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Space, canonical_json, schema_id
 
-__all__ = ["ParquetOutputWriter"]
-
 Array = npt.NDArray[Any]
 # The number of open episodes that are remembered. Later rows of one that was forgotten, the oldest
 # first, start a new episode.

@@ -24,16 +24,6 @@ from storage.objects.opening import Root, objects_at
 from storage.shards.names import next_ordinals, streams
 from storage.system.formats import require_format
 
-__all__ = [
-    "FOLDER",
-    "REPLACED",
-    "MadeShard",
-    "Replacements",
-    "given_ordinals",
-    "replaced_shards",
-    "traces",
-]
-
 FORMAT_VERSION = 1
 FOLDER = "maintenance"
 REPLACED = ".replaced"

@@ -30,8 +30,8 @@ import pyarrow as pa
 from storage.experience.range_set import RangeSet
 from storage.experience.step_columns import ADDED_COLUMNS, STEP_COLUMNS
 from storage.shards.names import ShardDamaged
-from storage.spaces.codec import Leaf, leaves
 from storage.spaces.descriptors import Space, SpaceError, schema_id, spaces_from_canonical_json
+from storage.spaces.leaves import Leaf, leaves
 
 FORMAT_VERSION = 1
 PREFIX = "headrace."

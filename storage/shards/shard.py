@@ -47,25 +47,6 @@ from storage.shards.tables import BlockColumns
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "ShardDamaged",
-    "ShardError",
-    "ShardInfo",
-    "ShardMetadata",
-    "ShardName",
-    "ShardWriteError",
-    "ShardWriter",
-    "check_digest",
-    "damage_named",
-    "decode_column",
-    "find_shard",
-    "parquet_writer",
-    "present",
-    "read_shard",
-    "shard_metadata",
-    "to_pandas",
-]
-
 DICTIONARY = [*CODED, "t", "ordinal", "episode_ordinal"]
 """Columns with few distinct values. Dictionaries for all columns would take 2.8 times as long.
 

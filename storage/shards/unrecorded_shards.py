@@ -32,8 +32,6 @@ from storage.shards.names import (
 )
 from storage.shards.shard import find_shard, read_shard
 
-__all__ = ["FoundPart", "FoundShard", "later_shards"]
-
 log = logging.getLogger("headrace.collector")
 
 _COLUMNS = ("eps_id", "agent_id", "part", "t", "ordinal", "ended", "received_ts", "env_t")

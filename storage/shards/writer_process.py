@@ -32,16 +32,6 @@ from storage.system.files import make_directory
 from storage.system.pinned_folders import Anchor
 from storage.system.process import drop_pipes, own_environment
 
-__all__ = [
-    "Reply",
-    "WriteRequest",
-    "WriterProcess",
-    "decode_reply",
-    "encode_reply",
-    "read_message",
-    "write_message",
-]
-
 _STORAGE = __name__.removesuffix(".shards.writer_process")
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"HRS1"

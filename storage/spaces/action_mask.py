@@ -34,8 +34,6 @@ from storage.spaces.descriptors import (
 )
 from storage.spaces.leaves import Leaf, leaves
 
-__all__ = ["ACTION_MASK", "ActionMask", "inner_spaces"]
-
 ACTION_MASK = "action_mask"
 """The key of the leaf in a `Dict` of observations."""
 

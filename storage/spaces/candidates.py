@@ -19,8 +19,6 @@ from storage.spaces.action_mask import ACTION_MASK, ActionMask, inner_spaces
 from storage.spaces.descriptors import Array, Box, Discrete, Space, SpaceError
 from storage.spaces.leaves import leaves
 
-__all__ = ["CANDIDATES", "Candidates"]
-
 CANDIDATES = "candidates"
 """The key of the leaf in a `Dict` of observations."""
 

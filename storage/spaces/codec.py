@@ -42,8 +42,6 @@ from storage.spaces.leaves import (
     quick_numbers,
 )
 
-__all__ = ["Codec", "Leaf", "leaves"]
-
 LONG_LIST = 1_000
 """Lists up to this length become arrays before their shape is checked, so that the error can show
 them."""

@@ -26,8 +26,6 @@ from storage.spaces.descriptors import (
     Tuple,
 )
 
-__all__ = ["NamedDiscrete", "from_gym", "to_gym"]
-
 
 class NamedDiscrete(gym.spaces.Discrete):
     """A Discrete that stores the names of its codes; for gymnasium its values are integers."""

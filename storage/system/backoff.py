@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["LONGEST_RETRY_AFTER", "RETRY_FOR", "Backoff"]
-
 RETRY_FOR = 60.0
 """Seconds for which a job retries a shard that cannot be read."""
 LONGEST_RETRY_AFTER = 60.0

@@ -22,16 +22,6 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]  # a module or nothing
 
-__all__ = [
-    "FileLock",
-    "NotRegular",
-    "make_directory",
-    "read_regular",
-    "replace_file",
-    "sync_directory",
-    "write_synced",
-]
-
 _READ = os.O_RDONLY | sum(
     getattr(os, name, 0)  # each exists on some systems only
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")

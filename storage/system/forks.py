@@ -16,8 +16,6 @@ from collections.abc import Callable
 from os import getpid
 from typing import TypeVar
 
-__all__ = ["notice_fork", "renewed_by_fork"]
-
 T = TypeVar("T")
 
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, for which Python has no name

@@ -12,8 +12,6 @@ from typing import Any
 
 from storage.errors import NewerFormat
 
-__all__ = ["require_format"]
-
 
 def require_format(
     document: Mapping[str, Any], known: int, where: object, key: str = "format"

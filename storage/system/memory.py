@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MemoryCap", "few_arenas", "memory_caps", "return_memory"]
-
 _NO_LIMIT = 2**60
 _ARENA_MAX = -8  # M_ARENA_MAX of glibc's mallopt
 

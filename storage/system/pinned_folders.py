@@ -13,8 +13,6 @@ from pathlib import Path
 
 from storage.errors import FolderMoved
 
-__all__ = ["Anchor"]
-
 _HOLD = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 

@@ -13,8 +13,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["die_with_parent", "drop_pipes", "own_environment"]
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["leave_out", "loading", "use_one_blas_thread"]
-
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 

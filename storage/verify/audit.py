@@ -45,17 +45,6 @@ from storage.weights.off_chain import off_chain
 from storage.weights.store import WeightFolder
 from storage.wording import counted
 
-__all__ = [
-    "Finding",
-    "JournalAccount",
-    "OnProgress",
-    "StreamReport",
-    "Trained",
-    "VerifyReport",
-    "no_progress",
-    "verify",
-]
-
 OnProgress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with (what is being done, how many are done, how many there are or None)."""
 

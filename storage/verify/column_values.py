@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-__all__ = ["ColumnValues", "of_items", "of_numbers"]
-
 _SHOWN = 60
 """The longest text of a value in a message, in characters."""
 

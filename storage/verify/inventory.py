@@ -24,8 +24,6 @@ from storage.shards.schema import ShardMetadata
 from storage.shards.shard import check_digest, damage_named
 from storage.verify.audit import JournalAccount
 
-__all__ = ["Inventory", "StreamListing", "list_streams", "summary"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StreamListing:

@@ -32,8 +32,6 @@ from storage.system.process import drop_pipes, own_environment
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
 from storage.wording import counted
 
-__all__ = ["ColumnReply", "Disagreement", "SecondReader"]
-
 SHARD_SECONDS = 300.0
 """The longest time that the second reader may take for one shard, in seconds."""
 

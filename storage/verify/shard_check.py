@@ -29,9 +29,6 @@ from storage.shards.names import ShardDamaged, ShardError, ShardName
 from storage.shards.schema import CODED, ShardMetadata
 from storage.shards.shard import Shard, check_digest, damage_named
 
-__all__ = ["check_shard", "entries", "reason"]
-
-
 LONGEST = 4095
 """The longest path that Linux accepts, in bytes (PATH_MAX without its terminator): neither our
 readers nor other tools can open a longer one."""

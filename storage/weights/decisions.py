@@ -29,16 +29,6 @@ from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 from storage.weights.manifest import canonical, sha256
 
-__all__ = [
-    "Decisions",
-    "Earlier",
-    "RowsByStream",
-    "earlier_of",
-    "load_decisions",
-    "record",
-    "without_texts",
-]
-
 Document: TypeAlias = dict[str, Any]
 RowsByStream: TypeAlias = Mapping[str, Sequence[int]]
 """Stream -> first and last ordinal."""

@@ -18,8 +18,6 @@ from storage.errors import (
 from storage.objects.opening import Root, objects_at
 from storage.weights.manifest import Json, open_document, seal_document
 
-__all__ = ["MAX_DOCUMENT", "MAX_WEIGHTS", "PolicyFiles", "number_of"]
-
 _NUMBER = re.compile("[1-9][0-9]{0,17}")
 MAX_DOCUMENT = 256 * 2**20
 """The largest size in bytes of a manifest or a lineage."""

@@ -25,8 +25,6 @@ from storage.weights.manifest import (
 from storage.weights.retention import PrunedVersions
 from storage.wording import counted
 
-__all__ = ["CandidateFolders", "VersionFolders", "WeightsFolders"]
-
 D = TypeVar("D", bound=Candidate | Manifest)
 
 

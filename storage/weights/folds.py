@@ -19,16 +19,6 @@ from storage.errors import WeightsDamaged
 from storage.experience.range_set import RangeSet
 from storage.weights.manifest import Json, Weights, encode_weights, open_document, seal_document
 
-__all__ = [
-    "FOLDS_FILE",
-    "FOLDS_METRIC",
-    "FOLD_WEIGHTS_FILE",
-    "Fold",
-    "Folds",
-    "fold_files",
-    "open_folds",
-]
-
 FOLDS_FILE = "folds.json"
 FOLD_WEIGHTS_FILE = "folds.safetensors"
 FOLDS_METRIC = "fold_files"

@@ -16,8 +16,6 @@ from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
 from storage.weights.files import PolicyFiles
 from storage.weights.manifest import HighestVersions, Json
 
-__all__ = ["HighestFence", "HighestNumbers"]
-
 log = logging.getLogger("headrace.weights")
 
 

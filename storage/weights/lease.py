@@ -45,15 +45,6 @@ from storage.weights.files import PolicyFiles, number_of
 from storage.weights.highest_numbers import HighestFence
 from storage.weights.manifest import seal_document
 
-__all__ = [
-    "LEASE_SECONDS",
-    "Lease",
-    "LeaseRecord",
-    "current_lease",
-    "require_fence",
-    "require_free",
-]
-
 log = logging.getLogger("headrace.trainer")
 
 LEASE_SECONDS = 15.0

@@ -16,8 +16,6 @@ from storage.errors import WeightsDamaged
 from storage.experience.range_set import RangeSet
 from storage.weights.manifest import Json, open_document, seal_document
 
-__all__ = ["Lineage", "Untrained", "lineage_document", "open_lineage", "open_untrained"]
-
 Lineage: TypeAlias = Mapping[str, RangeSet | Iterable[Iterable[int]]]
 Untrained: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
 

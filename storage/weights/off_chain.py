@@ -12,8 +12,6 @@ from storage.weights.files import PolicyFiles, number_of
 from storage.weights.manifest import Json
 from storage.weights.store import WeightFolder
 
-__all__ = ["described", "mark_off_chain", "marked", "off_chain"]
-
 
 def mark_off_chain(files: PolicyFiles, version: int, why: str) -> None:
     """Mark a version. Raises OSError."""

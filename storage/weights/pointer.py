@@ -33,8 +33,6 @@ from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.manifest import Live, Pin, open_document, seal_document
 from storage.weights.served import ServedRecords
 
-__all__ = ["LivePointer"]
-
 log = logging.getLogger("headrace.weights")
 
 _FILE, _COPY = "live.json", "live.copy.json"

@@ -16,8 +16,6 @@ from storage.errors import WeightsDamaged, WeightsNotFound
 from storage.weights.files import PolicyFiles
 from storage.weights.manifest import Manifest, Pruned, canonical, sha256
 
-__all__ = ["HOURLY_SECONDS", "PrunedVersions", "hourly"]
-
 log = logging.getLogger("headrace.weights")
 
 HOUR = 3600.0

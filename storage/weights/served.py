@@ -16,8 +16,6 @@ from storage.experience.range_set import RangeSet
 from storage.weights.files import PolicyFiles
 from storage.weights.manifest import Served
 
-__all__ = ["FORGET_SECONDS", "REGISTERED_SECONDS", "ServedRecords", "ever_served"]
-
 log = logging.getLogger("headrace.weights")
 
 REGISTERED_SECONDS = 30.0

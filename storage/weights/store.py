@@ -69,8 +69,6 @@ from storage.weights.pointer import LivePointer
 from storage.weights.retention import hourly
 from storage.weights.served import ServedRecords, ever_served
 
-__all__ = ["Candidate", "Check", "Live", "Manifest", "WeightFolder", "candidate_of"]
-
 log = logging.getLogger("headrace.weights")
 
 _STORE = "store.json"

@@ -26,7 +26,8 @@ from ingest.collector.adoption import adopt, require_current
 from storage.errors import JournalBehind, StorageError
 from storage.journal.database import DATABASE
 from storage.journal.sqlite_journal import SqliteJournal
-from storage.shards.shard import ShardDamaged, ShardWriter, find_shard, read_shard
+from storage.shards.names import ShardDamaged
+from storage.shards.shard import ShardWriter, find_shard, read_shard
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.crash import verify
 from tests.faults.scenario import Scenario, Trial, Verdict

@@ -26,8 +26,10 @@ from ingest.episodes.open_episode import OpenEpisode
 from ingest.episodes.sealed_parts import Sealed
 from ingest.protocol import messages as wire
 from storage.journal.database import HighWater
-from storage.journal.sqlite_journal import Journal, SqliteJournal
-from storage.shards.shard import ShardMetadata, ShardWriter
+from storage.journal.records import Journal
+from storage.journal.sqlite_journal import SqliteJournal
+from storage.shards.schema import ShardMetadata
+from storage.shards.shard import ShardWriter
 from tests.faults.mutants import Patch, mutant
 
 # --- acknowledging -----------------------------------------------------------------------------

@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 
 from storage.maintenance import merging, plans, search
 from storage.reading.ledger import Ledger
+from storage.reading.listing import ShardFile
 from storage.reading.loading import LoadedShard
 from storage.reading.shard_reader import ShardReader
-from storage.reading.sources import ShardChoice, ShardFile
+from storage.reading.sources import ShardChoice
 from storage.shards.replacements import FOLDER, REPLACED, MadeShard
 from storage.shards.schema import metadata_for
 from tests.faults.mutants import Patch, mutant

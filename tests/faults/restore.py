@@ -15,7 +15,7 @@ from random import Random
 from ingest.collector.adoption import adopt, require_current
 from ingest.collector.recovery import CARRY
 from storage.errors import JournalBehind
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.faults.simulation import TURNS, History, quiet, stored_steps
 from tests.faults.stepped_collector import Points, SteppedJournal, World

@@ -19,7 +19,8 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFull
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, each_part
-from storage.journal.sqlite_journal import Journal, MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
+from storage.journal.records import Journal
 from tests.ingest.simulated_collector import MemoryShard, MemoryWriter
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -19,7 +19,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, each_part
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from storage.shards.names import ShardInfo, ShardWriteError
 from storage.shards.unrecorded_shards import FoundPart, FoundShard
 

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from policy.algorithms.bandit import BanditConfig
 from policy.data.freeze import freeze
 from policy.inference.weight_store import WeightStore
-from policy.judging.gate import Gate, evaluate_logs, publish
-from policy.judging.settings import EvaluationSettings
+from policy.judging.gate import evaluate_logs, publish
+from policy.judging.settings import EvaluationSettings, Gate
 from policy.tracking import TensorBoard, begin, continue_run
 from policy.training.settings import TrainSettings
 from policy.training.train import train, train_once

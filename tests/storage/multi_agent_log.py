@@ -13,7 +13,8 @@ import numpy as np
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
-from storage.shards.shard import ShardInfo, ShardWriter
+from storage.shards.names import ShardInfo
+from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ingest.access.log_rate import BROKEN_RATE, BrokenLines, FewLines
 from ingest.protocol import messages as wire
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from tests.ingest.collector.test_collector import registered, running
 
 AT_ONCE = int(BROKEN_RATE)

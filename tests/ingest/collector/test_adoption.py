@@ -13,7 +13,8 @@ from ingest import verification as audit
 from ingest.backup import adopt_root
 from ingest.collector.adoption import CAUSE, Adopted
 from storage.errors import JournalBehind, JournalLocked
-from storage.shards.shard import ShardDamaged, read_shard
+from storage.shards.names import ShardDamaged
+from storage.shards.shard import read_shard
 from storage.shards.unrecorded_shards import later_shards
 from storage.verify.audit import VerifyReport
 from tests.collector_process import CollectorProcess, declare, shard_rows

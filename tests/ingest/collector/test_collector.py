@@ -21,7 +21,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed, JournalFull
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import SpaceError, parse_space
 from tests.ingest.simulated_collector import MemoryWriter, numbered

@@ -13,7 +13,7 @@ from typing import Any
 from ingest.collector.group_commit import Committer, Task
 from ingest.collector.writer_thread import Sealer, SealJob
 from storage.journal.memory_journal import MemoryJournal
-from storage.journal.sqlite_journal import Plan
+from storage.journal.records import Plan
 from tests.ingest.simulated_collector import MemoryWriter
 from tests.storage.shards.test_shard import make_part
 

@@ -19,7 +19,8 @@ from storage.errors import JournalFailed, JournalFull
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, each_part
 from storage.journal.sqlite_journal import SqliteJournal
-from storage.shards.shard import ShardInfo, ShardWriter, find_shard, read_shard
+from storage.shards.names import ShardInfo
+from storage.shards.shard import ShardWriter, find_shard, read_shard
 from storage.spaces.descriptors import parse_space
 from tests.ingest.simulated_collector import (
     Fault,

@@ -16,7 +16,7 @@ from ingest.collector.slices import SLICE_BYTES, take
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.errors import JournalFull
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from tests.ingest.collector.test_collector import GatedJournal, registered, run, running
 from tests.ingest.simulated_collector import numbered
 

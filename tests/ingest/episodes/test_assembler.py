@@ -31,7 +31,7 @@ from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import DEFAULT_AGENT, Part
 from storage.experience.range_set import RangeSet
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from storage.spaces.descriptors import parse_space
 
 STEPS = PolicyDeclaration(

@@ -20,7 +20,7 @@ from ingest.episodes.redaction import Redactor
 from ingest.protocol import messages as wire
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.redaction_rules import rules_for_earlier
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from storage.spaces.descriptors import Box, Dict, Discrete, Text, parse_space
 from tests.ingest.bulk_import.test_handler import steps
 from tests.ingest.simulated_collector import MemoryWriter

@@ -20,7 +20,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.errors import JournalFailed, JournalFull
 from storage.experience.range_set import RangeSet
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.ingest.client.test_episode_calls_multi_agent import declare_two
 from tests.ingest.episodes.test_assembler import (

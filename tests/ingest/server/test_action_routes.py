@@ -24,7 +24,7 @@ from policy.inference.weight_store import WeightStore
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import JournalFull
-from storage.journal.sqlite_journal import MemoryJournal
+from storage.journal.memory_journal import MemoryJournal
 from storage.spaces.descriptors import parse_space
 from storage.weights import store as storage_store
 from tests.collector_process import CollectorProcess, declare, shard_rows

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from policy.inference.action_layout import action_layout
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
-from policy.inference.numpy_policy import NotFinite, NumpyPolicy
+from policy.inference.distributions import NotFinite
+from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import (

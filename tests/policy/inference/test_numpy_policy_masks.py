@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from policy.inference.action_layout import MASKED
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
-from policy.inference.numpy_policy import NotFinite, NumpyPolicy
+from policy.inference.distributions import NotFinite
+from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec, SpecError
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary, MultiDiscrete, SpaceError

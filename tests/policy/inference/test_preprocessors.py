@@ -11,7 +11,7 @@ from policy.inference.preprocessors import (
     columns_of,
     plausible_columns,
 )
-from storage.spaces.codec import Codec, leaves
+from storage.spaces.codec import Codec
 from storage.spaces.descriptors import (
     Box,
     Dict,
@@ -22,6 +22,7 @@ from storage.spaces.descriptors import (
     Text,
     Tuple,
 )
+from storage.spaces.leaves import leaves
 from tests.storage.space_strategies import spaces as any_spaces
 
 leaf_spaces = st.one_of(

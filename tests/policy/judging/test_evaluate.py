@@ -18,7 +18,8 @@ from policy.judging.evaluate import evaluate
 from policy.judging.report import plot_intervals
 from policy.judging.settings import EvaluationSettings
 from policy.networks.policy import Policy
-from policy.ope.estimators import ESTIMATORS, Episodes
+from policy.ope.episodes import Episodes
+from policy.ope.estimators import ESTIMATORS
 from policy.training.settings import TrainSettings
 from policy.training.train import train
 from storage.errors import NothingYet

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from policy.ope import estimators
-from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, StudentT
-from policy.ope.intervals import PerStepSums, Sums
+from policy.ope.episodes import Episodes
+from policy.ope.estimators import ESTIMATORS
+from policy.ope.intervals import Bootstrap, PerStepSums, StudentT, Sums
 
 ONE_STEP = ("ips", "snips", "sndr", "switch_dr", "dr_os")
 

@@ -10,7 +10,7 @@ import pytest
 from policy.training.cross_fit import FirstBlocks, blocks_in_order, require_blocks, up_to
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPS_ID, SampleBatch
-from storage.reading.shard_reader import Reserve
+from storage.reading.holdout import Reserve
 
 
 def test_blocks_have_equally_many_ordinals_and_keep_the_gaps_between() -> None:

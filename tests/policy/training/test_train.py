@@ -21,7 +21,8 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import NothingYet
 from storage.experience.range_set import RangeSet
-from storage.reading.shard_reader import ShardReader, held_out
+from storage.reading.holdout import held_out
+from storage.reading.shard_reader import ShardReader
 from storage.spaces.descriptors import Box, Discrete
 
 CONFIG = BanditConfig(objective="dr", epochs=2)

@@ -15,8 +15,8 @@ from policy.judging.evaluate import evaluate
 from policy.judging.settings import EvaluationSettings
 from policy.training.settings import TrainSettings
 from policy.training.train import NothingToTrainOn, train
+from storage.experience.interfaces import ReaderError
 from storage.experience.sample_batch import SampleBatch
-from storage.reading.shard_reader import ReaderError
 from tests.policy.training import live_log
 from tests.storage.reading.bad_shards import BAD, rewrite
 

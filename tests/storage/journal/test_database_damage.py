@@ -12,7 +12,8 @@ import pytest
 
 from storage.errors import JournalError
 from storage.journal.database import checksum, past_damage
-from storage.journal.sqlite_journal import Plan, ShardRecord, SqliteJournal
+from storage.journal.records import Plan, ShardRecord
+from storage.journal.sqlite_journal import SqliteJournal
 
 
 def blob(number: int) -> bytes:

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from storage.errors import JournalError, JournalFailed, JournalLocked
-from storage.journal.sqlite_journal import Journal, MemoryJournal, Plan, ShardRecord, SqliteJournal
+from storage.journal.memory_journal import MemoryJournal
+from storage.journal.records import Journal, Plan, ShardRecord
+from storage.journal.sqlite_journal import SqliteJournal
 
 Reopen: TypeAlias = Callable[[Any], Any]
 

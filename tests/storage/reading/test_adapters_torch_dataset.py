@@ -13,7 +13,8 @@ import torch
 
 from storage.experience.interfaces import EndOfInput, InputReader, ReaderError
 from storage.experience.sample_batch import SampleBatch
-from storage.reading.shard_reader import ShardReader, to_torch_dataset
+from storage.reading.adapters import to_torch_dataset
+from storage.reading.shard_reader import ShardReader
 from tests.storage.reading.test_shard_reader import part, write
 
 PARTS = 24

@@ -17,9 +17,10 @@ from storage.objects.interface import Objects
 from storage.objects.memory import MemoryObjects
 from storage.objects.ranged import RangedFile
 from storage.reading.conformance import ShardSourceConformance
+from storage.reading.listing import ShardFile
 from storage.reading.objects_source import ObjectsSource
 from storage.reading.shard_reader import ShardReader
-from storage.reading.sources import DirectorySource, ShardFile, ShardSource
+from storage.reading.sources import DirectorySource, ShardSource
 from storage.shards.names import ShardDamaged, next_ordinals
 from storage.shards.shard import ShardWriter, find_shard, shard_metadata
 from storage.shards.unrecorded_shards import later_shards

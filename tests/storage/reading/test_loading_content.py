@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage.experience.interfaces import ReaderError
 from storage.reading.loading import DEFAULT_COLUMNS
-from storage.reading.shard_reader import ReaderError, ShardReader
+from storage.reading.shard_reader import ShardReader
 from storage.shards.names import ShardDamaged, ShardName
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, canonical_json, schema_id

@@ -22,20 +22,15 @@ from msgspec.structs import replace
 
 from storage.errors import NewerFormat
 from storage.experience.episode import Part
+from storage.experience.interfaces import EndOfInput, MixedSchemas, ReaderError, ReaderState
 from storage.experience.sample_batch import SampleBatch
+from storage.reading.adapters import to_torch_dataset
+from storage.reading.holdout import held_out
 from storage.reading.ledger import Ledger
 from storage.reading.listing import ShardFile
-from storage.reading.shard_reader import (
-    EndOfInput,
-    MixedSchemas,
-    ReaderError,
-    ReaderState,
-    ShardReader,
-    held_out,
-    read_position,
-    to_torch_dataset,
-)
-from storage.shards.shard import ShardInfo, ShardWriter
+from storage.reading.shard_reader import ShardReader, read_position
+from storage.shards.names import ShardInfo
+from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Discrete, Space, Text, canonical_json, schema_id
 from tests.storage.reading.memory_source import MemorySource

@@ -25,22 +25,18 @@ from hypothesis import strategies as st
 from storage.experience.endings import ENDINGS
 from storage.experience.episode import EpisodeError, Part
 from storage.experience.step_columns import SOURCES
-from storage.shards.names import ShardName, remove_leftovers
-from storage.shards.part_block import PartBlock, frames_of
-from storage.shards.schema import CODED
-from storage.shards.shard import (
+from storage.shards.arrow_arrays import decode_column, present
+from storage.shards.names import (
     ShardDamaged,
     ShardError,
+    ShardName,
     ShardWriteError,
-    ShardWriter,
-    decode_column,
-    find_shard,
-    present,
-    read_shard,
-    shard_metadata,
-    to_pandas,
+    remove_leftovers,
 )
-from storage.spaces.codec import Codec, Leaf, leaves
+from storage.shards.part_block import PartBlock, frames_of
+from storage.shards.schema import CODED
+from storage.shards.shard import ShardWriter, find_shard, read_shard, shard_metadata, to_pandas
+from storage.spaces.codec import Codec
 from storage.spaces.descriptors import (
     BOX_DTYPES,
     Box,
@@ -54,6 +50,7 @@ from storage.spaces.descriptors import (
     canonical_json,
     schema_id,
 )
+from storage.spaces.leaves import Leaf, leaves
 
 OBS, ACT = Box((4,)), Discrete(2)
 CANONICAL = canonical_json(OBS, ACT)

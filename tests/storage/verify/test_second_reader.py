@@ -17,7 +17,8 @@ import pytest
 from msgspec.structs import replace
 
 from storage.experience.episode import Part
-from storage.shards.shard import ShardWriter, decode_column, read_shard
+from storage.shards.arrow_arrays import decode_column
+from storage.shards.shard import ShardWriter, read_shard
 from storage.spaces.descriptors import canonical_json
 from storage.verify import second_reader
 from storage.verify.audit import Trained, VerifyReport, verify
