@@ -10,15 +10,14 @@ from pathlib import Path
 from benchmarks.collector import CONNECTIONS, ROUNDS, _single_events, medians
 from benchmarks.load import run_apart
 from benchmarks.report import Figure
-from ingest import __name__ as INGEST
-from tests.collector_process import CollectorProcess, declare
+from tests.collector_process import PLAIN, CollectorProcess, declare
 from tests.faults import slow_disk
 
 SYNC_SECONDS = 0.001
 
 
 @contextmanager
-def build(program: tuple[str, ...] = ("-m", INGEST)) -> Iterator[CollectorProcess]:
+def build(program: tuple[str, ...] = ("-m", PLAIN)) -> Iterator[CollectorProcess]:
     env = {slow_disk.SECONDS: str(SYNC_SECONDS)}
     with tempfile.TemporaryDirectory() as folder:
         declare(Path(folder), seal_seconds=3600.0)
@@ -30,7 +29,7 @@ def sync_figure() -> Figure:
     """Durable single events/s, with 1 ms added to each sync, and for a build without syncs."""
     with ExitStack() as stack:
         safe = stack.enter_context(build(slow_disk.program(None)))
-        unsafe = stack.enter_context(build(("-m", "tests.faults.launcher", "no-sync", INGEST)))
+        unsafe = stack.enter_context(build(("-m", "tests.faults.launcher", "no-sync", PLAIN)))
         numbers = iter(range(1_000))
 
         def per_second(process: CollectorProcess) -> Callable[[], float]:

@@ -16,13 +16,13 @@ from typing import Any
 
 import urllib3
 
-from ingest import __name__ as INGEST
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.spaces.descriptors import parse_space
 from tests.closing import Closing
 from tests.collector_template import Forked, template
 
+PLAIN = "tests.plain_collector"
 READY_SECONDS = 60
 DRAIN_SECONDS = 60.0
 """So long a stop waits for shards, so that they are there on a busy machine too."""
@@ -42,9 +42,9 @@ def declare(
 
 
 class CollectorProcess(Closing):
-    """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
+    """`python -m tests.plain_collector collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
-    `program` runs instead of `-m ingest`; without it and `env` the process is forked from one that
+    `program` runs instead of `-m` PLAIN; without it and `env` the process is forked from one that
     has loaded the modules, and calls `plant()` of the module named by `plant`. `options` are
     further options of `collect`; `ca` is the authority that `request` trusts; `log` receives the
     stderr of the process. With `supervise` the serving process is the child of `process`, and is
@@ -87,7 +87,7 @@ class CollectorProcess(Closing):
                 process = template().fork(words, stderr, self._plant)
             else:
                 process = subprocess.Popen(
-                    [sys.executable, *(self._program or ("-m", INGEST)), *words],
+                    [sys.executable, *(self._program or ("-m", PLAIN)), *words],
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     text=True,

@@ -82,7 +82,7 @@ class Template:
         theirs.close()
 
     def fork(self, arguments: Sequence[str], stderr: int, plant: str = "") -> Forked:
-        """Run `python -m ingest` with these arguments, and the current environment and umask.
+        """Run `tests.plain_collector` with these arguments, and the current environment and umask.
 
         With "headrace" as the first argument, the command line of Headrace instead. Before it,
         `plant()` of the module of that name is called.
@@ -120,8 +120,8 @@ def main(link: int) -> int:
     with loading():
         # lazy, so that its imports follow the line above and never run in the tests' own process
         from headrace.__main__ import main as headrace  # noqa: PLC0415
-        from ingest.server.collect import run  # noqa: PLC0415
         from tests.forked_writer import fork_writers  # noqa: PLC0415
+        from tests.plain_collector.command import run  # noqa: PLC0415
 
         fork_writers()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the tests

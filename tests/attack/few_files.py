@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 
-from ingest.__main__ import main
+from tests.plain_collector.__main__ import main
 
 if __name__ == "__main__":
     count = int(sys.argv[1])

@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ingest import __name__ as INGEST
 from tests.closing import Closing
-from tests.collector_process import CollectorProcess, declare
+from tests.collector_process import PLAIN, CollectorProcess, declare
 from tests.faults.account import Account, ShardWatch
 from tests.faults.scenario import Scenario, Trial, Verdict
 
@@ -43,7 +42,7 @@ class Traffic(Closing):
         self,
         folder: Path,
         seed: int,
-        program: Sequence[str] | None = ("-m", INGEST),
+        program: Sequence[str] | None = ("-m", PLAIN),
         *,
         episode_timeout: float = 20.0,
         env: Mapping[str, str] | None = None,

@@ -1,6 +1,6 @@
 """A collector, its shard writer or a command, with a planted fault.
 
-python -m tests.faults.launcher MUTANT ingest collect --root DIR --port PORT
+python -m tests.faults.launcher MUTANT tests.plain_collector collect --root DIR --port PORT
 python -m tests.faults.launcher MUTANT storage write-shards --directory DIR
 python -m tests.faults.launcher MUTANT headrace compact --root DIR
 """

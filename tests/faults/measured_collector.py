@@ -1,6 +1,6 @@
 """A collector that reports its use of memory, files and threads on request.
 
-    python -m tests.faults.measured_collector FOLDER MUTANT ingest collect --root DIR
+    python -m tests.faults.measured_collector FOLDER MUTANT tests.plain_collector collect --root DIR
 
 MUTANT is a planted broken build, or `none`. When FOLDER/ask appears, FOLDER/answer is written: a
 JSON object with the counts. Limits on remembered items are low, so that a short run exceeds them.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from ingest import __name__ as INGEST
+from tests.collector_process import PLAIN
 from tests.faults.mutants import Mutant, unbroken
 
 NAMES = (
@@ -92,10 +92,10 @@ class Trial:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The words that start the collector, instead of `-m ingest` for a broken build."""
+        """The words that start the collector, instead of `-m` PLAIN for a broken build."""
         if self.mutant is None:
-            return ("-m", INGEST)
-        return ("-m", "tests.faults.launcher", self.mutant.name, INGEST)
+            return ("-m", PLAIN)
+        return ("-m", "tests.faults.launcher", self.mutant.name, PLAIN)
 
     def planted(self) -> AbstractContextManager[None]:
         """Apply the broken build to this process for the duration of the block."""

@@ -1,6 +1,6 @@
 """A collector with slow commits, so that kills come before their end.
 
-python -m tests.faults.slow_disk MUTANT ingest collect --root DIR --port PORT
+python -m tests.faults.slow_disk MUTANT tests.plain_collector collect --root DIR --port PORT
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 import threading
 from typing import Any
 
-from ingest import __name__ as INGEST
 from storage.journal.sqlite_journal import SqliteJournal
+from tests.collector_process import PLAIN
 from tests.faults import launcher
 
 SECONDS = "HEADRACE_SLOW_DISK_SECONDS"
@@ -33,7 +33,7 @@ def options(mutant: str | None) -> dict[str, Any]:
     """The arguments of `CollectorProcess` for such a collector."""
     if mutant is None:
         return {"plant": __name__}
-    return {"program": ("-m", __name__, mutant, INGEST)}
+    return {"program": ("-m", __name__, mutant, PLAIN)}
 
 
 if __name__ == "__main__":

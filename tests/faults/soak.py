@@ -27,8 +27,7 @@ import msgspec
 import numpy as np
 import urllib3
 
-from ingest import __name__ as INGEST
-from tests.collector_process import CollectorProcess, declare
+from tests.collector_process import PLAIN, CollectorProcess, declare
 from tests.faults.power_loss import wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
@@ -118,7 +117,7 @@ def run(trial: Trial) -> Verdict:
     root, samples = trial.folder / "root", []
     declare(root, seal_seconds=0.2)
     mutant = trial.mutant.name if trial.mutant else "none"
-    program = ("-m", "tests.faults.measured_collector", str(trial.folder), mutant, INGEST)
+    program = ("-m", "tests.faults.measured_collector", str(trial.folder), mutant, PLAIN)
     with CollectorProcess(root, program=program) as collector:
         rounds = Rounds(collector, chance)
         for number in range(ROUNDS):

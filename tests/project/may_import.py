@@ -27,11 +27,10 @@ MAY_IMPORT = {
         " storage.spaces storage.wording gymnasium matplotlib numpy pyarrow urllib3"
     ),
     "headrace.output": "storage.wording rich",
-    # `backup` copies roots; `verification` compares journals, shards and indexes; `__main__` is the
-    # server's command
+    # `backup` copies roots; `verification` compares journals, shards and indexes
     "ingest": (
         "ingest.access ingest.client ingest.collector ingest.delivery ingest.episodes"
-        " ingest.erasure ingest.protocol ingest.server storage.declarations storage.errors"
+        " ingest.erasure ingest.protocol storage.declarations storage.errors"
         " storage.experience storage.journal storage.maintenance storage.objects"
         " storage.shards storage.system storage.verify msgspec"
     ),

@@ -175,13 +175,14 @@ def test_a_number_of_each_step_is_added_in_few_files(tree: Path, tmp_path: Path)
     declare(root)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    words = [sys.executable, "-m", "ingest", "collect", "--root", str(root), "--port", "0"]
+    words = [sys.executable, "-m", "headrace", "collect", "--root", str(root), "--port", "0"]
+    words += ["--json"]
     with subprocess.Popen(
         words, env=env, cwd=tree, stdout=subprocess.PIPE, text=True
     ) as collecting:
         try:
             assert collecting.stdout is not None
-            address = collecting.stdout.readline().split()[1]
+            address = json.loads(collecting.stdout.readline())["address"]
             ran = subprocess.run(
                 [sys.executable, program, address, root, old],
                 env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=300,

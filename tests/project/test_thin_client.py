@@ -69,7 +69,7 @@ def test_importing_headrace_loads_none_of_its_packages() -> None:
 
 def test_the_acknowledging_process_loads_nothing_heavy() -> None:
     """The process that acknowledges starts without pandas, torch, pyarrow, or a client."""
-    collector = "import ingest.server.collect, ingest.server.process, storage.shards.writer_process"
+    collector = "import ingest.server.options, ingest.server.process, storage.shards.writer_process"
     assert not loaded_by(collector) & HEAVY_FOR_COLLECTOR
 
 

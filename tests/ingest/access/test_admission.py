@@ -35,7 +35,7 @@ from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from tests.certificates import certify
-from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.collector_process import PLAIN, CollectorProcess, declare, shard_rows
 from tests.ingest.raw_http import HOST, connect, listen
 
 OBS = [0.1, -0.2, 0.3, 0.4]
@@ -628,7 +628,7 @@ def test_a_collector_that_cannot_start_says_why(
 ) -> None:
     """Exit status 2 and one line: no traceback, and nothing was bound."""
     declare(tmp_path)
-    command = [sys.executable, "-m", "ingest", "collect", "--root", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", PLAIN, "collect", "--root", str(tmp_path), "--port", "0"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert text in done.stderr

@@ -106,7 +106,7 @@ def test_the_tightest_cap_counts() -> None:
 CAPPED = """
 import os, resource, sys
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # each takes address space, on every machine another sum
-from ingest.server.collect import run
+from tests.plain_collector.command import run
 resource.setrlimit(resource.RLIMIT_AS, ({cap}, {cap}))
 sys.exit(run(sys.argv[1:]))
 """

@@ -220,7 +220,7 @@ async def act_meanwhile(address: str, release: Callable[[], None]) -> Any:
 HANGING = """
 import fcntl, os, sys
 from pathlib import Path
-from ingest.server.collect import run
+from tests.plain_collector.command import run
 
 folder = Path({root!r}) / "weights" / "default"
 

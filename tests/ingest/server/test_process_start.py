@@ -1,7 +1,4 @@
-"""The exit status of a collector that fails to start says whether another start may succeed.
-
-Also of `ingest.server.collect`.
-"""
+"""The exit status of a collector that fails to start says whether another start may succeed."""
 
 from __future__ import annotations
 
@@ -27,11 +24,10 @@ from policy.inference.spec import ModuleSpec, PolicySpec
 from storage.errors import JournalLocked
 from storage.spaces.descriptors import Box, Discrete
 from storage.system.files import FileLock
-from tests.collector_process import CollectorProcess, declare
+from tests.collector_process import PLAIN, CollectorProcess, declare
 from tests.collector_template import Forked, template
 from tests.headrace.command import ROOT, headrace, refused
 
-PROGRAMS = ("headrace", "ingest")
 STOP_SECONDS = 60.0
 FEW = 15
 """A limit of open files with which Python starts and a collector does not."""
@@ -54,7 +50,7 @@ def collect(
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
     words = ["collect", "--root", str(root), "--port", "0", *options]
-    if program == "ingest" and descriptors is None:
+    if program == PLAIN and descriptors is None:
         with tempfile.TemporaryFile("w+") as file:
             process = template().fork(words, file.fileno())
             status = process.wait(60)
@@ -103,23 +99,21 @@ def test_a_process_that_just_ended_takes_a_signal() -> None:
         assert process.wait() == 0
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_trouble_of_disk_or_system_is_status_1(root: Path, program: str) -> None:
+def test_trouble_of_disk_or_system_is_status_1(root: Path) -> None:
     """An error of the disk or the system may be over at the next start, so it is not wrong
     usage."""
     lock = root / "journal" / "lock"
     lock.mkdir(parents=True)
-    status, stderr = collect(root, program)
+    status, stderr = collect(root, "headrace")
     assert (status, "Is a directory" in stderr) == (1, True)
     lock.rmdir()
-    status, stderr = collect(root, program, descriptors=FEW)
+    status, stderr = collect(root, "headrace", descriptors=FEW)
     assert (status, "Too many open files" in stderr) == (1, True)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_wrong_usage_is_status_2(tmp_path: Path, program: str) -> None:
+def test_wrong_usage_is_status_2(tmp_path: Path) -> None:
     """Without a declared policy each further start would fail in the same way."""
-    status, stderr = collect(tmp_path, program)
+    status, stderr = collect(tmp_path, "headrace")
     assert (status, "no policy is declared" in stderr) == (2, True)
 
 
@@ -135,7 +129,7 @@ def test_an_address_that_is_not_there_yet_is_status_1(root: Path, host: str) -> 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_what_is_no_name_at_all_is_status_2(root: Path, host: str) -> None:
     """A string that cannot be a host name makes each further start fail, too."""
-    status, stderr = collect(root, "ingest", "--host", host)
+    status, stderr = collect(root, PLAIN, "--host", host)
     assert (status, "expected a name" in stderr) == (2, True)
 
 
@@ -149,14 +143,14 @@ def test_a_file_in_the_place_of_a_folder_is_status_2(tmp_path: Path, name: str) 
         declare(root)
     place = root / name
     place.write_text("")
-    status, stderr = collect(root, "ingest")
+    status, stderr = collect(root, PLAIN)
     assert (status, f"{place}: expected a folder" in stderr) == (2, True)
 
 
 def test_a_link_to_a_volume_that_is_away_is_status_1(root: Path, tmp_path: Path) -> None:
     """The volume may be mounted later, and then a start succeeds."""
     (root / "shards").symlink_to(tmp_path / "away")
-    assert collect(root, "ingest")[0] == 1
+    assert collect(root, PLAIN)[0] == 1
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
@@ -165,11 +159,10 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     assert refused(result, "none.json")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
+def test_a_root_that_is_taken_is_status_3(root: Path) -> None:
     """The second collector on a root ends at once, with the process id and address of the first."""
     with CollectorProcess(root) as first:
-        status, stderr = collect(root, program)
+        status, stderr = collect(root, "headrace")
         assert status == 3
         assert f"process {first.process.pid}" in stderr
         assert f"serves {first.address}" in stderr

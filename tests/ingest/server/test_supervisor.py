@@ -21,7 +21,7 @@ import pytest
 import urllib3
 
 from ingest.server.supervisor import BURST, PAUSE_SECONDS, WITHIN_SECONDS, Deaths
-from tests.collector_process import READY_SECONDS, CollectorProcess, declare, shard_rows
+from tests.collector_process import PLAIN, READY_SECONDS, CollectorProcess, declare, shard_rows
 
 OBSERVATION = [0.0, 0.0, 0.0, 0.0]
 PROJECT = Path(__file__).parents[3]
@@ -133,7 +133,7 @@ def started(
     root: Path, *options: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A supervised start that has to end by itself."""
-    words = [sys.executable, "-m", "ingest", "collect", "--supervise", "--root", str(root)]
+    words = [sys.executable, "-m", PLAIN, "collect", "--supervise", "--root", str(root)]
     return subprocess.run(
         [*words, *options],
         cwd=PROJECT,

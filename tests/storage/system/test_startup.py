@@ -77,7 +77,7 @@ print(json.dumps([found, wave.__name__]))
 
 def test_the_collector_sets_its_threads_before_numpy_is_there() -> None:
     """The entry point imports nothing that would make the setting too late."""
-    code = "import json, sys, ingest.__main__; print(json.dumps('numpy' in sys.modules))"
+    code = "import json, sys, headrace.cli.collecting; print(json.dumps('numpy' in sys.modules))"
     assert output_of(code) is False
 
 

@@ -1,4 +1,7 @@
-"""`python -m ingest collect --root DIR`: its options, and what they run."""
+"""`python -m tests.plain_collector collect --root DIR`: its options, and what they run.
+
+It says `ready ADDRESS` when it serves. `headrace collect` is what users run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from storage.errors import StorageError
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the collector; return the exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m {__name__.removesuffix('.server.collect')}")
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}")
     commands = parser.add_subparsers(dest="command", required=True)
     collect = commands.add_parser("collect", help="run the collector until SIGTERM")
     collect.add_argument("--root", type=Path, required=True)

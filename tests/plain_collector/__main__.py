@@ -1,4 +1,4 @@
-"""`python -m ingest collect --root DIR`: run the collector without loading typer."""
+"""`python -m tests.plain_collector collect --root DIR`: a collector that loads no typer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     use_one_blas_thread()
     with loading():
         # lazy: its imports, numpy above all, must come after the lines above
-        from ingest.server.collect import run  # noqa: PLC0415
+        from tests.plain_collector.command import run  # noqa: PLC0415
     return run(arguments)
 
 
