@@ -255,6 +255,7 @@ def arm(group, method):
     group.foreach_worker(plant)
 
 
+@pytest.mark.long
 def test_one_workers_error_costs_no_other_workers_batch(fickle):
     """The next sample has the good worker's batch, and calls only the other one again."""
     arm(fickle, "sample")
@@ -269,6 +270,7 @@ def test_one_workers_error_costs_no_other_workers_batch(fickle):
     assert len(fickle.sample()) == 2
 
 
+@pytest.mark.long
 def test_one_workers_error_costs_no_metrics(fickle):
     """Metrics drained elsewhere are in the next answer."""
     arm(fickle, "get_metrics")
@@ -277,6 +279,7 @@ def test_one_workers_error_costs_no_metrics(fickle):
     assert [one.length for one in fickle.get_metrics()] == [5] * 4
 
 
+@pytest.mark.long
 def test_one_workers_error_costs_no_observation_of_a_filter(fickle):
     """Data flushed elsewhere is in the driver's filter; the next round counts the rest."""
     arm(fickle, "get_filters")
@@ -287,6 +290,7 @@ def test_one_workers_error_costs_no_observation_of_a_filter(fickle):
     assert seen == [32] * 3
 
 
+@pytest.mark.long
 def test_weights_that_a_worker_cannot_take_are_not_silent(fickle):
     """The next call to that worker raises its error."""
     arm(fickle, "set_weights")

@@ -180,13 +180,16 @@ ENDLESS = 10**9
 SKIPPED = [
     {},
     {"batch_mode": "complete_episodes"},
-    {"num_envs": 3},
+    pytest.param({"num_envs": 3}, marks=pytest.mark.long),
     {"env_config": {"length": ENDLESS}},
-    {"remote_worker_envs": True, "num_envs": 2},
+    pytest.param({"remote_worker_envs": True, "num_envs": 2}, marks=pytest.mark.long),
     {"sample_async": True},
     {"fake_sampler": True},
     {"env_creator": lambda context: gym.vector.SyncVectorEnv([Never])},
-    {"env_creator": lambda context: NeverProgram(Never.action_space, Never.observation_space)},
+    pytest.param(
+        {"env_creator": lambda context: NeverProgram(Never.action_space, Never.observation_space)},
+        marks=pytest.mark.long,
+    ),
 ]
 
 

@@ -174,7 +174,7 @@ class MortalMemory(Mortal, MemoryObjects):
     """Objects that are no files."""
 
 
-@pytest.mark.parametrize("kind", ["folder", "memory"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("memory", marks=pytest.mark.long)])
 def test_an_application_that_is_killed_at_any_step_is_finished_by_the_next(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

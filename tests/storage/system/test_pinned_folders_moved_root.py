@@ -12,6 +12,7 @@ from tests.faults.scenario import Trial
 from tests.storage.verify.test_audit import batch, verified
 
 
+@pytest.mark.long
 def test_moves_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
     """The root is renamed, replaced by another folder, or loses its shards/: each time the
     collector ends with status 1."""
