@@ -29,7 +29,7 @@ from ingest.collector.adoption import require_current
 from ingest.collector.journal_report import damage_texts
 from ingest.collector.recovery import Recovered, recover
 from ingest.delivery.transport import Delivery, Transport
-from ingest.episodes.sealed_parts import Sealed
+from ingest.episodes.sealed_parts import Sealed, steps_of
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorUnavailable
 from storage.declarations.policy_files import load_declarations
@@ -284,9 +284,9 @@ def _account_of(journal: SqliteJournal, found: Recovered, past: tuple[str, ...])
         collector_id=found.damage.previous_collector_id or journal.collector_id,
         accepted=found.assembler.steps,
         records=records,
-        plans={plan: _steps(parts) for plan, parts in found.planned},
+        plans={plan: steps_of(parts) for plan, parts in found.planned},
         next_ordinals=journal.streams(),
-        waiting_steps=_steps(found.waiting),
+        waiting_steps=steps_of(found.waiting),
         open_steps=sum(len(episode.rewards) for episode in episodes),
         open_episodes=dict(Counter(episode.started.policy_id for episode in episodes)),
         damage=(*past, *damage_texts(damage)),
@@ -306,7 +306,3 @@ def _ordinals(journal: SqliteJournal, waiting: list[Sealed]) -> dict[str, int]:
             stream = f"{journal.collector_id}-{item.part.schema_id}"
             ends[stream] = ends.get(stream, 0) + parts_in(item.part)
     return ends
-
-
-def _steps(sealed: list[Sealed]) -> int:
-    return sum(item.part.steps for item in sealed if item.part is not None)

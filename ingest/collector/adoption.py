@@ -27,7 +27,7 @@ from ingest.collector.sealing import Sealing, owner_of
 from ingest.collector.writer_thread import SealJob
 from ingest.episodes.journal_events import Cut, Ended, encode_event
 from ingest.episodes.open_episode import OpenEpisode
-from ingest.episodes.sealed_parts import Finished, Sealed
+from ingest.episodes.sealed_parts import Finished, Sealed, steps_of
 from ingest.protocol.agent_names import Name
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalBehind
@@ -141,7 +141,7 @@ def adopt(
         last.plan_all()
         last.settle(all_rows=True)
     rows = sum(info.rows for info in infos)
-    written = _steps(work.rest)
+    written = steps_of(work.rest)
     return Adopted(previous, fresh, len(infos), rows, work.kept_back, written, work.closed)
 
 
@@ -190,7 +190,7 @@ class _Adoption(msgspec.Struct):
     @property
     def kept_back(self) -> int:
         """Steps of the journal that the found shards have."""
-        return _steps([one for one in self.stored if (one.key, one.number) not in self.marked])
+        return steps_of([one for one in self.stored if (one.key, one.number) not in self.marked])
 
     def _sort(self, item: Sealed) -> None:
         """Sort a part that waited for a shard; replayed from the same rows, it is equal there."""
@@ -286,7 +286,3 @@ def _next(episode: OpenEpisode, there: Sequence[FoundPart]) -> FoundPart | None:
 
 def _name_of(part: FoundPart) -> Name:
     return (part.episode_id, part.agent_id) if part.is_track else part.episode_id
-
-
-def _steps(sealed: Sequence[Sealed]) -> int:
-    return sum(item.part.steps for item in sealed if item.part is not None)

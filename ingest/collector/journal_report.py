@@ -14,6 +14,8 @@ from collections import Counter
 from itertools import islice
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ingest.collector.collector import Collector
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
@@ -60,19 +62,7 @@ async def records(collector: Collector, after: int) -> wire.LedgerPage:
         collector,
         lambda journal: (list(islice(journal.shards(after), PAGE)), journal.damage.damaged_records),
     )
-    rows = [
-        wire.LedgerRecord(
-            plan_id=record.plan_id,
-            stream=record.stream,
-            first=record.first,
-            last=record.last,
-            name=record.name,
-            digest=record.digest,
-            rows=record.rows,
-            nbytes=record.nbytes,
-        )
-        for record in page
-    ]
+    rows = [wire.LedgerRecord(**asdict(record)) for record in page]
     last = page[-1].plan_id if len(page) == PAGE else None
     return wire.LedgerPage(records=rows, last=last, damaged=damaged)
 

@@ -35,7 +35,7 @@ from ingest.collector.recovery import (
 from ingest.collector.writer_thread import SealJob
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.idempotency import STATE
-from ingest.episodes.sealed_parts import Sealed, parts_of_entry
+from ingest.episodes.sealed_parts import Sealed, parts_of_entry, steps_of
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns, each_part, parts_in
@@ -123,7 +123,7 @@ class Sealing:
     @property
     def waiting_steps(self) -> int:
         """Steps of parts that wait for a plan."""
-        return sum(_steps(ready.parts) for ready in self._ready.values())
+        return sum(steps_of(ready.parts) for ready in self._ready.values())
 
     @property
     def next_ordinals(self) -> dict[str, int]:
@@ -146,7 +146,7 @@ class Sealing:
                     sealed.append(self._numbered(item, ordinal, owner))
                     ordinal += parts_of_entry(number)
                 self._count(1, _size(sealed))
-                self.unrecorded[plan.plan_id] = _steps(sealed)
+                self.unrecorded[plan.plan_id] = steps_of(sealed)
                 self._unwritten[plan.stream] += 1
                 self._tell(plan.stream, rule, sealed)
                 self._write(plan, sealed, rule)
@@ -225,7 +225,7 @@ class Sealing:
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
         self._next_plan += 1
         self._count(1, ready.held)
-        self.unrecorded[plan.plan_id] = _steps(ready.parts)
+        self.unrecorded[plan.plan_id] = steps_of(ready.parts)
         self._unwritten[stream] += 1
         self._transact(Transaction(plan=plan), lambda: self._write(plan, ready.parts, ready.rule))
 
@@ -354,10 +354,6 @@ class Sealing:
 def owner_of(stream: str) -> str:
     """The collector id that a stream's name begins with."""
     return stream.rpartition("-")[0]
-
-
-def _steps(sealed: list[Sealed]) -> int:
-    return sum(item.part.steps for item in sealed if item.part is not None)
 
 
 def _size(sealed: list[Sealed]) -> int:

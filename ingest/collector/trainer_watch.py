@@ -82,3 +82,8 @@ async def look_in_thread(look: Callable[[], None], seconds: float, name: str) ->
         await asyncio.Event().wait()
     finally:
         over.set()
+
+
+def number_in(value: object) -> float:
+    """A number from another program's file, 0 for anything else."""
+    return float(value) if isinstance(value, (int, float)) else 0.0

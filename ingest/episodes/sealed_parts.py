@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -123,6 +124,11 @@ class Sealed(msgspec.Struct, frozen=True):
             found.append(Sealed(self.key + at, part, self.rows, finished=last))
             at += last is not None
         return found
+
+
+def steps_of(sealed: Iterable[Sealed]) -> int:
+    """The steps of parts that were sealed."""
+    return sum(item.part.steps for item in sealed if item.part is not None)
 
 
 def parts_of_entry(number: int) -> int:

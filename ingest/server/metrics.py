@@ -20,7 +20,7 @@ from prometheus_client.core import (
 
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import LivePolicies
-from ingest.collector.trainer_watch import TrainerWatch
+from ingest.collector.trainer_watch import TrainerWatch, number_in
 from ingest.histogram import Histogram
 from ingest.server.action_routes import Acting
 from ingest.server.disk_space import DiskSpace
@@ -237,7 +237,7 @@ def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[M
         ("headrace_training_excluded_shards", "excluded_shards", "Excluded shards."),
         ("headrace_training_retrying_shards", "retrying", "Shards that are retried."),
     ):
-        values = {name: _number(status.get(key)) for name, (_, status) in statuses.items()}
+        values = {name: number_in(status.get(key)) for name, (_, status) in statuses.items()}
         yield _gauges(metric, text, "policy", values)
     family = GaugeMetricFamily(
         "headrace_training_excluded_rows", "Excluded rows, by reason.", labels=["policy", "reason"]
@@ -245,13 +245,8 @@ def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[M
     for name, (_, status) in statuses.items():
         excluded = status.get("excluded")
         for reason, rows in excluded.items() if isinstance(excluded, dict) else ():
-            family.add_metric([name, str(reason)[:64]], _number(rows))
+            family.add_metric([name, str(reason)[:64]], number_in(rows))
     yield family
-
-
-def _number(value: object) -> float:
-    """A number from another program's file, 0 for anything else."""
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _acting(acting: Acting) -> Iterator[Metric]:

@@ -18,7 +18,7 @@ from ingest.collector import journal_report as ledger
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import LivePolicies
 from ingest.collector.slices import take
-from ingest.collector.trainer_watch import TrainerWatch
+from ingest.collector.trainer_watch import TrainerWatch, number_in
 from ingest.episodes import idempotency
 from ingest.episodes.client_instances import IMPORT
 from ingest.episodes.idempotency import Given
@@ -427,8 +427,8 @@ class Routes:
                 for role, version in self.live.roles(name).items()
             },
             trainer=alive,
-            rows_trained=_number(status.get("rows_trained")),
-            retrying=_number(status.get("retrying")),
+            rows_trained=number_in(status.get("rows_trained")),
+            retrying=number_in(status.get("retrying")),
             stalled=stalled,
             hint=str(status.get("hint") or ""),
         )
@@ -474,11 +474,6 @@ def _needs_of(one: PolicyFacts) -> Iterator[str]:
         yield f"{one.name}: its trainer has stopped"
     if one.stalled > STALLED_SECONDS:
         yield f"{one.name}: clients have waited {one.stalled:.0f} s for weights"
-
-
-def _number(value: object) -> float:
-    """A number from another program's file, 0 for anything else."""
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _named_version(found: Mapping[str, int] | None) -> str:

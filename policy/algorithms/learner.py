@@ -224,12 +224,10 @@ class Learner:
             "counts": asdict(self.counts),
             "lineage": self.lineage,
             "reader_state": None if reader_state is None else dict(reader_state),
-            "tensors": {name: _digest(array) for name, array in tensors.items()},
         }
-        document = seal_document(_DOCUMENT, body).decode()
         path = Path(path)
         make_directory(path.parent)
-        replace_file(path, safetensors.numpy.save(tensors, metadata={_DOCUMENT: document}))
+        replace_file(path, pack(_DOCUMENT, body, tensors))
 
     def load(self, path: Path | str) -> dict[str, Any] | None:
         """Resume from a checkpoint; returns the reader's state in it, if any.
@@ -247,9 +245,9 @@ class Learner:
         try:
             self._lineage = Ledger.from_json(body.lineage)
             restored = Policy(self.policy.spec, filter_state=body.filter_state)
-            self.policy.set_weights(_named(tensors, "weights"), version=body.policy_version)
+            self.policy.set_weights(named(tensors, "weights"), version=body.policy_version)
             self.policy.filter = restored.filter
-            networks = {k: torch.from_numpy(a) for k, a in _named(tensors, "networks").items()}
+            networks = {k: torch.from_numpy(a) for k, a in named(tensors, "networks").items()}
             _networks(self.algorithm).load_state_dict(networks)
             restore_optimizer(self.algorithm.optimizer, tensors, body.optimizer_groups)
             self.algorithm.load_state_dict(body.algorithm_state)
@@ -307,7 +305,7 @@ def restore_optimizer(
 ) -> None:
     """Restore the state of `optimizer_state` in an optimizer of the same parameters."""
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, array in _named(tensors, "optimizer").items():
+    for name, array in named(tensors, "optimizer").items():
         parameter, key = name.split("/")
         state.setdefault(int(parameter), {})[key] = torch.from_numpy(array.copy())
     optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -326,7 +324,6 @@ class _Body(msgspec.Struct, kw_only=True):
     counts: LearnerCounts
     lineage: dict[str, list[list[int]]]
     reader_state: dict[str, Any] | None
-    tensors: dict[str, str]
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -341,25 +338,36 @@ def _read_checkpoint(path: Path) -> tuple[_Body, Tensors]:
         raise WeightsNotFound(f"expected {path}, which does not exist") from error
     except NotRegular as error:
         raise WeightsDamaged(str(error)) from error
+    body, tensors = unpack(_DOCUMENT, data, path)
+    try:
+        return _decode_body(canonical(body)), tensors
+    except msgspec.ValidationError as error:
+        raise WeightsDamaged(f"{path}: {error}") from error
+
+
+def pack(kind: str, body: Mapping[str, Any], tensors: Tensors) -> bytes:
+    """Encode tensors and a document of this kind, with a digest of every tensor."""
+    digests = {name: _digest(array) for name, array in tensors.items()}
+    sealed = seal_document(kind, {**body, "tensors": digests}).decode()
+    return safetensors.numpy.save(tensors, metadata={kind: sealed})
+
+
+def unpack(kind: str, data: bytes, where: object) -> tuple[dict[str, Any], Tensors]:
+    """Decode the result of `pack`: (body, tensors). Raises WeightsDamaged, NewerFormat."""
     try:
         tensors = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        document = header["__metadata__"][_DOCUMENT]
+        document = json.loads(data[8 : 8 + length])["__metadata__"][kind]
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise WeightsDamaged(f"{path}: {error!r:.200}") from error
-    sealed = open_document(_DOCUMENT, document.encode(), path)
-    try:
-        body = _decode_body(canonical(sealed))
-    except msgspec.ValidationError as error:
-        raise WeightsDamaged(f"{path}: {error}") from error
-    found = {name: _digest(array) for name, array in tensors.items()}
-    if found != body.tensors:
-        raise WeightsDamaged(f"{path}: the tensors do not match their digests")
+        raise WeightsDamaged(f"{where}: {error!r:.200}") from error
+    body = open_document(kind, document.encode(), where)
+    if {name: _digest(array) for name, array in tensors.items()} != body.get("tensors"):
+        raise WeightsDamaged(f"{where}: the tensors do not match their digests")
     return body, tensors
 
 
-def _named(tensors: Tensors, prefix: str) -> Tensors:
+def named(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors in whose names this prefix comes first, without it."""
     start = f"{prefix}/"
     return {name[len(start) :]: a for name, a in tensors.items() if name.startswith(start)}
 

@@ -36,6 +36,7 @@ from policy.algorithms.data_parallel import (
     leave_group,
     require_same_setup,
 )
+from policy.algorithms.learner import named
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.envs.env_runner import EnvRunner
 from policy.inference.filters import MeanStdFilter, NoFilter
@@ -53,7 +54,6 @@ from policy.worker.state import (
     filter_from_json,
     pack,
     restore_policy,
-    tensors_of,
     unpack,
     write_bytes,
 )
@@ -563,7 +563,7 @@ class RolloutWorker(EnvRunner):
         }
         for place, document in body["policies"].items():
             policy = self.policies[document["id"]]
-            restore_policy(policy, document, tensors_of(place, tensors))
+            restore_policy(policy, document, named(tensors, place))
             if document["id"] in filters and isinstance(policy.filter, MeanStdFilter):
                 policy.filter.sync(filters[document["id"]])
         self.worker_rng.bit_generator.state = body["rng"]

@@ -7,25 +7,17 @@ array. Reading it never executes anything, and damage is detected before anythin
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import safetensors
-import safetensors.numpy
-
-from policy.algorithms.learner import optimizer_state, restore_optimizer
+from policy.algorithms import learner
+from policy.algorithms.learner import Tensors, named, optimizer_state, restore_optimizer
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.inference.filters import MeanStdFilter, RunningStat
 from storage.errors import WeightsDamaged
 from storage.system.files import make_directory, replace_file
-from storage.weights.manifest import open_document, seal_document
 
-Tensors = dict[str, npt.NDArray[Any]]
 _KIND = "worker"
 _WHERE = "worker state"
 FORMAT = 1
@@ -75,23 +67,13 @@ def pack(
         "policies": described,
         "global_vars": dict(global_vars),
         "rng": dict(rng),
-        "tensors": {name: _digest(array) for name, array in tensors.items()},
     }
-    sealed = seal_document(_KIND, body).decode()
-    return safetensors.numpy.save(tensors, metadata={_KIND: sealed})
+    return learner.pack(_KIND, body, tensors)
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], Tensors]:
     """Decode the result of `pack`: (body, tensors). Raises WeightsDamaged."""
-    try:
-        tensors = safetensors.numpy.load(data)
-        length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise WeightsDamaged(f"{_WHERE}: {error}") from error
-    body = open_document(_KIND, metadata.get(_KIND, "").encode(), _WHERE)
-    if {name: _digest(array) for name, array in tensors.items()} != body["tensors"]:
-        raise WeightsDamaged(f"{_WHERE}: the tensors do not match their digests")
+    body, tensors = learner.unpack(_KIND, data, _WHERE)
     if body["state_format"] != FORMAT:
         raise WeightsDamaged(
             f"{_WHERE}: expected state format {FORMAT}, got {body['state_format']!r:.40}"
@@ -130,23 +112,11 @@ def _differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
 
 def restore_policy(policy: TrainablePolicy, document: Mapping[str, Any], tensors: Tensors) -> None:
     """Restore a policy's weights, optimizer and schedules."""
-    prefix = "weights/"
-    weights = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-    policy.set_weights(weights, version=document["version"])
+    policy.set_weights(named(tensors, "weights"), version=document["version"])
     if document["groups"] is None:
         return
-    restore_optimizer(
-        policy.algorithm.optimizer,
-        {k: v for k, v in tensors.items() if k.startswith("optimizer/")},
-        document["groups"],
-    )
+    restore_optimizer(policy.algorithm.optimizer, tensors, document["groups"])
     policy.algorithm.load_state_dict(document["algorithm"])
-
-
-def tensors_of(place: str, tensors: Tensors) -> Tensors:
-    """The tensors of one policy, without its place in their names."""
-    start = f"{place}/"
-    return {k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}
 
 
 def write_bytes(path: Path | str, data: bytes) -> Path:
@@ -155,8 +125,3 @@ def write_bytes(path: Path | str, data: bytes) -> Path:
     make_directory(target.parent)
     replace_file(target, data)
     return target
-
-
-def _digest(array: npt.NDArray[Any]) -> str:
-    described = f"{array.dtype.str}{array.shape}".encode()
-    return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -143,7 +143,7 @@ MAY_IMPORT = {
     "policy.worker": (
         "policy.algorithms policy.envs policy.inference policy.networks policy.ope"
         " policy.sampling storage.declarations storage.errors storage.experience storage.spaces"
-        " storage.system storage.weights storage.wording gymnasium numpy ray safetensors"
+        " storage.system storage.wording gymnasium numpy ray"
     ),
     # `__main__` starts the writer and the second reader
     "storage": "storage.errors storage.maintenance storage.shards storage.system storage.verify",
