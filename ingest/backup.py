@@ -35,14 +35,14 @@ from ingest.collector.recovery import ERASED, decode_marks, recover
 from ingest.erasure.command import erase
 from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalBehind
-from storage.experience.range_set import RangeSet
 from storage.journal.copying import copy_journal, opened_copy
 from storage.journal.database import DATABASE
 from storage.journal.sqlite_journal import SqliteJournal
-from storage.maintenance.plans import MaintenancePlan, load
+from storage.maintenance.plans import MaintenancePlan
+from storage.maintenance.removal import applied_erasures
 from storage.objects.folder import FolderObjects
 from storage.shards.names import ShardName
-from storage.shards.replacements import FOLDER, REPLACED, MadeShard, Replacements, given_ordinals
+from storage.shards.replacements import FOLDER, REPLACED, Replacements, given_ordinals
 from storage.shards.unrecorded_shards import later_shards
 from storage.shards.writer_process import WriterProcess
 from storage.system.files import make_directory, replace_file, sync_directory
@@ -174,8 +174,7 @@ def adopt_root(root: Path) -> Adopted | None:
 
 def _erase_again(root: Path) -> None:
     """Erase what was erased since the journal under a root was copied, and came back with it."""
-    applied = {record.plan for record, _ in _removals(root) if record.command == "erase"}
-    marks = {mark for one in applied for mark in load(root, one, "erase").tombstones}
+    marks = {mark for plan in applied_erasures(root) for mark in plan.tombstones}
     with closing(SqliteJournal.open(root / "journal")) as journal:
         for blob in journal.state(ERASED).values():
             marks -= {*decode_marks(blob)}
@@ -184,18 +183,15 @@ def _erase_again(root: Path) -> None:
         erase(root, plan, redaction_key(root), by="headrace adopt", why="an older journal")
 
 
-def _removals(root: Path) -> Iterator[tuple[MadeShard, RangeSet]]:
-    shards = root / "shards"
-    return Replacements.of(FolderObjects(root)).removed(
-        lambda stream, name: (shards / stream / name).exists()
-    )
-
-
 def _removed_later(root: Path, known: Mapping[str, int]) -> int:
     """The rows that were removed with ordinals from `known` on (stream -> ordinal)."""
+    shards = root / "shards"
+    removals = Replacements.of(FolderObjects(root)).removed(
+        lambda stream, name: (shards / stream / name).exists()
+    )
     return sum(
         record.removed_rows
-        for record, ordinals in _removals(root)
+        for record, ordinals in removals
         if record.stream in known and ordinals.ranges()[0][0] >= known[record.stream]
     )
 

@@ -54,7 +54,7 @@ RequestFile = Annotated[
     Path | None, "File of requests, one a line: an episode's id, or tag:key=value."
 ]
 YesAll = Annotated[bool, "Erase even if nothing would be left."]
-WithDamaged = Annotated[bool, "Also erase what is in quarantine and cannot be read."]
+WithDamaged = Annotated[bool, "Also erase what cannot be read, in quarantine or replaced."]
 OnlyProof = Annotated[bool, "Only look for the names, and change nothing."]
 Also = Annotated[
     list[Path] | None, "A folder that is searched, too, such as a spool. May be repeated."
@@ -286,7 +286,7 @@ def erase(
             document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
     console.line(document) if as_json else results.erased(document, str(root))
     done, looked = document.get("applied", {"removed": 1}), document.get("proof", {"clear": True})
-    if not (looked["clear"] and (done["removed"] or done["ended"])):
+    if not (looked["clear"] and (done["removed"] or done["ended"] or done["repeated"])):
         raise typer.Exit(1)
 
 

@@ -620,7 +620,8 @@ def erased(document: Document, root: str) -> None:
             f"{counted(done['journal_rows'], 'row')} rewritten"
         )
         if not (done["removed"] or done["ended"]):
-            print("There was nothing to erase: check the spelling of the requests")
+            nothing = "There was nothing to erase: check the spelling of the requests"
+            print("All of it was erased before" if done["repeated"] else nothing)
     for policy, versions in document.get("trained", {}).items():
         known = ", ".join(map(str, versions))
         print(f"Trained on it: policy {printable(policy)}, versions {known}")

@@ -21,7 +21,7 @@ from ingest.protocol import messages as wire
 from ingest.verification import called, journal_account, journal_of, live_collector
 from storage.maintenance import plans
 from storage.maintenance.plans import MaintenancePlan
-from storage.maintenance.removal import plan_erasure
+from storage.maintenance.removal import applied_erasures, plan_erasure
 from storage.system.files import FileLock
 from storage.verify.audit import OnProgress, no_progress
 
@@ -40,10 +40,12 @@ def erase(
     """Apply a plan, and plans for what was written since, until nothing is left; say what was done.
 
     A running collector is asked with a token of the scopes admin and erase. It can be repeated
-    after any kill. Raises JournalLocked, Refusal, ValueError, and the errors of
-    a collector's start.
+    after any kill: `repeated` says that an earlier run has removed rows for the same tombstones.
+    Raises JournalLocked, Refusal, ValueError, and the errors of a collector's start.
     """
     done = {"removed": 0, "deleted": 0, "ended": 0, "journal_rows": 0}
+    marks = {*wanted.tombstones}
+    done["repeated"] = any(marks <= {*plan.tombstones} for plan in applied_erasures(root))
     while True:
         found = _erase_journal(root, wanted.tombstones, token, ca)
         if found is not None:

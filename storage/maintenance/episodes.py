@@ -81,6 +81,7 @@ class StoredEpisodes:
     shards: list[_IndexedShard] = field(default_factory=list)
     aside: list[_IndexedShard] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)  # shard -> why it cannot be read
+    damaged_aside: dict[str, str] = field(default_factory=dict)  # of those that do not count
     _parents: dict[int, int] = field(default_factory=dict)  # of episodes that continue another
     _ended: list[Numbers] = field(default_factory=list)
     _meant: list[Numbers] = field(default_factory=list)
@@ -128,7 +129,8 @@ class StoredEpisodes:
         except FileNotFoundError:  # replaced meanwhile: the plan looks again when it is applied
             return
         except (ShardError, OSError) as error:
-            self.damaged[place] = str(error)
+            found = self.damaged if to is self.shards else self.damaged_aside
+            found[place] = str(error)
             return
         _, stream, name = place.split("/")
         ordinals = table.column("ordinal").to_numpy()

@@ -21,7 +21,7 @@ from storage.experience.range_set import RangeSet
 from storage.journal.copying import Recorded
 from storage.maintenance.compaction import replaced_over
 from storage.maintenance.episodes import Numbers, StoredEpisodes, ids_where
-from storage.maintenance.plans import Discard, MaintenancePlan, Remove
+from storage.maintenance.plans import Discard, MaintenancePlan, Remove, load
 from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
 from storage.shards.names import ShardName
@@ -131,7 +131,7 @@ def plan_erasure(
     """Plan to erase the episodes with these tombstones from all shards.
 
     The plan names ordinals and tombstones only; it has one for each episode. `all_rows`: that may
-    be all of them. `with_damaged`: also all shards in quarantine that cannot be read. Raises
+    be all of them. `with_damaged`: also all shards that cannot be read and do not count. Raises
     ValueError, also for shards that cannot be searched.
     """
     marks = {*marks}
@@ -148,16 +148,12 @@ def plan_erasure(
         also_aside=True,
         on_progress=on_progress,
     )
-    unread = {
-        place: why
-        for place, why in found.damaged.items()
-        if not (with_damaged and place.startswith(f"{QUARANTINE}/"))
-    }
+    unread = found.damaged if with_damaged else found.damaged | found.damaged_aside
     for place, why in unread.items():
         raise ValueError(
             f"{counted(len(unread), 'shard')} cannot be searched, such as {place}: {why}. Move "
             "damaged shards away with `headrace verify --quarantine`; --with-damaged erases those "
-            "in quarantine"
+            "in quarantine, and replaced ones"
         )
     chosen = found.named(set() if where is None else ids_where(root, found, where))
     steps = found.steps(chosen)
@@ -184,7 +180,7 @@ def _discards(
     """
     rows = {} if account is None else {(r.stream, r.name): r.rows for r in account.records}
     rows |= {place: made.rows for place, made in Replacements.of(root).made.items()}
-    places = {*found.damaged, *(one.place for one in found.aside if one.has(chosen))}
+    places = {*found.damaged_aside, *(one.place for one in found.aside if one.has(chosen))}
     spans: dict[str, RangeSet] = {}
     for place in places:
         folder, stream, file = place.split("/")
@@ -199,6 +195,17 @@ def _discards(
         yield Discard(
             stream, name, place, rows.get((stream, name), 0) if folder == QUARANTINE else 0
         )
+
+
+def applied_erasures(root: Root) -> Iterator[MaintenancePlan]:
+    """The plans of erasures that have removed rows. Raises as `load` and `Replacements.of` do."""
+    objects = objects_at(root)
+    shards = objects.under("shards")
+    removals = Replacements.of(objects).removed(
+        lambda stream, name: shards.status(f"{stream}/{name}") is not None
+    )
+    for digest in sorted({record.plan for record, _ in removals if record.command == "erase"}):
+        yield load(root, digest, "erase")
 
 
 def trained_on(root: Root, steps: Iterable[Remove]) -> dict[str, list[int]]:

@@ -322,6 +322,7 @@ class _Audit:
         self.lineages = trained.lineages
         self.listed: set[str] = set()  # everything under shards/
         self.aside: set[str] = set()  # shards in quarantine, as STREAM/NAME
+        self.parts_aside: dict[str, RangeSet] = {}  # stream -> their ordinals, by their names
         self.replaced: list[tuple[str, str]] = []  # shards that do not count, and their streams
         self.removed: dict[str, RangeSet] = {}  # stream -> ordinals that are in no shard any more
         self.removed_rows: Counter[str] = Counter()  # by the command that removed them
@@ -495,6 +496,7 @@ class _Audit:
 
     def _look_aside(self, name: str, rows: int) -> None:
         """Check a shard in quarantine: its rows count in the sum if it has not changed since."""
+        _, stream, file = name.split("/")
         try:
             why = changed_since(self.root, name)
         except OSError as error:
@@ -503,6 +505,9 @@ class _Audit:
             self._find("damaged", name, why)
         else:
             self.in_quarantine += rows
+            if known := ShardName.parse(file):
+                parts = self.parts_aside.setdefault(stream, RangeSet())
+                parts.add_range(known.first, known.last)
             self.notes.append(f"{name}: {counted(rows, 'row')} set aside")
 
     def find_holes(self) -> None:
@@ -599,7 +604,7 @@ class _Audit:
                 self._find("weights", where, str(error))
 
     def check_lineage(self) -> None:
-        """Check that everything live versions were trained on is in intact shards or the journal.
+        """Check that everything live versions were trained on is accounted for.
 
         A trainer in the collector's process reads parts before their shard is written. Ordinals of
         other roots' collectors are only noted.
@@ -608,24 +613,20 @@ class _Audit:
         for where, version, lineage in self.lineages:
             for stream, ordinals in lineage.items():
                 absent = ordinals.difference(self.streams.get(stream, _AuditedStream()).covered)
-                removed = absent.intersection(self.removed.get(stream, RangeSet()))
-                absent = absent.difference(removed)
-                waiting = RangeSet()
-                if self.account is not None:
-                    waiting = absent.intersection(self.account.in_journal(stream))
-                absent = absent.difference(waiting)
-                text = f"version {version} was trained on ordinals {{}} of {stream}, which "
-                if removed:
-                    self.notes.append(f"{where}: {text.format(removed)}were erased or retained out")
-                if waiting:
-                    beginning = text.format(waiting)
-                    self.notes.append(f"{where}: {beginning}are in the journal, in no shard yet")
+                text = f"version {version} was trained on ordinals {{}} of {stream}, which {{}}"
+                waiting = RangeSet() if self.account is None else self.account.in_journal(stream)
+                for known, where_else in (
+                    (self.removed.get(stream, RangeSet()), "were erased or retained out"),
+                    (self.parts_aside.get(stream, RangeSet()), "are in quarantine"),
+                    (waiting, "are in the journal, in no shard yet"),
+                ):
+                    if there := absent.intersection(known):
+                        self.notes.append(f"{where}: {text.format(there, where_else)}")
+                        absent = absent.difference(there)
                 if absent and stream.rpartition("-")[0] in ours:
-                    beginning = text.format(absent)
-                    self._find("weights", where, f"{beginning}are in no whole shard")
+                    self._find("weights", where, text.format(absent, "are in no whole shard"))
                 elif absent:
-                    beginning = text.format(absent)
-                    self.notes.append(f"{where}: {beginning}this root never had")
+                    self.notes.append(f"{where}: {text.format(absent, 'this root never had')}")
 
     def _collectors(self) -> set[str]:
         """The ids of the collectors that this root is known to have had."""

@@ -29,6 +29,7 @@ from storage.maintenance.merging import kept_rows
 from storage.objects.folder import FolderObjects
 from storage.reading.shard_reader import ShardReader
 from storage.reading.sources import DirectorySource
+from storage.shards.names import ShardName
 from storage.shards.replacements import REPLACED, Replacements
 from tests.faults.crash import ROOT, Traffic, judge_root
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -37,7 +38,7 @@ PATIENCE = 60.0
 LATEST_KILL = 0.3  # s after the application has begun
 KILLED = -9
 IMPORT_KILLS = 0.5, 6.0  # s after its start, which takes most of the time
-IMPORTED = 40  # rows of a file
+EACH = 5  # rows of a user in an imported file
 FIRST_IMPORTED = 2e9  # their rewards, which no client gives
 
 
@@ -67,26 +68,32 @@ class Follower:
 
 
 class Importer:
-    """Imports one file after the other; an import that was killed is repeated."""
+    """Imports one file after the other; an import that was killed is repeated.
+
+    Each file has rows of the earlier users and of a new one. `users`: reward -> user.
+    """
 
     def __init__(self, folder: Path, address: str) -> None:
         self.notes = folder / "notes-import"
         self._file, self._address = folder / "import.csv", address
+        self.users: dict[float, str] = {}
+        self.acknowledged: set[float] = set()
         self._rewards: list[float] = []
-        self._next = 0
+        self._files = 0
+        self._is_due = False
 
-    def run(self, verdict: Verdict, kill_after: float | None) -> bool:
-        """Import the file that is due; SIGKILL so many seconds later. Return whether it is done."""
-        if not self._rewards:
-            self._rewards = [FIRST_IMPORTED + self._next + n for n in range(IMPORTED)]
-            self._next += IMPORTED
-            rows = [f"0.5,0.5,0.5,0.5,{n % 2},{r}" for n, r in enumerate(self._rewards)]
-            self._file.write_text("\n".join(["a,b,c,d,action,reward", *rows]))
-            self._note("sent")
+    def run(self, verdict: Verdict, kill_after: float | None, *, again: bool = False) -> bool:
+        """Import the file that is due; SIGKILL so many seconds later. Return whether it is done.
+
+        `again`: also the last one, if that is done.
+        """
+        if not self._is_due and not (again and self._files):
+            self._begin()
+        self._is_due = True
         command = [sys.executable, "-m", HEADRACE, "import", str(self._file)]
         for name in "abcd":
             command += ["--observation", name]
-        command += ["--action", "action", "--reward", "reward", "--uniform"]
+        command += ["--action", "action", "--reward", "reward", "--uniform", "--tag", "user=user"]
         process = subprocess.Popen(
             [*command, "--address", self._address, "--json"],
             cwd=ROOT,
@@ -103,11 +110,24 @@ class Importer:
             return False
         if process.returncode == 0:
             self._note("acknowledged")
-            self._rewards = []
+            self.acknowledged.update(self._rewards)
+            self._is_due = False
             verdict.count("imports")
         else:  # as while the collector starts
             verdict.require(process.returncode == 1, "import", text)
         return process.returncode == 0
+
+    def _begin(self) -> None:
+        """Write the next file."""
+        self._files += 1
+        users = [f"user-{user}" for user in range(self._files + 2) for _ in range(EACH)]
+        first = FIRST_IMPORTED + len(self.users)
+        rows = {first + n: user for n, user in enumerate(users)}
+        self._rewards = list(rows)
+        self.users |= rows
+        lines = [f"{user},0.5,0.5,0.5,0.5,{n % 2},{n}" for n, user in rows.items()]
+        self._file.write_text("\n".join(["user,a,b,c,d,action,reward", *lines]))
+        self._note("sent")
 
     def _note(self, what: str) -> None:
         with self.notes.open("a") as file:
@@ -126,7 +146,7 @@ def run(trial: Trial) -> Verdict:
                 traffic.wait_for_shards()
                 if chance.random() < 0.3:
                     _verify_beside(trial, traffic.root, verdict)
-                with _damaged_copy(traffic.root, chance, verdict):
+                with damaged_copy(traffic.root, chance, verdict):
                     _apply(trial, traffic.root, verdict, chance.uniform(0.0, LATEST_KILL))
                 if chance.random() < 0.5:
                     importer.run(verdict, chance.uniform(*IMPORT_KILLS))
@@ -206,8 +226,16 @@ def plans_under(root: Path) -> set[Path]:
     return set(root.glob("maintenance/*/plan.json"))
 
 
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """The data torn, or with one bit flipped."""
+    if chance.random() < 0.5:
+        return data[: chance.randrange(len(data))]
+    at = chance.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+
+
 @contextlib.contextmanager
-def _damaged_copy(root: Path, chance: random.Random, verdict: Verdict) -> Iterator[None]:
+def damaged_copy(root: Path, chance: random.Random, verdict: Verdict) -> Iterator[None]:
     """A torn or rotten copy of a shard lies beside it, under a digest that it does not have."""
     shards = sorted(root.glob("shards/*/*.parquet"))
     if not shards or chance.random() < 0.5:
@@ -215,16 +243,12 @@ def _damaged_copy(root: Path, chance: random.Random, verdict: Verdict) -> Iterat
         return
     path = chance.choice(shards)
     try:
-        data = bytearray(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:  # the application that was killed before has been finished
         yield
         return
-    if chance.random() < 0.5:
-        data = data[: chance.randrange(len(data))]
-    else:
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     copy = path.with_name(f"{path.name[:-24]}{chance.getrandbits(64):016x}.parquet")
-    copy.write_bytes(data)
+    copy.write_bytes(damaged(data, chance))
     verdict.count("damaged_files")
     try:
         yield
@@ -248,12 +272,10 @@ def judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
         wanted = Counter(
             row for b in reader for row in zip(*(b[name].tolist() for name in columns), strict=True)
         )
-    removed: dict[str, RangeSet] = {}
-    for made in Replacements.of(FolderObjects(root)).removals:
-        removed.setdefault(made.stream, RangeSet()).update(made.removed)
+    gone = parts_gone(root)
 
     def wrong() -> list[tuple[str, int, int]]:
-        more = [row for row in found - wanted if row[1] not in removed.get(row[0], RangeSet())]
+        more = [row for row in found - wanted if row[1] not in gone.get(row[0], RangeSet())]
         return more + [row for row, count in found.items() if count > 1]
 
     before, end = -1, 0.0
@@ -266,6 +288,17 @@ def judge_follower(follower: Follower, root: Path, verdict: Verdict) -> None:
     verdict.count("followed", found.total())
     verdict.require(not wanted - found, "unread", list(wanted - found)[:3])
     verdict.require(not wrong(), "read_twice", wrong()[:3])
+
+
+def parts_gone(root: Path) -> dict[str, RangeSet]:
+    """Stream -> the ordinals of parts that were removed, or are in quarantine."""
+    gone: dict[str, RangeSet] = {}
+    for made in Replacements.of(FolderObjects(root)).removals:
+        gone.setdefault(made.stream, RangeSet()).update(made.removed)
+    for path in root.glob("quarantine/*/*.parquet"):
+        if name := ShardName.parse(path.name):
+            gone.setdefault(path.parent.name, RangeSet()).add_range(name.first, name.last)
+    return gone
 
 
 def judge_values(root: Path, verdict: Verdict) -> None:

@@ -18,6 +18,7 @@ import safetensors
 
 from policy.training.checkpoint_files import CheckpointFiles
 from storage.errors import WeightsNotFound
+from storage.experience.range_set import RangeSet
 from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
 from storage.weights.off_chain import off_chain
@@ -31,6 +32,7 @@ Place: TypeAlias = tuple[str, float]
 
 _COLUMNS = ["eps_id", "t", "ordinal", "rewards", "source", "actions", "action_logp"]
 CLOSE = 1e-9
+NOTHING: Mapping[str, RangeSet] = {}
 CHECKPOINTS = "weights/default/checkpoints"
 
 
@@ -263,6 +265,10 @@ def parts_of(stored: Iterable[Stored]) -> dict[tuple[str, int], list[Row]]:
     return {part: sorted(rows) for part, rows in parts.items()}
 
 
+def _is_in(gone: Mapping[str, RangeSet], row: Row) -> bool:
+    return row[1] in gone.get(row[0], ())
+
+
 def judge_versions(
     watch: Watch,
     testimony: Testimony,
@@ -271,29 +277,32 @@ def judge_versions(
     *,
     goes_back: Iterable[int] = (),
     loses_checkpoints: bool = False,
+    gone: Mapping[str, RangeSet] = NOTHING,
 ) -> None:
     """Each lineage lists the rows that the weights were trained on, once, and no version was
     trained on less than the previous live one. `goes_back`: exceptions (a rollback); with
-    `loses_checkpoints` versions may come off the chain."""
+    `loses_checkpoints` versions may come off the chain. `gone`: ordinals that are in no shard any
+    more; which rows they had is not known."""
     parts, may = parts_of(stored), set(goes_back)
     seen: dict[int, set[Row]] = {}
     for number, version in sorted(watch.versions.items()):
         rows = testimony.rows_of(version.weights)
         twice = [row for row, count in rows.items() if count > 1]
         verdict.require(not twice, "trained_twice", f"version {number}: {len(twice)}: {twice[:3]}")
-        claimed = _claimed(version, parts)
-        text = f"version {number} claims {len(claimed)} rows and was trained on {len(rows)}: "
-        text += f"only claimed {sorted(claimed - set(rows))[:3]}, only trained on "
-        text += f"{sorted(set(rows) - claimed)[:3]}"
-        verdict.require(claimed == set(rows), "lineage", text)
+        claimed = {row for row in _claimed(version, parts) if not _is_in(gone, row)}
+        trained = {row for row in rows if not _is_in(gone, row)}
+        text = f"version {number} claims {len(claimed)} rows and was trained on {len(trained)}: "
+        text += f"only claimed {sorted(claimed - trained)[:3]}, only trained on "
+        text += f"{sorted(trained - claimed)[:3]}"
+        verdict.require(claimed == trained, "lineage", text)
         seen[number] = set(rows)
         parent = version.parent or 0
         while parent in watch.off_chain and parent in watch.versions:
             parent = watch.versions[parent].parent or 0
         before = seen.get(parent, set())
-        gone = before - seen[number]
-        text = f"version {number} after {version.parent}: without {len(gone)} of its rows"
-        verdict.require(not gone or number in may, "went_back", text)
+        less = before - seen[number]
+        text = f"version {number} after {version.parent}: without {len(less)} of its rows"
+        verdict.require(not less or number in may, "went_back", text)
     verdict.counts |= {"versions": len(watch.versions), "updates_seen": testimony.lines}
     lost = sorted(watch.off_chain)
     text = f"versions {lost}: no checkpoint is behind them"
@@ -345,10 +354,12 @@ def judge_end(
     verdict: Verdict,
     *,
     damaged: Iterable[str] = (),
+    is_less: bool = False,
 ) -> None:
     """acknowledged = trained once + excluded by name + unread, once a trainer has read everything.
 
-    `result` is the trainer's last output; `damaged` are shards that it cannot have read.
+    `result` is the trainer's last output; `damaged` are shards that it cannot have read. `is_less`:
+    shards had more rows earlier, which it may have excluded, too.
     """
     watch.look()
     watch.require_whole()
@@ -378,7 +389,8 @@ def judge_end(
     left = (unread - spoiled) & mine
     verdict.require(not left, "unread", f"{len(left)} were never read: {sorted(left)[:3]}")
     text = f"{len(excluded)} rows are not trained on, {named} named: {result['excluded']}"
-    verdict.require(named == len(excluded), "unnamed", text)
+    fits = named >= len(excluded) if is_less else named == len(excluded)
+    verdict.require(fits, "unnamed", text)
     text = f"{len(trained)} rows were trained on, the result says {result['rows_trained']}"
     verdict.require(result["rows_trained"] == len(trained), "counts", text)
     shards = {Path(path).name for path in result.get("excluded_shards", {})}

@@ -121,8 +121,10 @@ def test_a_person_is_erased_without_a_collector(collector: CollectorProcess) -> 
     assert report.in_journal == STEPS
     shown = headrace("verify", "--root", root)
     assert (shown.returncode, f"erased {3 * STEPS + 1}" in shown.stdout) == (0, True)
-    again = erased(root, "--tag", f"user={ALICE}", "--apply", plan["plan"], status=1)
-    assert again["applied"]["removed"] == 0
+    again = erased(root, "--tag", f"user={ALICE}", "--apply", plan["plan"])
+    assert (again["applied"]["removed"], again["applied"]["repeated"]) == (0, True)
+    again = erased(root, "--tag", "user=nobody", "--tag", "user=none", "--apply", "new", status=1)
+    assert not again["applied"]["repeated"]
     collector.restart()
     for name in (f"{ALICE} {number}" for number in range(4)):
         path = f"/v1/episodes/{quote(name)}/log_returns"

@@ -270,6 +270,20 @@ def test_a_plan_follows_a_shard_that_was_compacted_meanwhile(tmp_path: Path) -> 
     check_each_row_once(tmp_path, names_of(parts, {"e5", "e20"}))
 
 
+def test_a_damaged_replaced_shard_is_given_up_for_an_erasure(tmp_path: Path) -> None:
+    """It cannot be searched, and no command moves it away. Its rows are in another shard."""
+    parts = log(tmp_path)
+    compact(tmp_path)
+    path = next(tmp_path.rglob(f"*{REPLACED}"))
+    path.write_bytes(path.read_bytes()[:-9])
+    marks = [*Requests(("e13", "e20")).marks(KEY)]
+    with pytest.raises(ValueError, match=rf"1 shard cannot be .*{path.name}.* and replaced ones"):
+        plan_erasure(tmp_path, None, marks, KEY)
+    run(tmp_path, plan_erasure(tmp_path, None, marks, KEY, with_damaged=True).plan)
+    check_each_row_once(tmp_path, names_of(parts, {"e20"}))
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("suffix", ["", REPLACED])
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_file_that_a_backup_brings_back_is_found(
