@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from ingest.protocol.errors import Refusal as Refusal
     from ingest.protocol.errors import ServingStopped as ServingStopped
     from ingest.protocol.messages import NowLive as NowLive
+    from ingest.protocol.messages import RankReply as RankReply
     from ingest.protocol.messages import Versions as Versions
     from ingest.server.listening import ServeError as ServeError
     from policy.algorithms import torchrl as torchrl
@@ -231,7 +232,7 @@ _NAMES = {
         "BufferFull ClientError CollectorFailed CollectorUnavailable ImportFailed IngestError "
         "Refusal ServingStopped"
     ),
-    "ingest.protocol.messages": "NowLive Versions",
+    "ingest.protocol.messages": "NowLive RankReply Versions",
     "ingest.server.listening": "ServeError",
     "policy.algorithms.bandit": "BanditConfig",
     "policy.algorithms.base": "AlgorithmConfig",

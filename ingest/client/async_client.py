@@ -34,7 +34,7 @@ from ingest.delivery.transport import Delivery, HttpSession, refusal_from_json
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
-from ingest.protocol.messages import ActionReply, ActionsReply, Decision, GetAction
+from ingest.protocol.messages import ActionReply, ActionsReply, Decision, GetAction, RankReply
 from storage.system.forks import notice_fork, renewed_by_fork
 
 REQUESTS = 4
@@ -59,7 +59,8 @@ class _PendingAction:
 
 
 class AsyncPolicyClient(PolicyClient):
-    """A PolicyClient whose `get_action`, `connect`, `flush`, `update_policy_weights` are awaited.
+    """A PolicyClient with `get_action`, `rank`, `activate`, `connect`, `flush`,
+    `update_policy_weights` as coroutines.
 
     The arguments are those of PolicyClient without `sync`. `max_wait` is 0 by default, because a
     call that waits blocks the loop, and 0.01 with a spool, so that events can be written to disk.
@@ -117,6 +118,14 @@ class AsyncPolicyClient(PolicyClient):
     async def update_policy_weights(self, policy_id: str | None = None) -> int | None:  # type: ignore[override]  # as above
         """Like PolicyClient.update_policy_weights."""
         return await asyncio.to_thread(super().update_policy_weights, policy_id)
+
+    async def rank(self, *arguments: Any, **named: Any) -> RankReply:  # type: ignore[override]  # as above
+        """Like PolicyClient.rank."""
+        return await asyncio.to_thread(super().rank, *arguments, **named)
+
+    async def activate(self, event_id: str) -> None:  # type: ignore[override]  # as above
+        """Like PolicyClient.activate."""
+        await asyncio.to_thread(super().activate, event_id)
 
     async def aclose(self, timeout: float | None = None) -> None:
         """Like PolicyClient.close."""

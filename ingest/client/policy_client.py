@@ -30,6 +30,12 @@ from pathlib import Path
 from time import monotonic, time_ns
 from types import TracebackType
 from typing import Any, get_args
+from urllib.parse import quote
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+from msgspec import Struct
 
 from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.episode_calls import EpisodeCalls, PolicyMapping, checked_mapping
@@ -57,15 +63,37 @@ from ingest.delivery.events import (
 from ingest.delivery.outbox import OnFull, Outbox
 from ingest.delivery.sender import Sender
 from ingest.delivery.spool import Spool
-from ingest.delivery.transport import HttpSession, TokenSource, Transport
+from ingest.delivery.transport import Delivery, HttpSession, TokenSource, Transport
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
-from ingest.protocol.messages import End, LogAction, Start
+from ingest.protocol.messages import (
+    MSGPACK,
+    Activate,
+    End,
+    EventsReply,
+    LogAction,
+    M,
+    Rank,
+    RankedAction,
+    RankReply,
+    Slot,
+    Start,
+)
 from storage.experience.hashed import SAMPLING, hash_fraction
 from storage.system.forks import notice_fork
 from storage.wording import counted
 
 log = logging.getLogger("headrace.client")
+
+
+def _plain(value: Any) -> Any:
+    """The numbers of numpy as Python's."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"expected numbers, texts, lists and objects, got {type(value).__name__}")
+
+
+_encode_plain = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 class PolicyClient:
@@ -542,6 +570,88 @@ class PolicyClient:
         self._book.end(name)
         self._queueing.settle(name)
         return name
+
+    # --- candidates by id --------------------------------------------------------------------
+
+    def rank(
+        self,
+        context: Mapping[str, Any],
+        actions: Mapping[str, Any],
+        *,
+        excluded: Sequence[str] = (),
+        slots: Sequence[Mapping[str, Any]] = (),
+        event_id: str | None = None,
+        policy_id: str | None = None,
+        active: bool = True,
+        apprentice: bool = False,
+        action_prob: float | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> RankReply:
+        """Choose one of the actions, which are candidates by their ids, and log the choice.
+
+        The collector chooses, whatever the `inference_mode`, and the answer is on its disk. The
+        event is an episode that has ended; `reward` adds rewards within the policy's
+        `reward_window`. Without a published version the first action that is not excluded is the
+        baseline, and others are explored.
+
+        Args:
+            context: the other leaves of the observation, by name.
+            actions: the features of each candidate by id: a list of numbers, or an object if the
+                policy declares `candidate_features`.
+            excluded: ids that must not be chosen.
+            slots: choose several, each for one of these: objects with `context` and `excluded` of
+                their own. What an earlier slot has is not chosen again.
+            event_id: the episode's id; the same call again gets the same answer. Default: random.
+            active: False: the event counts only if `activate` is called within the reward window.
+            apprentice: the caller takes the baseline in any case, which is logged as its choice,
+                with its propensity `action_prob` (None: unknown).
+            tags: a few strings to filter by.
+
+        Returns an object with `event_id`, `reward_action_id` (the chosen id), `ranking` (all, with
+        `id` and `probability`), `slots` (the same for each) and `policy_version` (-1: baseline).
+        Raises Refusal (a ValueError) for an invalid call, and CollectorUnavailable without an
+        answer in time; then repeat the call with the same `event_id`.
+        """
+        notice_fork()
+        message = Rank(
+            context=dict(context),
+            actions=[RankedAction(id=name, features=given) for name, given in actions.items()],
+            excluded=list(excluded),
+            slots=msgspec.convert([*map(dict, slots)], list[Slot]),
+            event_id=uuid4().hex if event_id is None else event_id,
+            policy_id=self.policy_id if policy_id is None else policy_id,
+            active=active,
+            apprentice=apprentice,
+            action_prob=action_prob,
+            tags=None if tags is None else dict(tags),
+        )
+        return self._round_trip("/v1/rank", message, RankReply)
+
+    def reward(
+        self,
+        event_id: str,
+        reward: float,
+        *,
+        slot: int = 0,
+        info: Mapping[str, Any] | None = None,
+        reward_id: str | None = None,
+    ) -> None:
+        """Log a reward of a ranked event, also of another client's; `slot` counts from 0.
+
+        Like `log_returns` with `step=slot`: it is queued, and counts once.
+        """
+        self.log_returns(event_id, reward, info, step=slot, reward_id=reward_id)
+
+    def activate(self, event_id: str) -> None:
+        """Let an event count that was ranked with `active=False`. Raises as `rank`."""
+        notice_fork()
+        self._round_trip(f"/v1/activate/{quote(event_id, safe='')}", Activate(), EventsReply)
+
+    def _round_trip(self, path: str, message: Struct, kind: type[M]) -> M:
+        """Send a message, again until it is answered. Raises Refusal, CollectorUnavailable."""
+        body = _encode_plain(message)
+        delivery = Delivery(self._transport, "POST", path, body, {"Content-Type": MSGPACK})
+        return delivery.run(kind)
 
     # --- the policy --------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ingest.access.admission import audit
 from ingest.collector.weight_follower import (
@@ -392,6 +393,21 @@ class LivePolicies:
         if len(observations) == 1:
             return [self._act_one(live, policy, observations[0], explore)]
         return self._act_many(live, policy, observations, explore)
+
+    def ranked(
+        self, policy_id: str, schema_id: str, observation: bytes, *, canary: bool
+    ) -> tuple[Choice, npt.NDArray[np.float64]]:
+        """`act` on one observation, and the probability (n,) of each action. Raises Refusal."""
+        (choice,) = self.act(policy_id, schema_id, [observation], True, canary=canary)
+        if isinstance(choice, Refusal):
+            raise choice
+        live = self._live[policy_id]
+        served = live.served
+        if served is None:
+            raise self.nothing_served(policy_id)
+        policy = served.canary if canary and served.canary else served.policy
+        columns = live.observation.columns(observation, 1, [len(observation)])
+        return choice, policy.probabilities(policy.flatten(columns))[0]
 
     def _act_one(
         self, live: _LivePolicy, policy: NumpyPolicy, obs: bytes, explore: bool

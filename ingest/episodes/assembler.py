@@ -42,6 +42,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 import numpy as np
+from msgspec.structs import replace
 
 from ingest.episodes.client_instances import Instances
 from ingest.episodes.imported import Staged, columns_of, finished_of, parts_of
@@ -442,6 +443,8 @@ class EpisodeAssembler:
 
     def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
         name = episode.started.name
+        if event.activates:
+            episode.started = replace(episode.started, training_enabled=True)
         del self.episodes[name]
         if episode.whole is not None:
             episode.whole.open.pop(episode.started.agent_id or "", None)

@@ -94,6 +94,7 @@ class Ended(Struct, array_like=True, tag=4, frozen=True, gc=False):
     """An episode ended: `how` is an Ending; `cause` says why it broke.
 
     `waits`: its last part is sealed only by a later Cut, after its steps' reward windows.
+    `activates`: it is trained on, although its start had training disabled.
     """
 
     key: int
@@ -103,6 +104,7 @@ class Ended(Struct, array_like=True, tag=4, frozen=True, gc=False):
     cause: str = ""
     waits: bool = False
     agents: int = -1  # the number of tracks of the whole episode, if its end ended this track
+    activates: bool = False
 
 
 class Cut(Struct, array_like=True, tag=5, frozen=True, gc=False):

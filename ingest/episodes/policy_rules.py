@@ -10,6 +10,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.redaction_rules import leaf_rules, rules_for_earlier
 from storage.experience.episode import policy_of_id
 from storage.spaces.action_mask import ActionMask
+from storage.spaces.candidates import Candidates
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, SpaceError
 
@@ -40,6 +41,13 @@ class PolicyRules:
         except SpaceError:
             return None
         return None if mask and mask.leaf.path in [leaf.path for leaf, _ in redacted] else mask
+
+    @cached_property
+    def candidates(self) -> Candidates | None:
+        """The candidates of the observation, if it has any whose mask counts."""
+        if self.action_mask is None:
+            return None
+        return Candidates.of(self.observation.space, self.action.space)
 
     def require_allowed(self, obs: bytes, action: bytes | None = None) -> None:
         """Raise SpaceError if the observation's mask forbids the action, or allows no action."""

@@ -295,6 +295,87 @@ class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
             self.wait = PATIENCE
 
 
+class RankedAction(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A candidate: `features` are numbers in the declared order, or values by feature name."""
+
+    id: Id
+    features: Any = []
+
+
+class Slot(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A place of a slate: `context` is added to the event's, `excluded` to its exclusions."""
+
+    context: dict[str, Any] = {}
+    excluded: list[Id] = []
+
+
+class Rank(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/rank`: choose one of the actions, or one for each slot, as an episode of its own.
+
+    The first action that is not excluded is the baseline. `context` has the other leaves of the
+    observation. `event_id` names the episode: the same request again gets the same reply. Without
+    `active` the event counts only after `activate`. `apprentice`: the caller takes the baseline
+    itself, with the propensity `action_prob` (null: unknown).
+    """
+
+    context: dict[str, Any] = {}
+    actions: Annotated[list[RankedAction], Meta(max_length=MAX_EVENTS)]
+    excluded: list[Id] = []
+    slots: Annotated[list[Slot], Meta(max_length=MAX_EVENTS)] = []
+    event_id: Id | None = None
+    policy_id: Id | None = None
+    active: bool = True
+    apprentice: bool = False
+    action_prob: float | None = None
+    tags: dict[str, str] | None = None
+    ts: Micros | None = None
+
+
+class Probability(Struct, kw_only=True):
+    """An action of a ranking, with the policy's probability of choosing it."""
+
+    id: str
+    probability: float
+
+
+class Ranking(Struct, kw_only=True):
+    """The chosen action, and all actions: the chosen one, then by falling probability."""
+
+    reward_action_id: str
+    ranking: list[Probability]
+
+
+class RankReply(Struct, omit_defaults=True, kw_only=True):
+    """The reply to `Rank`. Of several slots, `slots` has the rankings, and the fields the first's.
+
+    `policy_version` is -1 for the baseline, before the first version.
+    """
+
+    event_id: str
+    reward_action_id: str
+    ranking: list[Probability]
+    slots: list[Ranking] = []
+    policy_version: int = -1
+    durable: bool = True  # left out when true
+
+
+class Reward(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/reward/{id}`: a reward for a ranked event, or one of its slots (from 0).
+
+    `reward_id` identifies a reward, so that a repetition counts once.
+    """
+
+    reward: float
+    slot: Count | None = None
+    reward_id: Id | None = None
+    info: dict[str, Any] | None = None
+    ts: Micros | None = None
+
+
+class Activate(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/activate/{id}`: a ranked event that was not `active` counts from now on."""
+
+
 class Register(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """`POST /v1/instances`: a new client instance, or with `name` an import that may resume."""
 

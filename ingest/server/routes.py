@@ -30,6 +30,7 @@ from ingest.protocol.errors import STATUS, Refusal, not_found
 from ingest.server import openapi
 from ingest.server.action_routes import Acting
 from ingest.server.disk_space import DiskSpace
+from ingest.server.rank_routes import Ranker
 from ingest.server.route_table import ROUTES
 from ingest.server.status_page import NOTHING, Facts, PolicyFacts, status_page
 from ingest.server.weight_routes import WeightChanges, WeightDownloads
@@ -70,6 +71,7 @@ class Routes:
         self.collector = collector
         self.live = live
         self.acting = Acting(collector, live)
+        self._ranker = Ranker(collector, live)
         self.imports = Importer(collector)
         self.limits = limits or ServerLimits()
         self._version = version
@@ -245,6 +247,18 @@ class Routes:
         message = request.decode(wire.ActionBatch)
         _require_events(request.caller, message.events, actions=len(message.actions))
         return Response.of(await self.acting.act(message, request.caller), request)
+
+    async def rank(self, request: Request) -> Response:
+        reply = await self._ranker.rank(request.decode(wire.Rank), request.caller)
+        return Response.of(reply, request, 201)
+
+    async def reward(self, request: Request) -> Response:
+        event = self._ranker.reward(request.params["id"], request.decode(wire.Reward))
+        return Response.of(await self._accept_single(request, event), request)
+
+    async def activate(self, request: Request) -> Response:
+        request.decode(wire.Activate)
+        return Response.of(await self._ranker.activate(request.params["id"]), request)
 
     # --- asking ----------------------------------------------------------------------------
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from storage.declarations.redaction_rules import check_redaction
 from storage.errors import NewerFormat
 from storage.experience.episode import DEFAULT_POLICY
+from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import (
     Space,
     SpaceError,
@@ -23,6 +24,7 @@ from storage.spaces.descriptors import (
     space_from_json,
     space_to_json,
 )
+from storage.spaces.named_features import NamedFeatures
 from storage.system.formats import require_format
 
 FORMAT_VERSION = 1
@@ -89,6 +91,8 @@ class PolicyDeclaration:
         steps_per_version: flow control of on-policy training: steps with one version after which
             clients wait until newer weights are live; None: no limit.
         max_policy_lag: how many versions a client may be behind before it waits; None: no limit.
+        candidate_features: the names of the features of candidates (storage.spaces.named_features),
+            in the order of the leaf's columns; empty: they have none.
         redact: path below `obs`, `infos` or `tags` -> "drop" or "hash": values to remove, or to
             replace with pseudonyms, before anything is stored.
     """
@@ -110,6 +114,7 @@ class PolicyDeclaration:
     steps_per_version: int | None = None
     max_policy_lag: int | None = None
     redact: Mapping[str, str] = field(default_factory=dict)
+    candidate_features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_policy_id(self.policy_id)
@@ -136,6 +141,7 @@ class PolicyDeclaration:
         if self.spec is not None and not isinstance(self.spec, Mapping):
             raise DeclarationError(f"spec: expected an object or null, got {self.spec!r:.80}")
         object.__setattr__(self, "reward_range", _checked_range(self.reward_range))
+        object.__setattr__(self, "candidate_features", self._checked_features())
         try:
             check_redaction(self.redact, self.observation)
         except ValueError as error:
@@ -146,6 +152,21 @@ class PolicyDeclaration:
         value = getattr(self, name)
         if not _is_number(value) or not fits(value):
             raise DeclarationError(f"{name}: expected {expected}, got {value!r:.80}")
+
+    def _checked_features(self) -> tuple[str, ...]:
+        """The names of features, one for each column of `candidates`. Raises DeclarationError."""
+        given = self.candidate_features
+        try:
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise SpaceError(f"expected a list of names, got {given!r:.80}")
+            NamedFeatures(given)
+            found = Candidates.of(self.observation, self.action) if given else None
+        except SpaceError as error:
+            raise DeclarationError(f"candidate_features: {error}") from error
+        if given and (found is None or len(given) != found.width):
+            wanted = "none without candidates" if found is None else f"{found.width} names"
+            raise DeclarationError(f"candidate_features: expected {wanted}, got {len(given)}")
+        return tuple(given)
 
     @property
     def schema_id(self) -> str:
@@ -166,6 +187,10 @@ class PolicyDeclaration:
             del document["reward_range"]
         else:
             document["reward_range"] = list(self.reward_range)
+        if self.candidate_features:
+            document["candidate_features"] = list(self.candidate_features)
+        else:
+            del document["candidate_features"]
         return document
 
     @classmethod

@@ -3,4 +3,12 @@
 Imports only numpy, except `gymnasium_spaces`, which needs gymnasium.
 """
 
-__all__ = ["action_mask", "candidates", "codec", "descriptors", "gymnasium_spaces", "leaves"]
+__all__ = [
+    "action_mask",
+    "candidates",
+    "codec",
+    "descriptors",
+    "gymnasium_spaces",
+    "leaves",
+    "named_features",
+]

@@ -104,6 +104,9 @@ ROUTES = [
     ("POST", "/v1/episodes/none/log_returns", {"reward": 1}, {"log", "both"}),
     ("POST", "/v1/episodes/none/end", {}, {"log", "both"}),
     ("POST", "/v1/episodes/none/action", {"obs": OBS}, {"act", "both"}),
+    ("POST", "/v1/rank", {"actions": []}, {"both"}),
+    ("POST", "/v1/reward/none", {"reward": 1}, {"log", "both"}),
+    ("POST", "/v1/activate/none", {}, {"log", "both"}),
 ]
 
 
