@@ -34,7 +34,7 @@ from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.judging.action_cells import cells_of
 from policy.judging.fold_policies import FoldPolicies
-from policy.judging.judged_log import JUDGED_BY, JudgedBlock, JudgedLog, Lineage
+from policy.judging.judged_log import JUDGED_BY, JudgedBlock, JudgedLog, Lineage, rows_of_block
 from policy.judging.judged_sample import Sample, Taken, ahead
 from policy.judging.report import EvaluationResult
 from policy.judging.scratch import Scratch
@@ -144,6 +144,7 @@ def evaluate(
     with Scratch() as scratch:
         gathered = _Gathered(log, loaded, live, rules, scratch)
         gathered.read(log.blocks(selection, on_progress))
+        gathered.read_later(selection)
         before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes, asked)
         shared = candidates_note(before.others + 1, rules.confidence, settings.alpha_budget)
         rules = _with_earlier(rules, before, settings.alpha_budget, streams=len(log.rows))
@@ -400,6 +401,18 @@ class _Gathered:
             self._evidence.add(self._data(block, units), candidate, policies)
         self._log.require_tag()
 
+    def read_later(self, selection: LogSelection) -> None:
+        """Read the observations of the steps after the period, if it has an end."""
+        if selection.until is None:
+            return
+        spec, later = self._policy.spec, replace(selection, since=selection.until, until=None)
+        rows = rows_of_block(spec.flattener.size)
+        with later.reader(batch_size=rows, columns=("obs",)) as reader:
+            for batch in reader:
+                flat = spec.flattener.columns(columns_of(spec.observation, "obs", batch))
+                known = np.isfinite(flat).all(axis=1)
+                self._evidence.contexts.add_later(_described(spec, flat[known]))
+
     def judged(self, rules: Rules, checks: Sequence[Diagnostic]) -> Judgement:
         """The judgement by these rules and the log's checks, with those of the caller."""
         apart = max(0.0, 1 - self._kept / self._certain) if self._certain else 0.0
@@ -450,16 +463,14 @@ class _Gathered:
     def _data(self, block: JudgedBlock, units: npt.NDArray[np.int64] | None) -> Judged:
         space = self._policy.spec.action
         start, names = (space.start, space.names) if isinstance(space, Discrete) else (0, ())
-        spec, flat, taken = self._policy.spec, block.flat, None
-        if spec.candidates is not None and spec.flattener.features:
-            flat = spec.flattener.features_of(flat)  # as one model for each position would be large
+        taken = None
         if isinstance(space, Discrete):
             taken = block.steps["actions"].astype(np.int64) - start
         return Judged(
             rewards=np.asarray(block.steps[REWARDS], np.float64),
             lengths=block.lengths,
             behaviour_logp=np.asarray(block.steps[ACTION_LOGP], np.float64),
-            flat=flat,
+            flat=_described(self._policy.spec, block.flat),
             taken=taken,
             start=start,
             names=names or (),
@@ -471,6 +482,16 @@ class _Gathered:
             times=block.times,
             lost=block.lost if block.lost.any() else None,
         )
+
+
+def _described(spec: PolicySpec, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What models and checks know of observations (S, D): not the features of candidates.
+
+    One model for each position would be large.
+    """
+    if spec.candidates is not None and spec.flattener.features:
+        return spec.flattener.features_of(flat)
+    return flat
 
 
 def _comparable(

@@ -133,13 +133,19 @@ def _means(numbers: FloatArray, units: FloatArray) -> FloatArray:
 
 
 class ContextDrift:
-    """The means of D features in parts of a log of equal size, in its order."""
+    """The means of D features in parts of a log of equal size, in its order, and after it."""
 
     def __init__(self) -> None:
         self._size, self._seen = FIRST_PIECE, 0
         self._rows = np.zeros(PIECES)
         self._sums = np.zeros((PIECES, 0))
         self._squares = np.zeros(0)
+        self._later_rows, self._later = 0, np.zeros(1)
+
+    def add_later(self, flat: npt.NDArray[np.floating]) -> None:
+        """Add S rows (S, D) of after the log, by which nothing is judged."""
+        self._later_rows += len(flat)
+        self._later = self._later + np.asarray(flat, np.float64).sum(axis=0)
 
     def add(self, flat: npt.NDArray[np.floating]) -> None:
         """Add S rows (S, D)."""
@@ -160,23 +166,28 @@ class ContextDrift:
         self._squares += (numbers**2).sum(axis=0)
 
     def check(self) -> list[Diagnostic]:
-        """A note if a feature's mean in the last parts, up to a fifth, is far from that before."""
+        """A note for each that is far from the means before it: the last parts, up to a fifth, and
+        what came after the log."""
         late = np.flatnonzero(np.cumsum(self._rows[::-1])[::-1] <= LAST * self._seen)
-        late = late[self._rows[late] > 0]
-        last, rest = self._rows[late].sum(), self._seen - self._rows[late].sum()
-        if not self._sums.shape[1] or min(last, rest) < FEWEST:
-            return []
-        whole = self._sums.sum(axis=0)
-        spread = np.sqrt(np.maximum(self._squares / self._seen - (whole / self._seen) ** 2, 0))
-        now = self._sums[late].sum(axis=0)
-        apart = now / last - (whole - now) / rest
-        moved = np.abs(apart) / np.where(spread > 0, spread, math.inf)
-        feature = int(moved.argmax())
-        if moved[feature] <= MOVED:
-            return []
-        sentence = (
-            f"feature {feature} of the observations moved by {moved[feature]:.2g} standard "
-            "deviations at the end of the log: the candidate is judged on other "
-            "observations than those to come"
-        )
-        return [at_most("context_drift", float(moved[feature]), None, sentence)]
+        whole, last = self._sums.sum(axis=0), self._sums[late].sum(axis=0)
+        squares = self._squares / max(1, self._seen)
+        spread = np.sqrt(np.maximum(squares - (whole / max(1, self._seen)) ** 2, 0))
+        spread[spread == 0] = math.inf
+        rows = int(self._rows[late].sum())
+        notes = []
+        for now, count, before, others, when in (
+            (last, rows, whole - last, self._seen - rows, "at the end of"),
+            (self._later, self._later_rows, whole, self._seen, "after"),
+        ):
+            if min(count, others) < FEWEST or not whole.size:
+                continue
+            moved = np.abs(now / count - before / others) / spread
+            feature = int(moved.argmax())
+            sentence = (
+                f"feature {feature} of the observations moved by {moved[feature]:.2g} standard "
+                f"deviations {when} the judged log: the candidate is judged on other "
+                "observations than those to come"
+            )
+            if moved[feature] > MOVED:
+                notes.append(at_most("context_drift", float(moved[feature]), None, sentence))
+        return notes

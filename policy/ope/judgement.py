@@ -233,7 +233,7 @@ class Evidence:
         self._bars = [_BarDifferences(name, rules.margin, column) for name in bars]
         self._lost = [LostEpisodes(column) for _ in bars]
         self._propensities, self._repeats = Propensities(), Repeats()
-        self._drift, self._contexts = Drift(len(bars), column), ContextDrift()
+        self._drift, self.contexts = Drift(len(bars), column), ContextDrift()
         self._action: Callable[[int], str] = str  # names an action
         self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
         self._scores: EarlierScores | None = None
@@ -303,7 +303,7 @@ class Evidence:
             if number == 0 or (self._bars[number - 1] in bars and not self._bars[number - 1].logged)
             for one in self._checks(number, weighed, rules, approximate)
         ]
-        checks += [self._propensities.check(), self._repeats.check(), *self._contexts.check()]
+        checks += [self._propensities.check(), self._repeats.check(), *self.contexts.check()]
         for one, bar in zip(comparisons, bars, strict=True):
             checks += self._drift.checks(
                 self._bars.index(bar),
@@ -338,7 +338,7 @@ class Evidence:
     ) -> None:
         """Whether these episodes are what they claim to be; by no range and no bar's rewards."""
         self._test_propensities(data, candidate)
-        self._contexts.add(data.flat)
+        self.contexts.add(data.flat)
         timed = data.times is not None
         self._repeats.add(fingerprints(data), data.units, timed=timed, pass_prob=data.pass_prob)
         if data.taken is not None and candidate.probs is not None:

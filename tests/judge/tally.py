@@ -119,7 +119,7 @@ class _Beside(Evidence):
     def __init__(self, first: Evidence, bar: Bar, rules: Rules) -> None:
         super().__init__([bar.name], rules)
         self._support, self._propensities = first._support, first._propensities
-        self._repeats, self._contexts = first._repeats, first._contexts
+        self._repeats, self.contexts = first._repeats, first.contexts
 
     def _inspect(self, *inspected: object) -> None:
         """The first one did."""

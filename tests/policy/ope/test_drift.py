@@ -86,3 +86,7 @@ def test_a_feature_that_moves_is_noted():
     calm = ContextDrift()
     calm.add(flat[:16_000])
     assert calm.check() == []
+    calm.add_later(flat[16_000:, :])
+    (note,) = calm.check()
+    assert note.sentence.startswith("feature 2 of the observations moved by ")
+    assert note.value == pytest.approx(1.0, abs=0.1)
