@@ -7,6 +7,8 @@ STAMP := .venv/setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' '
 # Airflow caps web libraries that Headrace does not: it lives apart and calls the command line.
 AIRFLOW := .venv-airflow/bin
 D3RLPY := .venv-d3rlpy/bin
+RLLIB := .venv-rllib/bin
+RLLIB_STAMP := .venv-rllib/setup-$(shell cksum < tests/rllib/constraints.txt | tr ' ' '-')
 AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.txt | tr ' ' '-')
 
 # The tests start hundreds of processes: what one has compiled is there for the next.
@@ -16,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags d3rlpy unit long attack faults faults-long judge format demo demo-seeds bench docs release clean
+.PHONY: help setup test lint dags d3rlpy exports rllib unit long attack faults faults-long judge format demo demo-seeds bench docs release clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -57,6 +59,30 @@ d3rlpy:  ## the d3rlpy program of docs/own_loop.md, in an environment of its own
 	$(D3RLPY)/python -m pip install -qq 'torch==2.13.0' 'd3rlpy==2.8.1' pyarrow watchdog scipy \
 		msgspec safetensors requests urllib3
 	$(D3RLPY)/python -m tests.docs.own_loop d3rlpy
+
+# What each library reads of an export. LeRobot's torch is older; one of its packages ships `tests`.
+exports: setup $(RLLIB_STAMP)  ## exports, loaded by their own libraries, each in an environment of its own
+	$(BIN)/python -m tests.policy.exporting.libraries torchrl
+	$(RLLIB)/python -m tests.policy.exporting.libraries minari huggingface
+	@$(D3RLPY)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv-d3rlpy
+	$(D3RLPY)/python -m pip install -qq 'torch==2.13.0' 'd3rlpy==2.8.1' pyarrow watchdog scipy \
+		msgspec safetensors requests urllib3
+	$(D3RLPY)/python -m tests.policy.exporting.libraries d3rlpy
+	@.venv-lerobot/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv-lerobot
+	.venv-lerobot/bin/python -m pip install -qq 'lerobot==0.4.4' msgspec watchdog
+	rm -rf .venv-lerobot/lib/python3*/site-packages/tests
+	.venv-lerobot/bin/python -m tests.policy.exporting.libraries lerobot
+
+rllib: $(RLLIB_STAMP)  ## Ray's algorithms on a log, in their own environment
+	RAY_DATA_DISABLE_PROGRESS_BARS=1 PYTHONPATH=. $(RLLIB)/python -m pytest -s \
+		-c tests/rllib/pytest.ini --rootdir=. --confcutdir=tests/rllib tests/rllib
+
+$(RLLIB_STAMP):
+	@echo 'Setting up .venv-rllib; the first time takes minutes.'
+	@$(RLLIB)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv-rllib
+	$(RLLIB)/python -m pip install -qq -r tests/rllib/constraints.txt
+	@rm -f .venv-rllib/setup-*
+	@touch $@
 
 # More workers than cores: many tests wait, for a process to start or a file to be on disk.
 unit: setup  ## the tests but for the long ones

@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from policy.envs.env_context import EnvContext as EnvContext
     from policy.envs.env_runner import EnvFailed as EnvFailed
     from policy.envs.env_runner import EnvRunner as EnvRunner
+    from policy.exporting.ray_data import read_ray as read_ray
     from policy.inference.action_rule import ActionRule as ActionRule
     from policy.inference.distributions import NotFinite as NotFinite
     from policy.inference.spec import ModuleSpec as ModuleSpec
@@ -249,6 +250,7 @@ _NAMES = {
     "policy.envs.conformance": "BaseEnvConformance",
     "policy.envs.env_context": "EnvContext",
     "policy.envs.env_runner": "EnvFailed EnvRunner",
+    "policy.exporting.ray_data": "read_ray",
     "policy.inference.action_rule": "ActionRule",
     "policy.inference.distributions": "NotFinite",
     "policy.inference.spec": "ModuleSpec PolicySpec SpecError",
@@ -314,6 +316,7 @@ _SERVER = "ingest.embedded.policy_server_input"
 _READERS = (
     "policy.data.freeze",
     "policy.data.run_once",
+    "policy.exporting.ray_data",
     "policy.training.train",
     "storage.reading.multi_agent_reader",
     "storage.reading.shard_reader",

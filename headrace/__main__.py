@@ -137,6 +137,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
     """Every command, in the order of `--help`."""
     from headrace.cli import canaries as canaries
     from headrace.cli import collecting as edge
+    from headrace.cli import exporting as exporting
     from headrace.cli import importing as importing
     from headrace.cli import learning as learning
     from headrace.cli import maintaining as maintaining
@@ -155,7 +156,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
         publishing.resume,
     )
     looking = (edge.ls, reporting.report, edge.verify, edge.pseudonym)
-    bringing = (edge.collect, importing.import_source)
+    bringing = (edge.collect, importing.import_source, exporting.export)
     upkeep = (maintaining.compact, maintaining.retain, maintaining.erase)
     keeping = (*upkeep, maintaining.backup, maintaining.restore, maintaining.adopt)
     return (*whole_way, *bringing, *judging, *numbering, *looking, *keeping)

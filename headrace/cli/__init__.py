@@ -3,13 +3,14 @@
 May import every folder, because the commands put them together. Each command imports what it needs
 when it runs, so `--help` loads neither torch nor Arrow, but for `train` and `up`, which list the
 settings of algorithms. A module is a group of commands, even if the group is one command
-(`reporting`, `maintaining`).
+(`exporting`, `reporting`, `maintaining`).
 """
 
 __all__ = [
     "canaries",
     "collecting",
     "declared",
+    "exporting",
     "importing",
     "learning",
     "maintaining",

@@ -10,15 +10,15 @@ from __future__ import annotations
 # folder -> our folders, then third-party packages. `headrace/__init__` may name everything.
 MAY_IMPORT = {
     "headrace": (
-        "headrace.cli headrace.extras ingest.protocol ingest.server storage.declarations"
-        " storage.errors storage.system typer"
+        "headrace.cli headrace.extras ingest.protocol ingest.server policy.exporting"
+        " storage.declarations storage.errors storage.system ray typer"
     ),
     "headrace.cli": (
         "headrace.demo headrace.extras headrace.output headrace.up ingest.access"
         " ingest.backup ingest.client ingest.collector ingest.delivery ingest.episodes"
         " ingest.erasure ingest.importing ingest.protocol ingest.server ingest.verification"
-        " policy.algorithms policy.data policy.inference policy.judging policy.tracking"
-        " policy.training storage.declarations storage.errors storage.experience"
+        " policy.algorithms policy.data policy.exporting policy.inference policy.judging"
+        " policy.tracking policy.training storage.declarations storage.errors storage.experience"
         " storage.journal storage.maintenance storage.objects storage.system storage.verify"
         " storage.weights storage.wording msgspec typer"
     ),
@@ -132,6 +132,11 @@ MAY_IMPORT = {
     # advantages are those of PPO
     "policy.sampling": (
         "policy.algorithms policy.envs policy.inference storage.experience storage.spaces numpy"
+    ),
+    "policy.exporting": (
+        "policy.algorithms policy.data policy.inference storage.errors storage.experience"
+        " storage.objects storage.reading storage.spaces storage.system h5py msgspec numpy pyarrow"
+        " ray torch"
     ),
     "policy.training": (
         "policy.algorithms policy.data policy.inference policy.networks policy.progress"

@@ -4,9 +4,11 @@ The test imports the module, or names it between backticks in its docstring.
 """
 
 TESTED_BY = {
+    "headrace.cli.exporting": "policy/exporting/test_opening",
     "headrace.demo.play": "docs/test_marked_blocks",
     "headrace.demo.stage": "headrace/demo/test_run",
     "headrace.extras": "headrace/test_main",
+    "headrace.rllib": "rllib/test_offline",
     "headrace.output.results": "headrace/cli/test_learning",
     "ingest.access.key_files": "ingest/access/test_tokens",
     "ingest.bulk_import.acceptance": "ingest/bulk_import/test_handler",
@@ -68,6 +70,12 @@ TESTED_BY = {
     "policy.envs.env_context": "policy/worker/test_rollout_worker_construction",
     "policy.envs.vector_base_env": "policy/envs/test_base_env",
     "policy.envs.vector_env": "policy/sampling/test_sampler",
+    "policy.exporting.episodes": "policy/exporting/test_opening",
+    "policy.exporting.hdf5": "policy/exporting/test_opening",
+    "policy.exporting.lerobot": "policy/exporting/test_opening",
+    "policy.exporting.runs": "policy/exporting/test_opening",
+    "policy.exporting.tables": "policy/exporting/test_opening",
+    "policy.exporting.torchrl": "policy/exporting/test_opening",
     "policy.inference.action_layout": "policy/inference/test_action_rule",
     "policy.inference.distributions": "policy/inference/test_action_rule",
     "policy.judging.gate": "policy/judging/test_evaluate_verdicts",
