@@ -1,7 +1,7 @@
 """An export, imported again, is the log: rows, ends, and observations as far as they are known.
 
-The modules of the formats are `episodes`, `hdf5`, `lerobot`, `tables` and `torchrl`; the command is
-in `headrace.cli.exporting`. Libraries load exports in environments of their own: `make exports`.
+The command is `headrace.cli.exporting`. The formats' own libraries load exports in environments of
+their own: `make exports`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from ingest.importing.importing import import_table
 from ingest.importing.inference import infer_spaces
 from ingest.importing.options import ImportOptions
+from policy.exporting import episodes, hdf5, lerobot, tables, torchrl
 from policy.exporting.opening import FORMATS, export
 from policy.exporting.runs import ExportFailed
 from storage.declarations.declaration import PolicyDeclaration
@@ -195,3 +196,5 @@ def test_the_command_says_what_it_left_out(log: Any, tmp_path: Path) -> None:
 
 def test_every_format_is_tested() -> None:
     assert {*FORMATS} == {*IMPORTS, "rllib", "torchrl"}
+    for module in (episodes, hdf5, lerobot, tables, torchrl):
+        assert module.__name__.rpartition(".")[2] in FORMATS.values()
