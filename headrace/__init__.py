@@ -37,6 +37,7 @@ Exceptions:
     │   ├── WeightsRefused (ValueError)   weights that their spec cannot act with
     │   ├── PolicyPinned            a rollback holds until `headrace resume`
     │   ├── GenerationConflict      the live version was changed in the meantime
+    │   │   └── LiveChanged         another candidate or generation is live than the caller named
     │   └── LeaseHeld               another follower trains this policy
     ├── ShardError
     │   ├── ShardDamaged            a file does not match its name or its format
@@ -142,6 +143,7 @@ if TYPE_CHECKING:
     from storage.errors import JournalLocked as JournalLocked
     from storage.errors import JournalLookedAt as JournalLookedAt
     from storage.errors import LeaseHeld as LeaseHeld
+    from storage.errors import LiveChanged as LiveChanged
     from storage.errors import NewerFormat as NewerFormat
     from storage.errors import NothingYet as NothingYet
     from storage.errors import ObjectChanged as ObjectChanged
@@ -271,9 +273,9 @@ _NAMES = {
     "storage.declarations.policy_files": "load_declarations save_declaration",
     "storage.errors": (
         "FolderMoved GenerationConflict JournalBehind JournalError JournalFailed JournalFull "
-        "JournalLocked JournalLookedAt LeaseHeld NewerFormat NothingYet ObjectChanged ObjectError "
-        "ObjectExists ObjectNotFound ObjectUnusable PolicyPinned StorageError WeightStoreError "
-        "WeightsDamaged WeightsNotFound WeightsRefused"
+        "JournalLocked JournalLookedAt LeaseHeld LiveChanged NewerFormat NothingYet ObjectChanged "
+        "ObjectError ObjectExists ObjectNotFound ObjectUnusable PolicyPinned StorageError "
+        "WeightStoreError WeightsDamaged WeightsNotFound WeightsRefused"
     ),
     "storage.experience.conformance": "InputReaderConformance",
     "storage.experience.episode": "Episode EpisodeError Part Step",

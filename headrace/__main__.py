@@ -38,6 +38,10 @@ except ModuleNotFoundError:  # the base install: main() names the extra to insta
 _NAMES = ("EAGAIN", "ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ETIMEDOUT")
 PASSING = frozenset(getattr(errno, name) for name in _NAMES)
 """Errors of the system that may pass, so that another try may succeed."""
+HELD = 6
+"""The exit status if a pin or a canary holds the policy, or another generation is live."""
+NOTHING_YET = 7
+"""The exit status if there is no data, candidate or live version so far."""
 
 
 def main() -> None:
@@ -83,23 +87,27 @@ def _advised(error: Exception) -> str:
 
 
 def _status(error: Exception) -> int:
-    """The exit status of an error: 2, except for passing errors, damage, pins and missing data."""
+    """The exit status of an error: docs/exit_statuses.md; 2 for what a retry cannot change."""
     from ingest.protocol.errors import CollectorUnavailable, Refusal
     from ingest.server.listening import ServeError
     from storage.errors import (
         GenerationConflict,
         LeaseHeld,
+        LiveChanged,
         NothingYet,
         PolicyPinned,
         WeightsDamaged,
         WeightStoreError,
     )
 
-    later = (PolicyPinned, GenerationConflict, WeightsDamaged, CollectorUnavailable, NothingYet)
-    if isinstance(error, later):
+    if isinstance(error, (PolicyPinned, LiveChanged)):
+        return HELD
+    if isinstance(error, NothingYet):
+        return NOTHING_YET
+    if isinstance(error, (GenerationConflict, WeightsDamaged, CollectorUnavailable)):
         return 1
     if isinstance(error, Refusal) and error.code in ("pinned", "conflict", "disk_full", "busy"):
-        return 1
+        return HELD if error.code == "pinned" else 1
     cause = error.__cause__ if isinstance(error, WeightStoreError) else error
     if isinstance(cause, OSError) and cause.errno in PASSING:
         return 1

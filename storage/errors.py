@@ -21,6 +21,7 @@
         ├── WeightsRefused       weights that their spec cannot act with: not stored, not live
         ├── PolicyPinned         a rollback holds until `headrace resume`
         ├── GenerationConflict   the live version was changed in the meantime
+        │   └── LiveChanged      another candidate or generation is live than the caller named
         └── LeaseHeld            another follower trains this policy; the text names it
 
 Errors of values (`SpaceError`, `EpisodeError`, `ValueError`) are the caller's. They are defined in
@@ -112,6 +113,10 @@ class PolicyPinned(WeightStoreError):
 
 class GenerationConflict(WeightStoreError):
     """The live version has another generation than the caller expected."""
+
+
+class LiveChanged(GenerationConflict):
+    """Another candidate or generation is live than the caller named: a retry changes nothing."""
 
 
 class LeaseHeld(WeightStoreError):

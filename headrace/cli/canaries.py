@@ -7,16 +7,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import ROOT, AdminToken, Ca, Json, PolicyId, Root
 from headrace.cli.publishing import audited
 from headrace.cli.roots import require_root
-from headrace.cli.serving import WaitFor, Where, report_served
+from headrace.cli.serving import Expected, WaitFor, Where, report_served
 from policy.judging.settings import CanarySettings
 from storage.wording import counted
+
+if TYPE_CHECKING:
+    from policy.data.freeze import Frozen
 
 CANNOT_TELL_EXIT = 4
 STATUSES = {"better": 0, "worse": 1}
@@ -54,16 +57,25 @@ def start(
     share: str,
     waiting: WaitFor,
     *,
+    frozen: Frozen | None = None,
     as_json: bool,
 ) -> None:
-    """Start a canary, and print about how many episodes a verdict needs."""
+    """Start a canary, and print about how many episodes a verdict needs.
+
+    With a frozen data set it is started once, so that a late retry does not start it again.
+    """
+    from policy.data.run_once import once
     from policy.judging.canary import start_canary
 
-    document = start_canary(root, policy_id, candidate, share_of(share))
+    def work() -> dict[str, Any]:
+        return start_canary(root, policy_id, candidate, share_of(share))
+
+    key = {"policy_id": policy_id, "candidate": candidate, "share": share}
+    document: dict[str, Any] = work() if frozen is None else once(frozen, "canary", key, work)
     version = document["canary"]
     details = {"canary": version, "share": document["share"], "by": "command line"}
     acts = f"version {version} acts in {document['share']:.3g} of the episodes"
-    if document["started"]:
+    if document["started"] and not document.get("unchanged"):
         audited("canary_started", policy=policy_id, version=document["version"], **details)
     else:
         acts += ", as before"
@@ -77,18 +89,22 @@ def canary(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     settings: CanarySettings,
+    expected: Expected,
     token: AdminToken = None,
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Judge the open canary against the live version, by its own episodes.
 
-    May be repeated at any time. Exit status 1: worse; 4: cannot tell.
+    May be repeated at any time. Exit status 1: worse; 4: cannot tell, or too young: `state` of
+    --json tells these apart.
     """
     require_root(root, policy_id)
     from headrace.output import console, results
     from policy.judging.canary import judge_canary
+    from storage.weights.store import WeightFolder
 
+    expected.of(WeightFolder(root, policy_id))
     found = judge_canary(root, policy_id, settings)
     if found["verdict"] not in STATUSES:
         found["journal"] = _in_journal(root, policy_id, token, ca)
@@ -118,19 +134,30 @@ def promote(
     policy_id: PolicyId = "default",
     gate: Annotated[bool, "Promote only if its episodes show that it is better."] = True,
     settings: CanarySettings,
+    expected: Expected,
     waiting: WaitFor,
     as_json: Json = False,
 ) -> None:
     """Make the canary live in all episodes; `rollback` ends it instead.
 
-    Exit status 1: worse; 4: cannot tell; 5: wanted, but not served in time by a registered
-    collector.
+    With --candidate, a repeated command changes nothing. Exit status 1: worse; 4: cannot tell; 5:
+    wanted, but not served in time by a registered collector.
     """
     require_root(root, policy_id)
     from headrace.output import console
+    from policy.inference.weight_store import WeightStore
     from policy.judging.canary import promote as run
 
-    document = run(root, policy_id, settings, gated=gate)
+    where, store = Where(root=root, policy_id=policy_id), WeightStore(root, policy_id)
+    live = store.live()
+    if expected.candidate is not None and live is not None and live.canary_version is None:
+        store.expect(expected.candidate, None)
+        document: dict[str, Any] = {"policy_id": policy_id, "promoted": True, "unchanged": True}
+        document |= {"version": live.version, "generation": live.generation}
+        note = ", as before"
+        return report_served(document, where, waiting, note=note, as_json=as_json)
+    generation = expected.of(store)
+    document = run(root, policy_id, settings, gated=gate, expected_generation=generation)
     if not document["promoted"]:
         for reason in document["reasons"]:
             print(f"{document['verdict']}: {reason}", file=sys.stderr)
@@ -140,11 +167,10 @@ def promote(
     if document["note"]:
         print(f"note: {document['note']}", file=sys.stderr)
     audited("promoted", policy=policy_id, version=document["version"], by="command line")
-    where = Where(root=root, policy_id=policy_id)
     judged = f"{document['verdict']}, by {counted(document['episodes'], 'episode')}"
     without = f"without a gate; its verdict was: {document['verdict']}"
     note = f" ({judged if gate else without})"
-    report_served(document, where, waiting, note=note, as_json=as_json)
+    return report_served(document, where, waiting, note=note, as_json=as_json)
 
 
 def _exit(found: dict[str, Any]) -> None:

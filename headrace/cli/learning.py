@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _WITHOUT_GATE = (
-    "neither --url nor --manifest, nor an option of the gate: `canary` judges its own episodes, by "
+    "neither --url nor an option of the gate: `canary` judges its own episodes, by "
     "the range that `collect --reward-range LOW HIGH` declares"
 )
 CandidateDigest = Annotated[
@@ -63,15 +63,25 @@ def freeze(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     schema_id: SchemaId = None,
+    up_to: Annotated[
+        list[str] | None,
+        "Only the stream's ordinals up to this one; no stream without. May be repeated.",
+        Meta(extra={"metavar": "<stream=ordinal>"}),
+    ] = None,
     retry_for: RetryFor = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Write a manifest of the stored ordinals; the same shards give the same file."""
+    """Write a manifest of the stored ordinals; the same shards give the same file.
+
+    With --up-to, as a collector's --on-seal posts them, later shards change nothing. Exit status 7:
+    no data yet.
+    """
     require_root(root, policy_id)
     from headrace.output import console
     from policy.data.freeze import freeze as run
 
-    frozen = run(root, policy_id, schema_id=schema_id, retry_for=retry_for)
+    marks = None if up_to is None else dict(_mark(text) for text in up_to)
+    frozen = run(root, policy_id, schema_id=schema_id, up_to=marks, retry_for=retry_for)
     if as_json:
         return console.line(frozen.to_dict())
     for name, why in frozen.skipped.items():
@@ -82,6 +92,13 @@ def freeze(
     return print(
         f"{counted(frozen.rows, 'row')} in {counted(frozen.parts, 'part')}: {frozen.path} ({known})"
     )
+
+
+def _mark(text: str) -> tuple[str, int]:
+    stream, _, ordinal = text.partition("=")
+    if not (stream and ordinal.isdecimal()):
+        raise ValueError(f"--up-to: expected stream=ordinal, got {text!r:.80}")
+    return stream, int(ordinal)
 
 
 def train(
@@ -246,12 +263,21 @@ def evaluate(
     plot: Annotated[Path | None, "PNG file of all intervals."] = None,
     html: Annotated[Path | None, "HTML file of the whole report."] = None,
     manifest: Manifest = None,
+    every: Annotated[
+        bool,
+        "A scorecard: the live version of every policy, and the checks of its log.",
+        Meta(extra={"name": "--all"}),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Judge weights off-policy on the logged episodes: better, worse, or cannot tell.
 
     The bars are the live version and the logging policy. The exit status is 0 for every verdict.
     """
+    if every:
+        if weights not in ("latest", "live") or log or plot or html or manifest is not None:
+            raise ValueError("--all: expected no weights, nor --log, --plot, --html or --manifest")
+        return _scorecard(root, settings, as_json)
     require_root(root, policy_id)
     for other in log or ():
         require_root(other, option="--log")
@@ -274,6 +300,22 @@ def evaluate(
     if html is not None:
         _write_page(html, document["logs"])
     return console.line(document) if as_json else results.evaluated(document["logs"])
+
+
+def _scorecard(root: Root, settings: EvaluationSettings, as_json: bool) -> None:
+    """Judge every policy's live version; one that cannot be judged does not hide the others."""
+    require_root(root)
+    from headrace.output import console, results
+    from policy.judging.scorecard import scorecard
+
+    with console.progress() as progress:
+        found = scorecard(root, settings, on_progress=progress)
+    if as_json:
+        return console.line({"policies": found})
+    for policy_id, one in found.items():
+        print(f"{policy_id}: {one['error'] or 'version ' + str(one['version'])}")
+        results.evaluated(one["logs"])
+    return None
 
 
 def _write_page(path: Path, logs: list[dict[str, Any]]) -> None:
@@ -322,7 +364,8 @@ def publish(
 
     With --canary its own episodes decide: see `canary`, `promote` and `rollback`. With --url a
     collector publishes it; the gate still uses the data of the root. Exit status 1: worse; 4:
-    cannot tell, with the reasons; 5: wanted, but not served in time by a registered collector.
+    cannot tell, with the reasons; 5: wanted, but not served in time by a registered collector; 6:
+    a pin or a canary holds the policy.
     """
     root, policy_id, url = where.root, where.policy_id, where.url
     require_root(root, policy_id)
@@ -333,9 +376,12 @@ def publish(
 
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
     if canary is not None:
-        if url is not None or manifest is not None or settings != Gate():
+        if url is not None or settings != Gate():
             raise ValueError(f"--canary: expected {_WITHOUT_GATE}")
-        return canaries.start(root, policy_id, chosen, canary, waiting, as_json=as_json)
+        frozen = None if manifest is None else load_frozen(manifest)
+        return canaries.start(
+            root, policy_id, chosen, canary, waiting, frozen=frozen, as_json=as_json
+        )
     if url is not None and manifest is not None:
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
     frozen = None if manifest is None else load_frozen(manifest)

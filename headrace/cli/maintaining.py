@@ -8,6 +8,7 @@ DIGEST` applies it. `backup` and `restore` copy roots, and `adopt` makes an olde
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +53,10 @@ Tags = Annotated[
 ]
 RequestFile = Annotated[
     Path | None, "File of requests, one a line: an episode's id, or tag:key=value."
+]
+Queue = Annotated[
+    Path | None,
+    "Folder of files of requests (*.txt): erase all, then replace each by its proof in done/.",
 ]
 YesAll = Annotated[bool, "Erase even if nothing would be left."]
 WithDamaged = Annotated[bool, "Also erase what cannot be read, in quarantine or replaced."]
@@ -146,6 +151,9 @@ def retain(
         int | None, "Remove the oldest episodes until the shards have this size.", Meta(ge=0)
     ] = None,
     where: Where = None,
+    cap_bytes: Annotated[
+        int | None, "Remove at most about this much in one plan, the oldest first.", Meta(ge=0)
+    ] = None,
     grace_hours: Grace = 24.0,
     apply: Apply = None,
     why: Why = "",
@@ -172,6 +180,7 @@ def retain(
                 keep_days=None if keep is None else _days(keep),
                 max_bytes=max_bytes,
                 where=where,
+                cap_bytes=cap_bytes,
                 grace_seconds=grace_hours * 3600,
                 on_progress=progress,
             ),
@@ -220,6 +229,7 @@ def erase(
     episode: EpisodeIds = None,
     tag: Tags = None,
     requests: RequestFile = None,
+    queue: Queue = None,
     where: Where = None,
     yes_all: YesAll = False,
     with_damaged: WithDamaged = False,
@@ -246,7 +256,9 @@ def erase(
     from storage.maintenance.search import search
     from storage.weights.decisions import without_texts
 
-    wanted = _requests(episode, tag, requests)
+    queued = [] if queue is None else _queued(queue, apply)
+    files = [*queued, *([] if requests is None else [requests])]
+    wanted = _requests(episode, tag, files)
     if proof and not wanted.texts:
         raise ValueError("--proof: expected --episode, --tag or --requests")
     if not (wanted.texts or where or apply not in (None, "new")):
@@ -284,23 +296,56 @@ def erase(
             document["decisions"] = without_texts(root, wanted.texts)
         if proof or (wanted.texts and "applied" in document):
             document["proof"] = search(folders, wanted.texts, on_progress=progress).to_dict()
+    looked = document.get("proof", {"clear": True})
+    if looked["clear"]:
+        document |= {} if queue is None else {"done": _replaced_by_proofs(queued, document)}
     console.line(document) if as_json else results.erased(document, str(root))
-    done, looked = document.get("applied", {"removed": 1}), document.get("proof", {"clear": True})
-    if not (looked["clear"] and (done["removed"] or done["ended"] or done["repeated"])):
+    done = document.get("applied", {"removed": 1})
+    if not (looked["clear"] and (queue or done["removed"] or done["ended"] or done["repeated"])):
         raise typer.Exit(1)
 
 
-def _requests(episodes: list[str] | None, tags: list[str] | None, file: Path | None) -> Requests:
+def _queued(queue: Path, apply: str | None) -> list[Path]:
+    """The files of a queue. Raises NothingYet without any."""
+    from storage.errors import NothingYet
+
+    if apply != "new":
+        raise ValueError("--queue: expected --apply new")
+    if not queue.is_dir():
+        raise ValueError(f"--queue: expected a folder, found none at {queue}")
+    found = sorted(one for one in queue.glob("*.txt") if one.is_file())
+    if not found:
+        raise NothingYet(f"{queue}: no request (*.txt) waits")
+    return found
+
+
+def _replaced_by_proofs(files: list[Path], document: dict[str, Any]) -> list[str]:
+    """Delete requests, which name persons, each once its proof is durable in done/."""
+    from storage.system.files import replace_file
+
+    done = []
+    for file in files:
+        folder = file.parent / "done"
+        folder.mkdir(exist_ok=True)
+        proof = folder / f"{file.name}.proof.json"
+        replace_file(proof, (json.dumps(document, indent=1) + "\n").encode())
+        file.unlink(missing_ok=True)
+        done.append(str(proof))
+    return done
+
+
+def _requests(episodes: list[str] | None, tags: list[str] | None, files: list[Path]) -> Requests:
     from storage.maintenance.removal import Requests, parse_tag, read_requests
 
+    names = list(episodes or ())
     pairs = [parse_tag(text, "--tag") for text in tags or []]
-    if file is None:
-        return Requests(tuple(episodes or ()), tuple(pairs))
-    try:
-        more = read_requests(file.read_text(encoding="utf-8-sig").splitlines(), str(file))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: expected text in UTF-8: {error}") from error
-    return Requests((*(episodes or ()), *more.episodes), (*pairs, *more.tags))
+    for file in files:
+        try:
+            more = read_requests(file.read_text(encoding="utf-8-sig").splitlines(), str(file))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: expected text in UTF-8: {error}") from error
+        names, pairs = [*names, *more.episodes], [*pairs, *more.tags]
+    return Requests(tuple(names), tuple(pairs))
 
 
 def backup(

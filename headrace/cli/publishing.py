@@ -11,11 +11,14 @@ import getpass
 import os
 import socket
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from headrace.cli.options import ROOT, Json, PolicyId, Root
 from headrace.cli.roots import require_root
-from headrace.cli.serving import WaitFor, Where, report_served
+from headrace.cli.serving import Expected, WaitFor, Where, report_served
+
+if TYPE_CHECKING:
+    from storage.weights.manifest import Live
 
 Why = Annotated[
     str,
@@ -40,6 +43,7 @@ def rollback(
     ] = None,
     why: Why = "",
     where: Where,
+    expected: Expected,
     waiting: WaitFor,
     as_json: Json = False,
 ) -> None:
@@ -47,8 +51,9 @@ def rollback(
 
     While a canary is on, without --to: the canary ends, and what is live acts everywhere.
 
-    No trainer or job publishes before `headrace resume`. Exit status 5: it is wanted, and a
-    registered collector did not serve it in time.
+    No trainer or job publishes before `headrace resume`. With --expect-generation and --why, a
+    repeated command changes nothing. Exit status 5: it is wanted, and a registered collector did
+    not serve it in time.
     """
     from policy.inference.weight_store import WeightStore
 
@@ -58,10 +63,17 @@ def rollback(
     if where.url is None:
         require_root(root, policy_id)
     store = WeightStore(root, policy_id)
+    expected.require_none(where.url)
     live = store.live() if where.url is None else None
+    if live is not None and _rolled_back(live, expected, why):
+        document = {"policy_id": policy_id, "version": live.version, "unchanged": True}
+        document |= {"generation": live.generation}
+        note = "; it was rolled back already"
+        return report_served(document, where, waiting, note=note, as_json=as_json)
     canary = to is None and live is not None and live.canary_version is not None
     if where.url is None:
-        now = store.rollback(to, by=person(), why=why)
+        generation = expected.of(store)
+        now = store.rollback(to, expected_generation=generation, by=person(), why=why)
         target = now.version if canary else store.manifest(now.version).copy_of
         details = {"to": target, "pinned_by": now.pinned.by, "why": now.pinned.why}
         audited("rolled_back", policy=policy_id, version=now.version, by="command line", **details)
@@ -74,7 +86,14 @@ def rollback(
     weights = "earlier weights" if target is None else f"the weights of version {target}"
     ended = "; the canary has ended" if canary else f", with {weights}"
     note = f"{ended}; pinned until `headrace resume`"
-    report_served(document, where, waiting, note=note, as_json=as_json)
+    return report_served(document, where, waiting, note=note, as_json=as_json)
+
+
+def _rolled_back(live: Live, expected: Expected, why: str) -> bool:
+    """Whether this rollback was done before: the next generation is pinned for the same reason."""
+    was = expected.expect_generation
+    known = was is not None and live.generation == was + 1
+    return bool(known and why and live.pinned is not None and live.pinned.why == why)
 
 
 def person() -> str:
@@ -90,6 +109,8 @@ def pause(
     why: Why = "",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
+    *,
+    expected: Expected,
     as_json: Json = False,
 ) -> None:
     """Pin the live version: trainers publish nothing until `headrace resume`.
@@ -100,7 +121,8 @@ def pause(
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
 
-    pin, new = WeightStore(root, policy_id).pause(by=person(), why=why)
+    store = WeightStore(root, policy_id)
+    pin, new = store.pause(by=person(), why=why, expected_generation=expected.of(store))
     if new:
         audited("paused", policy=policy_id, by="command line", pinned_by=pin.by, why=pin.why)
     if as_json:
@@ -112,16 +134,18 @@ def pause(
     return print(f"{policy_id} stays pinned, as before, by {pin.by}: {pin.why}.{ignored}")
 
 
-def resume(*, where: Where, as_json: Json = False) -> None:
+def resume(*, where: Where, expected: Expected, as_json: Json = False) -> None:
     """End a pin: trainers and jobs may publish the policy again."""
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
 
     root, policy_id = where.root, where.policy_id
     pin: dict[str, Any] | None
+    expected.require_none(where.url)
     if where.url is None:
         require_root(root, policy_id)
-        ended = WeightStore(root, policy_id).resume()
+        store = WeightStore(root, policy_id)
+        ended = store.resume(expected_generation=expected.of(store))
         pin = None if ended is None else ended.to_json()
         if pin is not None:
             audited("resumed", policy=policy_id, by="command line", pinned_by=pin["by"])

@@ -28,6 +28,7 @@ from storage.objects.opening import local_folder
 if TYPE_CHECKING:
     from ingest.client.publisher import Publisher
     from storage.weights.manifest import Served
+    from storage.weights.store import WeightFolder
 
 NOT_SERVED = 5
 """The exit status if a version is wanted but was not served in time."""
@@ -118,6 +119,27 @@ def described(version: int, generation: int, policy_id: str, served: dict[str, A
         if one["generation"] < generation
     ]
     return f"{wanted} and NOT served: {'; '.join(behind)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is live when a command acts, so that a late retry changes nothing: exit status 6."""
+
+    candidate: Annotated[
+        str | None, "Only if the canary, or without one the live version, has this digest."
+    ] = None
+    expect_generation: Annotated[
+        int | None, "Only in this generation, as `versions --json` shows it."
+    ] = None
+
+    def of(self, store: WeightFolder) -> int | None:
+        """The generation to act in; None for any. Raises LiveChanged."""
+        return store.expect(self.candidate, self.expect_generation)
+
+    def require_none(self, url: str | None) -> None:
+        """Raise ValueError if something is expected of a collector's own versions."""
+        if url is not None and self != Expected():
+            raise ValueError("--url: expected neither --candidate nor --expect-generation")
 
 
 @dataclass(frozen=True, kw_only=True)

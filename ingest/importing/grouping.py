@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.columns.arrow_kinds import Array, is_bytes
-from ingest.importing.cells import CellFaults, Cells, texts_of
+from ingest.columns.arrow_kinds import Array, is_bytes, nulls
+from ingest.importing.cells import CellFaults, Cells, texts_of, to_micros
 from ingest.importing.engine import KeptRows, Workspace, cut_by
 from ingest.importing.options import ImportOptions
 from ingest.importing.readers import Problem, SourceBlock
@@ -131,6 +131,30 @@ def _true(table: Any, options: ImportOptions) -> Array:
     """The rows where a flag is true."""
     cells = Cells(table, options, CellFaults(len(table)))
     return np.asarray(np.logical_or.reduce([cells.flags(name) for name in options.ends]))
+
+
+def within(chunks: Iterator[Chunk], options: ImportOptions) -> Iterator[Chunk]:
+    """Yield the episodes whose earliest time is in the options' period.
+
+    A row without a usable time is in every period, so that it is reported.
+    """
+    limits = np.iinfo(np.int64)
+    since = limits.min if options.since is None else options.since
+    until = limits.max if options.until is None else options.until
+    for table, problems in chunks:
+        if len(table):
+            times = table[options.time].combine_chunks()
+            micros, bad = to_micros(times, options.time_unit, options.timezone)
+            micros = np.where(bad | nulls(times), since, micros)
+            begins = np.arange(len(table))
+            if EPISODE in table.column_names:
+                keys = table[EPISODE].to_numpy()
+                begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+            earliest = np.minimum.reduceat(micros, begins)
+            kept = (since <= earliest) & (earliest < until)
+            lengths = np.diff(np.append(begins, len(table)))
+            table = table.filter(pa.array(np.repeat(kept, lengths)))
+        yield Chunk(table, problems)
 
 
 def joined(tables: Sequence[Any]) -> Any:

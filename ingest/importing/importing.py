@@ -7,9 +7,9 @@ between episodes, and posted (`posting`).
 An import is named by a digest of its content and of the options that give its rows a meaning. A
 request's key is that name and the request's number, so that an interrupted import can be repeated
 without duplicates. Without a column of episodes, each file of a folder has its own name, so that
-files added to the folder are imported alone. The option `name` replaces the digest (together with a
-file's path in its folder): the collector then refuses other rows under the name, also those that
-other options make of the same source.
+files added to the folder are imported alone. The option `name` replaces the digest (together with
+the period and a file's path in its folder): the collector then refuses other rows under the name,
+also those that other options make of the same source.
 
 Before the first row is sent, files whose format has an end are read to it, so that a file that
 breaks off is not stored in part. A source that breaks while it is sent is reported with what is
@@ -52,6 +52,7 @@ from ingest.importing.grouping import (
     all_rows,
     by_episode,
     by_flags,
+    within,
     without_repeated,
 )
 from ingest.importing.inference import (
@@ -66,6 +67,7 @@ from ingest.importing.report import Account, ImportReport
 from ingest.importing.sources import Unit, place_of
 from ingest.importing.values import named_spaces
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
+from storage.errors import NothingYet
 from storage.experience.episode import DEFAULT_POLICY
 from storage.spaces.descriptors import Space, schema_id
 from storage.wording import counted
@@ -97,7 +99,8 @@ def import_table(
     answer is then no error, and the spaces are inferred from the columns.
 
     Raises ImportFailed for a source or columns that cannot be used, and ValueError for a policy
-    that the collector does not have. Raises CollectorUnavailable if the collector does not answer
+    that the collector does not have, NothingYet if no episode began in a period. Raises
+    CollectorUnavailable if the collector does not answer
     for `timeout` seconds (run it again to continue), and Refusal if it refuses the client (a wrong
     token). Raises TypeError for an unknown argument.
     """
@@ -180,6 +183,8 @@ def run_import(
             )
             run.send(sender, spec.document.get("limits", {}).get("max_bulk", 64_000_000))
         report = account.finish()
+        if report.rows == 0 and options.has_period:
+            raise NothingYet(f"no episode of {units[0].label:.200} began in the period")
         if report.rows == 0:
             raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
         report.checked, report.name = check, _name(*itertools.chain(*names.values()))
@@ -318,10 +323,14 @@ def _names(
     """
     if options.name is not None:
         share = _share_name(options)
+        part = [f"{options.since} {options.until}"] if options.has_period else []
         # rows count from 1 in each file, so without an episode's key a folder's file has its own
         places = [None if options.episode is not None else place_of(unit) for unit in units]
         return {
-            policy: [_named(options.name, [] if share else [policy], place) for place in places]
+            policy: [
+                _named(options.name, [*part, *([] if share else [policy])], place)
+                for place in places
+            ]
             for policy in policies
         }
     digests = [unit.digest() for unit in units]
@@ -423,6 +432,8 @@ class _ImportRun:
             self._chunks = by_episode(self._chunks, key, options.default.get(key), space)
         elif options.ends:
             self._chunks = by_flags(self._chunks, options, labels, account)
+        if options.has_period:
+            self._chunks = within(self._chunks, options)
 
     def check(self) -> None:
         """Read everything without sending."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
 from ingest.protocol.errors import ImportFailed
+from storage.system.periods import parse_moment, require_period
 from storage.wording import counted
 
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?(\[\])*")
@@ -26,7 +28,9 @@ _APART = frozenset(
 """Options that do not change what is imported."""
 
 
-_ADDED = frozenset(("sql", "types", "sample_prob", "sample_weight", "dedupe", "shards"))
+_ADDED = frozenset(
+    ("sql", "types", "sample_prob", "sample_weight", "dedupe", "shards", "since", "until")
+)
 """Options that the first release did not have: unused, they leave an import's name as it was."""
 
 SHARD_COLUMNS = ("policy_version", "training_enabled", "infos", "tags", "continues")
@@ -114,6 +118,8 @@ class ImportArguments(TypedDict, total=False):
     time: str | None
     time_unit: str
     timezone: str
+    since: int | None
+    until: int | None
     terminated: str | None
     truncated: str | None
     tags: Mapping[str, str]
@@ -149,6 +155,7 @@ class ImportOptions:
         tags: tag -> the column of its value, taken from an episode's first row.
         infos: key -> the column of its value in each step's info.
         default: column -> the value of its missing cells, which overrides `missing`.
+        since, until: only episodes whose earliest time is in this period, in microseconds.
         shards: whether the columns of SHARD_COLUMNS are taken as shards have them.
         name: the import's name; default: a digest of the content and of these options.
         timeout: seconds without an answer after which the import gives up.
@@ -220,6 +227,16 @@ class ImportOptions:
     time: Annotated[str | None, "Column of the time: numbers, or ISO 8601."] = None
     time_unit: Annotated[str, "Unit of numeric times: s, ms, us or ns."] = "us"
     timezone: Annotated[str, "Time zone of times without one."] = "UTC"
+    since: Annotated[
+        int | None,
+        "Only episodes whose earliest --time is this or later: 2026-11-23, ...T08:00Z.",
+        Meta(extra={"parse": partial(parse_moment, "--since")}),
+    ] = None
+    until: Annotated[
+        int | None,
+        "Only episodes whose earliest --time is before this one.",
+        Meta(extra={"parse": partial(parse_moment, "--until")}),
+    ] = None
     terminated: Annotated[str | None, "Column: true on an episode's last row."] = None
     truncated: Annotated[str | None, "Column: true where a limit ended the episode."] = None
     tags: Annotated[Mapping[str, str], "NAME=COLUMN. May be repeated."] = field(
@@ -294,7 +311,13 @@ class ImportOptions:
         except KeyError as error:
             text = f"timezone: expected one such as Europe/Berlin, got {self.timezone!r}"
             raise ImportFailed(text) from error
-        for name, usual in (("time_unit", "us"), ("timezone", "UTC")):
+        require_period(self.since, self.until)
+        for name, usual in (
+            ("time_unit", "us"),
+            ("timezone", "UTC"),
+            ("since", None),
+            ("until", None),
+        ):
             if self.time is None and getattr(self, name) != usual:
                 raise ImportFailed(f"{name}: expected a time column as well")
         if self.sql is not None and self.query is not None:
@@ -410,6 +433,11 @@ class ImportOptions:
     def finals(self) -> list[ColumnOption]:
         """The columns of the final observations of all policies."""
         return [one for name in _keys(self.observation) for one in self.finals_of(name)]
+
+    @property
+    def has_period(self) -> bool:
+        """Whether only the episodes of a period are imported."""
+        return self.since is not None or self.until is not None
 
     @property
     def has_policies(self) -> bool:

@@ -76,6 +76,15 @@ class ServeOptions:
         "Join small shards in a child process, every N hours.",
         Meta(ge=0.0001, extra={"name": "--compact"}),
     ] = None
+    on_seal: Annotated[
+        str | None,
+        "Post the ordinals in shards to this address after each new shard; #NUMBER names an asset "
+        "of Airflow.",
+        Meta(extra={"metavar": "<url>"}),
+    ] = None
+    on_seal_token: Annotated[
+        str | None, "Bearer token for it. Prefer the variable: `ps` shows options."
+    ] = field(default=None, repr=False)
     version: str = ""
     announce: Callable[[str, Any], None] | None = None
     limits: Annotated[

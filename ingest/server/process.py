@@ -38,6 +38,7 @@ from ingest.server.listening import Access, ServeError, bind_of, starting
 from ingest.server.memory import MemoryWatch
 from ingest.server.options import ServeOptions
 from ingest.server.routes import Routes
+from ingest.server.seal_events import SealEvents
 from ingest.server.supervisor import Supervisor
 from ingest.web.connections import ConnectionWatch, Handshake
 from ingest.web.limits import (
@@ -130,6 +131,9 @@ class Server:
         self._following += [] if disks is None else [disks]
         if options.root is not None and options.compact_hours is not None:
             self._following.append(Compacting(options.root, options.compact_hours))
+        if options.root is not None and options.on_seal is not None:
+            count, token = self._shards, options.on_seal_token
+            self._following.append(SealEvents(options.root, options.on_seal, token, count))
         if tap is None:  # a trainer's process manages its own memory
             self._following.append(MemoryWatch(self.collector, budget, limits))
         routes = Routes(
@@ -160,6 +164,10 @@ class Server:
         config.ssl = self.access.tls  # ours, so that it can load a renewed certificate
         self._server = _UvicornServer(config, self._watch)
         self._address_lock: FileLock | None = None
+
+    def _shards(self) -> int:
+        """How many shards were written; the object changes when the journal is read again."""
+        return self.collector.sealing.totals.shards
 
     def _watch_trainers(self, root: Path | None) -> TrainerWatch | None:
         """Add the watches of the root's trainers to the followers; None without a root."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -105,12 +105,14 @@ def freeze(
     policy_id: str = DEFAULT_POLICY,
     *,
     schema_id: str | None = None,
+    up_to: Mapping[str, int] | None = None,
     retry_for: float = RETRY_FOR,
     clock: Callable[[], float] = time.time,
 ) -> Frozen:
     """Write the ordinals of all shards with a policy's schema to `manifests/{hash16}.json`.
 
-    `schema_id` replaces the declared schema. A shard with a damaged footer is left out and named in
+    `schema_id` replaces the declared schema. `up_to`: stream -> the last ordinal to use; streams
+    that it does not name are left out. A shard with a damaged footer is left out and named in
     `skipped`; one that cannot be read is tried again for `retry_for` seconds. `clock` gives seconds
     since the epoch.
 
@@ -119,7 +121,7 @@ def freeze(
     could not be read, and ValueError if there are several schemas and the policy is not declared.
     """
     objects = objects_at(root)
-    frozen = _at_rest(objects, check_policy_id(policy_id), schema_id, retry_for)
+    frozen = _at_rest(objects, check_policy_id(policy_id), schema_id, up_to, retry_for)
     others = in_other_schemas(root, policy_id, frozen.schema_id)[OTHER_SCHEMA]
     frozen = replace(frozen, other_schemas=others)
     if not frozen.streams:
@@ -162,20 +164,32 @@ def _load(folder: Objects, name: str) -> Frozen:
     return frozen
 
 
-def _at_rest(root: Objects, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
+def _at_rest(
+    root: Objects,
+    policy_id: str,
+    schema_id: str | None,
+    up_to: Mapping[str, int] | None,
+    retry_for: float,
+) -> Frozen:
     """The data set of the current shards. If one was replaced since the scan, scan again."""
     for _ in range(SCANS - 1):
         with contextlib.suppress(FileNotFoundError):
-            return _scan(root, policy_id, schema_id, retry_for)
-    return _scan(root, policy_id, schema_id, retry_for)
+            return _scan(root, policy_id, schema_id, up_to, retry_for)
+    return _scan(root, policy_id, schema_id, up_to, retry_for)
 
 
-def _scan(root: Objects, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
+def _scan(
+    root: Objects,
+    policy_id: str,
+    schema_id: str | None,
+    up_to: Mapping[str, int] | None,
+    retry_for: float,
+) -> Frozen:
     source = source_at(root)
     shards = try_again(source.scan, str(root), retry_for, (ScanIncomplete,))
     schema_id = schema_id or _schema_of(root, policy_id, shards)
     mine = [shard for shard in shards if shard.schema_id == schema_id]
-    return _account(mine, source, schema_id, retry_for)
+    return _account(mine, source, schema_id, up_to, retry_for)
 
 
 def _schema_of(root: Objects, policy_id: str, shards: list[ShardFile]) -> str:
@@ -192,9 +206,15 @@ def _schema_of(root: Objects, policy_id: str, shards: list[ShardFile]) -> str:
 
 
 def _account(
-    shards: list[ShardFile], source: StoredSource, schema_id: str, retry_for: float
+    shards: list[ShardFile],
+    source: StoredSource,
+    schema_id: str,
+    up_to: Mapping[str, int] | None,
+    retry_for: float,
 ) -> Frozen:
     """Sum the footers of `shards`; a file whose ordinals other files have adds nothing.
+
+    Only ordinals up to `up_to` count; the sums are those of the whole files that have some.
 
     Raises FileNotFoundError if a shard is missing.
     """
@@ -208,10 +228,12 @@ def _account(
         except ShardDamaged as error:
             skipped[f"{shard.stream}/{shard.name}"] = str(error)
             continue
-        known = streams.setdefault(shard.stream, RangeSet())
-        if all(known.contains_range(first, last) for first, last in metadata.ranges):
+        last_used = None if up_to is None else up_to.get(shard.stream, -1)
+        ranges = metadata.ranges if last_used is None else _cut(metadata.ranges, last_used)
+        known = streams.setdefault(shard.stream, RangeSet()) if ranges else RangeSet()
+        if all(known.contains_range(first, last) for first, last in ranges):
             continue
-        known.update(metadata.ranges)
+        known.update(ranges)
         rows, parts = rows + metadata.rows, parts + metadata.parts
     listed = {stream: ranges.to_json() for stream, ranges in sorted(streams.items())}
     name = _hash(schema_id, listed)
@@ -225,6 +247,11 @@ def _account(
         created=0,
         skipped=skipped,
     )
+
+
+def _cut(ranges: Sequence[Sequence[int]], last_used: int) -> list[tuple[int, int]]:
+    """The ranges up to an ordinal."""
+    return [(first, min(last, last_used)) for first, last in ranges if first <= last_used]
 
 
 def _footer(source: StoredSource, shard: ShardFile) -> ShardMetadata:

@@ -5,30 +5,21 @@ Light enough for a command line that only shows its help.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-
-def _moment(option: str, text: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"{option}: expected a date of ISO 8601, got {text!r:.80}") from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1_000_000)
-
+from storage.system.periods import parse_moment
 
 def _moment_or_live(text: str) -> int | Literal["live"]:
-    return "live" if text == "live" else _moment("--since", text)
+    return "live" if text == "live" else parse_moment("--since", text)
 
 
 Since: TypeAlias = Annotated[
     int | None,
     "Only episodes that began at or after this time: 2026-11-23, ...T08:00Z.",
-    Meta(extra={"parse": partial(_moment, "--since")}),
+    Meta(extra={"parse": partial(parse_moment, "--since")}),
 ]
 """In microseconds of the client's `ts`; text is ISO 8601, without a zone in UTC."""
 SinceLive: TypeAlias = Annotated[
@@ -39,7 +30,7 @@ SinceLive: TypeAlias = Annotated[
 Until: TypeAlias = Annotated[
     int | None,
     "Only episodes that began before this time.",
-    Meta(extra={"parse": partial(_moment, "--until")}),
+    Meta(extra={"parse": partial(parse_moment, "--until")}),
 ]
 Cluster: TypeAlias = Annotated[
     str | None,
@@ -50,10 +41,3 @@ SchemaId: TypeAlias = Annotated[
 ]
 RetryFor: TypeAlias = Annotated[float, "Seconds to retry a shard that cannot be read."]
 Seed: TypeAlias = Annotated[int, "Same seed, same result."]
-
-
-def require_period(since: int | Literal["live"] | None, until: int | None) -> None:
-    """Raise ValueError for an end that is not after the start."""
-    if isinstance(since, int) and until is not None and since >= until:
-        first, last = (datetime.fromtimestamp(one / 1e6, UTC) for one in (since, until))
-        raise ValueError(f"--until: expected a time after --since {first}, got {last}")

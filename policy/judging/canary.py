@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from policy.inference.weight_store import WeightStore
 from policy.judging.settings import CanarySettings
-from policy.ope.arms import LARGEST_RETURN, compare_arms, episodes_needed
+from policy.ope.arms import LARGEST_RETURN, ArmsComparison, compare_arms, episodes_needed
 from policy.ope.comparison import BETTER, CANNOT_TELL
 from policy.ope.margins import Margin
 from storage.declarations.declaration import PolicyDeclaration
@@ -310,10 +310,11 @@ def judge_canary(
     An equal canary is called better or worse with a probability of at most `ERROR`. `clock`:
     seconds since the epoch.
 
-    Returns a dict with the fields of `ArmsComparison.to_dict` (`verdict`, ...), the two versions,
-    and the numbers of episodes that were left out: `young` ones, of which `waiting` are old enough
-    by the clock. Raises WeightsNotFound if no canary is running, and ValueError for an age that is
-    not above the reward window.
+    Returns a dict with the fields of `ArmsComparison.to_dict` (`verdict`, ...), `state` (the
+    verdict, or "too young" while no episode of an arm counts yet), the canary's `candidate`, the
+    two versions, and the numbers of episodes that were left out: `young` ones, of which `waiting`
+    are old enough by the clock. Raises WeightsNotFound if no canary is running, and ValueError for
+    an age that is not above the reward window.
     """
     settings = settings or CanarySettings()
     store = WeightStore(root, policy_id)
@@ -347,6 +348,8 @@ def judge_canary(
         found = replace(found, reasons=(*found.reasons, *left))
     return {
         "policy_id": policy_id,
+        "state": "too young" if _too_young(found) else found.verdict,
+        "candidate": store.manifest(live.canary_version).candidate,
         "generation": live.generation,
         "canary": live.canary_version,
         "live": live.version,
@@ -360,6 +363,11 @@ def judge_canary(
         "incomplete": arms.incomplete,
         "open": arms.open,
     }
+
+
+def _too_young(found: ArmsComparison) -> bool:
+    """Whether an arm has no episode that counts so far."""
+    return found.verdict == CANNOT_TELL and not found.mismatch and min(found.n) == 0
 
 
 def _left_out(arms: Arms, age: float, shown_by: float, window: float) -> Iterator[str]:
@@ -483,18 +491,24 @@ def _latest(held: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
 
 
 def promote(
-    root: Root, policy_id: str, settings: CanarySettings | None = None, *, gated: bool = True
+    root: Root,
+    policy_id: str,
+    settings: CanarySettings | None = None,
+    *,
+    gated: bool = True,
+    expected_generation: int | None = None,
 ) -> Document:
     """Make the canary the live version if `judge_canary` finds it better, and record the decision.
 
     With `gated=False` the verdict is recorded, but does not decide. Returns the result of
     `judge_canary` with `promoted`, `version`, `generation` and `decision` (a file). Raises the
-    errors of `judge_canary`, and GenerationConflict.
+    errors of `judge_canary`, and GenerationConflict if another publication was first, or is live
+    instead of `expected_generation`.
     """
     store = WeightStore(root, policy_id)
     found = judge_canary(root, policy_id, settings)
     passed = not gated or found["verdict"] == BETTER
-    expected = found["generation"]
+    expected = found["generation"] if expected_generation is None else expected_generation
     live = store.promote_canary(expected_generation=expected) if passed else None
     done = {
         "promoted": passed,

@@ -13,9 +13,9 @@ from policy.data.log_options import (
     Seed,
     SinceLive,
     Until,
-    require_period,
 )
 from storage.system.backoff import RETRY_FOR
+from storage.system.periods import require_period
 
 NO_MARGIN = "0"
 Split: TypeAlias = Literal["held_out", "all"]

@@ -15,10 +15,10 @@ from policy.data.log_options import (
     Seed,
     Since,
     Until,
-    require_period,
 )
 from policy.inference.action_rule import ActionRule
 from storage.system.backoff import RETRY_FOR
+from storage.system.periods import require_period
 
 OnConflict: TypeAlias = Literal["reload", "end"]
 _Share: TypeAlias = Annotated[

@@ -41,6 +41,7 @@ def plan_retention(
     keep_days: float | None = None,
     max_bytes: int | None = None,
     where: str | None = None,
+    cap_bytes: int | None = None,
     grace_seconds: float = DAY,
     now: float | None = None,
     on_progress: OnProgress = no_progress,
@@ -49,7 +50,8 @@ def plan_retention(
 
     `keep_days`: by their latest step; `max_bytes`: the oldest, until the shards have at most this
     size; `where`: those with a step for which the condition holds. Only episodes whose end is in a
-    shard are removed. `now`: seconds since the epoch. Raises ValueError, OSError.
+    shard are removed, and with `cap_bytes` only the oldest of these, up to this size. `now`:
+    seconds since the epoch. Raises ValueError, OSError.
     """
     now = time.time() if now is None else now
     found = StoredEpisodes.of(root, journal, on_progress=on_progress)
@@ -63,6 +65,8 @@ def plan_retention(
     if where is not None:
         named = found.named(ids_where(root, found, where))
         chosen |= np.isin(episodes, named)
+    if cap_bytes is not None:
+        chosen &= np.cumsum(np.where(chosen, nbytes, 0.0)) <= cap_bytes
     steps = found.steps(episodes[chosen])
     objects = objects_at(root)
     over_now = replaced_over(objects, Replacements.of(objects), now - grace_seconds)

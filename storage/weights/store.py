@@ -33,6 +33,7 @@ from typing import Any, TypeAlias
 from storage.errors import (
     GenerationConflict,
     LeaseHeld,
+    LiveChanged,
     ObjectExists,
     PolicyPinned,
     WeightsDamaged,
@@ -619,6 +620,29 @@ class WeightFolder:
             forced=True,
         )
 
+    def expect(self, candidate: str | None, generation: int | None) -> int | None:
+        """The live generation, if it is that one, and its canary came from that candidate.
+
+        Without a canary the live version has to come from it. None: nothing is expected. Raises
+        LiveChanged.
+        """
+        if candidate is None and generation is None:
+            return None
+        live = self.mended_live()
+        if generation is not None and (live is None or live.generation != generation):
+            found = live.generation if live else "none"
+            raise LiveChanged(f"{self.policy_id}: expected generation {generation}, got {found}")
+        if live is not None and candidate is not None:
+            version = live.canary_version or live.version
+            found = self._candidate_in(version) or ""
+            if len(candidate) < 6 or not found.startswith(candidate):
+                which = "canary" if live.canary_version else "live version"
+                raise LiveChanged(
+                    f"{self.policy_id}: expected candidate {candidate[:12]} in the {which}, got "
+                    f"{found[:12]} in version {version}"
+                )
+        return live.generation if live else 0
+
     def promote_canary(self, *, expected_generation: int | None = None) -> Live:
         """Make the canary live in all episodes. Raises WeightsNotFound if none is running."""
         live = self.mended_live()
@@ -638,28 +662,31 @@ class WeightFolder:
                 f"`headrace pause --policy-id {self.policy_id}` first"
             )
 
-    def pause(self, *, by: str = "a program", why: str = "") -> tuple[Pin, bool]:
+    def pause(
+        self, *, by: str = "a program", why: str = "", expected_generation: int | None = None
+    ) -> tuple[Pin, bool]:
         """Pin the live version, so that trainers continue but publish nothing until `resume`.
 
         Returns (the pin, whether it is new): an earlier pin stays, with its reason. Raises
-        WeightsNotFound if no version is live.
+        WeightsNotFound if no version is live, GenerationConflict for another generation.
         """
         pin = Pin(by=by, when=int(self._clock() * 1e6), why=why or "paused")
         if self.mended_live() is not None:
             with self.files.locked():
                 found = self._pointer.look()
                 if (live := found.live) is not None:
+                    self._require_generation(live, expected_generation)
                     if live.pinned is not None:
                         return live.pinned, False
                     self._pointer.write(replace(live, pinned=pin), found)
                     return pin, True
         raise WeightsNotFound(f"{self.policy_id}: expected a live version to pause, got none")
 
-    def resume(self) -> Pin | None:
+    def resume(self, *, expected_generation: int | None = None) -> Pin | None:
         """Remove the pin, so that the policy can be published again.
 
         Returns the removed pin, None if there was none. The live version and its generation stay.
-        Raises WeightsNotFound if no version is live.
+        Raises WeightsNotFound if no version is live, GenerationConflict for another generation.
         """
         if self.mended_live() is None:
             raise WeightsNotFound(
@@ -668,6 +695,7 @@ class WeightFolder:
         with self.files.locked():
             found = self._pointer.look()
             live = found.live
+            self._require_generation(live, expected_generation)
             if live is None or live.pinned is None:
                 return None
             self._pointer.write(replace(live, pinned=None), found)

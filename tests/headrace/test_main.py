@@ -17,6 +17,7 @@ from ingest.protocol.errors import CollectorUnavailable
 from storage.errors import (
     GenerationConflict,
     LeaseHeld,
+    LiveChanged,
     NothingYet,
     PolicyPinned,
     WeightsDamaged,
@@ -88,9 +89,10 @@ def test_help_and_version_need_no_extra_but_the_command_lines_own(tmp_path: Path
     [
         (CollectorUnavailable("nobody listens"), 1),
         (GenerationConflict("somebody was faster"), 1),
-        (PolicyPinned("a rollback"), 1),
+        (PolicyPinned("a rollback"), 6),
+        (LiveChanged("generation 3"), 6),
         (WeightsDamaged("a flipped byte"), 1),
-        (NothingYet("no shard yet"), 1),
+        (NothingYet("no shard yet"), 7),
         (OSError(errno.ENOSPC, "full"), 1),
         (FileNotFoundError(errno.ENOENT, "no such file"), 2),
         (WeightsRefused("not finite"), 2),

@@ -76,8 +76,8 @@ MAY_IMPORT = {
     ),
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
-        "ingest.columns ingest.delivery ingest.protocol storage.experience storage.spaces"
-        " storage.system storage.wording duckdb msgspec numpy pyarrow sqlalchemy"
+        "ingest.columns ingest.delivery ingest.protocol storage.errors storage.experience"
+        " storage.spaces storage.system storage.wording duckdb msgspec numpy pyarrow sqlalchemy"
     ),
     # `shards` reads those of a root
     "ingest.importing.formats": (
@@ -90,8 +90,9 @@ MAY_IMPORT = {
         "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.erasure"
         " ingest.histogram"
         " ingest.protocol ingest.web storage storage.declarations storage.errors"
-        " storage.experience storage.spaces storage.system storage.weights storage.wording"
-        " gymnasium msgspec numpy prometheus_client uvicorn uvloop"
+        " storage.experience storage.objects storage.shards storage.spaces storage.system"
+        " storage.weights storage.wording"
+        " gymnasium msgspec numpy prometheus_client urllib3 uvicorn uvloop"
     ),
     # the caller is part of a request
     "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",

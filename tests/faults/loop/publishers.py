@@ -101,7 +101,7 @@ def _publish(loop: Loop, digest: str, how: str, strike: Strike, verdict: Verdict
     publisher.kill()
     ended = publisher.exit_status()
     verdict.count("killed" if ended is None else f"status_{ended}")
-    known = (None, 0, 1)  # 1: its disk is full, or the trainer was faster
+    known = (None, 0, 1, 6)  # 1: its disk is full, or the trainer was faster; 6: it is pinned
     verdict.require(ended in known, "status", f"{how}: {ended}: {publisher.complaint()}")
     loop.watch.look()
 

@@ -36,7 +36,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert "canary_started" not in again.stderr
         answer(headrace("resume", *at_root))
         held = "version 1 is held by a canary (version 2 gets 0.1 of the episodes)"
-        assert refused(headrace("publish", digest, "--no-gate", *at_root), held, status=1)
+        assert refused(headrace("publish", digest, "--no-gate", *at_root), held, status=6)
         not_pinned = headrace("resume", "--root", tmp_path).stdout
         assert "default was not pinned.\nIts canary goes on: version 2" in not_pinned
         page = urllib3.request("GET", collector.address).data.decode()
@@ -44,6 +44,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert "pinned" not in page
         asked = process("canary", *at_root)
         assert (asked.returncode, answer(asked)["verdict"]) == (4, "cannot tell")
+        assert (answer(asked)["state"], answer(asked)["candidate"]) == ("too young", digest)
         shown = headrace("canary", "--root", tmp_path).stdout
         assert "Version 2 in 0.1" in shown
         assert "Compared: 0 episodes of the canary and 0 of the live version.\n" in shown
@@ -69,8 +70,21 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         answer(headrace("publish", digest, "--canary", "0.5", *at_root))
         answer(headrace("pause", *at_root))
         assert "not pinned any more" in headrace("resume", "--root", tmp_path).stdout
-        promoted = answer(headrace("promote", "--no-gate", *at_root))
+        other = ("--candidate", "0" * 12)
+        for command in ("canary", "promote", "rollback", "pause", "resume"):
+            assert refused(headrace(command, *other, *at_root), "expected candidate", status=6)
+            late = headrace(command, "--expect-generation", "1", *at_root)
+            assert refused(late, "expected generation 1", status=6)
+        own = ("--candidate", digest[:12])
+        promoted = answer(headrace("promote", "--no-gate", *own, *at_root))
         assert (promoted["version"], promoted["served"]["state"]) == (2, "served")
+        again = answer(headrace("promote", "--no-gate", *own, *at_root))
+        assert (again["unchanged"], again["generation"]) == (True, promoted["generation"])
+        here = ("--expect-generation", promoted["generation"])
+        back = answer(headrace("rollback", "--why", "worse", *own, *here, *at_root))
+        again = answer(headrace("rollback", "--why", "worse", *own, *here, *at_root))
+        assert (again["unchanged"], again["version"]) == (True, back["version"])
+        assert refused(headrace("rollback", "--why", "twice", *here, *at_root), status=6)
         assert collector.stop() == 0
     assert refused(headrace("promote", "--root", tmp_path), "expected a running canary")
     listed = headrace("decisions", "--root", tmp_path).stdout

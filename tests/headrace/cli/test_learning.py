@@ -151,10 +151,10 @@ def test_evaluate_judges_by_several_logs(
 def test_before_the_first_traffic_another_try_may_go_well(
     words: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
-    """Status 1, for a scheduler that tries again; 2 for a mistyped policy or root."""
+    """Status 7, for a scheduler that skips; 2 for a mistyped policy or root."""
     declare(tmp_path, "box:2", f"discrete:{ARMS}")
     early = headrace(*words, "--root", tmp_path)
-    assert (early.returncode, early.stdout) == (1, ""), early.stderr
+    assert (early.returncode, early.stdout) == (7, ""), early.stderr
     assert expected in early.stderr
     mistyped = headrace(*words, "--root", tmp_path, "--policy-id", "defualt")
     assert refused(mistyped, "--policy-id: expected a policy of")

@@ -247,6 +247,24 @@ def test_an_import_leaves_an_erased_person_out(collector: CollectorProcess, tmp_
     assert search(root, [ALICE]).is_clear
 
 
+def test_a_queue_of_requests_is_replaced_by_proofs(collector: CollectorProcess) -> None:
+    """Each request's proof is there before the request is gone; an empty queue is nothing yet."""
+    root, queue = collector.root, collector.root.parent / "queue"
+    log(collector, ("a", "alice", True), ("b", "bob", True))
+    assert collector.stop() == 0
+    queue.mkdir()
+    words = ("erase", "--root", root, "--queue", queue, "--json")
+    assert refused(headrace(*words), "expected --apply new")
+    assert refused(headrace(*words, "--apply", "new"), "no request", status=7)
+    (queue / "7.txt").write_text("tag:user=alice\n")
+    (queue / "8.txt").write_text("nobody\n")
+    done = answer(headrace(*words, "--apply", "new"))
+    assert (done["episodes"], done["proof"]["clear"], ids(root)) == (1, True, {"b"})
+    proofs = [queue / "done" / f"{name}.txt.proof.json" for name in (7, 8)]
+    assert (sorted(queue.rglob("*.*")), done["done"]) == (proofs, [*map(str, proofs)])
+    assert "alice" not in proofs[0].read_text()
+
+
 def test_retention_is_planned_and_applied(collector: CollectorProcess) -> None:
     """Whole episodes leave; `verify` counts them; without a choice nothing is planned."""
     root = collector.root
@@ -257,6 +275,8 @@ def test_retention_is_planned_and_applied(collector: CollectorProcess) -> None:
     assert refused(headrace("retain", "--root", root), "expected --keep")
     assert refused(headrace("retain", "--root", root, "--keep", "400"), "expected days")
     assert "Nothing to do" in headrace("retain", "--root", root, "--keep", "1d").stdout
+    capped = ("--max-bytes", 0, "--cap-bytes", 1)
+    assert answer(headrace("retain", "--root", root, *capped, "--json"))["rows"] == 0
     plan = answer(headrace("retain", "--root", root, "--where", "tags LIKE '%bob%'", "--json"))
     assert (plan["rows"], plan["rewritten_shards"], plan["whole_shards"]) == (STEPS, 1, 0)
     done = process("retain", "--root", root, "--apply", plan["plan"], "--json")

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cli.learning import _latest
 from headrace.cli.publishing import pause, versions
-from headrace.cli.serving import Where
+from headrace.cli.serving import Expected, Where
 from storage.weights.off_chain import mark_off_chain
 from tests.storage.weights.any_weights import add, store_in
 
@@ -86,15 +86,15 @@ def test_a_pause_keeps_an_earlier_pin_and_says_so(
     """The output and the audit tell what is in `live.json`: the reason of the first pin."""
     store = store_in(tmp_path)
     store.publish(add(store, 1.0))
-    pause("a slow release", tmp_path)
+    pause("a slow release", tmp_path, expected=Expected())
     first = capsys.readouterr()
     assert first.out.endswith(": a slow release.\n")
     assert '"a slow release"' in first.err
-    pause("a bad reward", tmp_path)
+    pause("a bad reward", tmp_path, expected=Expected())
     again = capsys.readouterr()
     assert again.out.startswith("default stays pinned, as before, by ")
     assert again.out.endswith(": a slow release. The reason 'a bad reward' is not recorded.\n")
     assert "paused" not in again.err
-    pause("", tmp_path, as_json=True)
+    pause("", tmp_path, expected=Expected(), as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["pinned"]["why"], document["unchanged"]) == ("a slow release", True)

@@ -33,6 +33,7 @@ from ingest.importing.sources import open_source
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
+from storage.errors import NothingYet
 from storage.spaces.descriptors import Box, Dict, Discrete, MultiDiscrete, Text
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
@@ -152,6 +153,34 @@ def test_a_file_that_grows_or_changes_its_format_adds_new_rows_under_its_name(
     assert [report.steps for report in reports] == [40, 20, 0]
     bare = dataclasses.replace(options, source=tmp_path / "log.parquet", name=None)
     assert run_import(bare).steps == 60
+
+
+@pytest.mark.parametrize("episode", [None, "e"])
+def test_periods_share_a_log_without_a_row_twice(
+    collector: CollectorProcess, tmp_path: Path, episode: str | None
+) -> None:
+    """An episode belongs to the period in which it began, in whatever order and how often periods
+    are imported, also after the log has grown; an empty period is nothing yet."""
+    rows = [row | {"e": f"{at // 4}", "t": at} for at, row in enumerate(rows_of(40))]
+    options = ImportOptions(
+        source=write(tmp_path / "log.csv", rows[:28]),
+        address=collector.address,
+        name="shop",
+        episode=episode,
+        time="t",
+        time_unit="s",
+        **BANDIT,
+    )
+    seconds = 1_000_000
+    first = dataclasses.replace(options, until=10 * seconds)
+    later = dataclasses.replace(options, since=10 * seconds, until=30 * seconds)
+    steps = [run_import(one).steps for one in (later, first, later)]
+    assert steps == ([18, 10, 0] if episode is None else [16, 12, 0])
+    write(tmp_path / "log.csv", rows)
+    assert [run_import(one).steps for one in (first, later)] == [0, 2 if episode is None else 4]
+    with pytest.raises(NothingYet):
+        run_import(dataclasses.replace(options, since=90 * seconds))
+    assert len(stored(collector)) == (30 if episode is None else 32)
 
 
 def test_other_options_under_a_name_are_refused(

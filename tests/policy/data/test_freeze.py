@@ -75,6 +75,18 @@ def test_a_new_shard_gives_a_new_manifest(bandit_log, tmp_path):
     assert [one.rows for one in (load_frozen(first.path), second)] == [40, 80]
 
 
+def test_later_shards_do_not_change_a_manifest_up_to_an_ordinal(bandit_log, tmp_path):
+    """The ordinals of an event give one manifest, however late it is made."""
+    bandit_log(80).write(tmp_path, shard_rows=40)
+    (stream,) = {path.parent.name for path in shards(tmp_path)}
+    early = freeze(tmp_path, up_to={stream: 39})
+    assert (early.streams, early.rows) == ({stream: [[0, 39]]}, 40)
+    assert freeze(tmp_path, up_to={stream: 39, "other": 7}).unchanged
+    assert freeze(tmp_path, up_to={stream: 20}).streams == {stream: [[0, 20]]}
+    with pytest.raises(NothingYet):
+        freeze(tmp_path, up_to={"other": 7})
+
+
 def test_only_whole_shards_are_frozen(bandit_log, tmp_path):
     """A temporary file is ignored; a shard with a damaged footer is left out and named."""
     bandit_log(80).write(tmp_path, shard_rows=40)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policy.data.log_options import Since, SinceLive, Until, require_period
+from policy.data.log_options import Since, SinceLive, Until
 
 DAY = 1_795_392_000_000_000
 
@@ -36,12 +36,3 @@ def test_what_is_no_date_is_refused(option: Any, value: str, text: str) -> None:
     """The error names the option."""
     with pytest.raises(ValueError, match=text):
         parsed(option, value)
-
-
-def test_a_period_ends_after_it_starts() -> None:
-    """An omitted option sets no bound, and `live` is not known here."""
-    for since, until in ((None, DAY), (DAY, None), ("live", DAY), (DAY, DAY + 1)):
-        require_period(since, until)  # type: ignore[arg-type]
-    for until in (DAY, DAY - 1):
-        with pytest.raises(ValueError, match=r"--until: expected a time after --since 2026-11-23"):
-            require_period(DAY, until)
