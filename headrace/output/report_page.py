@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from headrace.output.console import moment
@@ -17,17 +17,20 @@ from headrace.output.results import (
     Document,
     Table,
     armed,
-    decided,
     estimated,
-    in_words,
     judgements,
     not_used,
     verdicts,
 )
+from ingest.status.answers import PolicyFacts, policy_document
+from ingest.status.chart import colour, sparkline
+from ingest.status.decision_words import decided, in_words
+from ingest.status.page import head, rewards
 from storage.wording import counted
 
 WIDTH, HEIGHT, MARGIN = 640, 180, 48
 MOST_BARS = 60
+OTHERS = "var(--others)"
 MOST_SERIES = 7
 MOST_CURVES = 12
 MOST_DECISIONS = 200
@@ -65,7 +68,12 @@ METRICS = {
     "value_loss": "loss of the value function",
 }
 """Words for the names of metrics; in all other names, underscores are replaced by spaces."""
-COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
+SOURCES = {
+    "imported": "var(--before)",
+    "logged": "var(--v1)",
+    "on policy": "var(--v2)",
+}
+"""The colours of sources."""
 
 
 def report_page(document: Document, checks: Sequence[Document] = ()) -> str:
@@ -81,7 +89,28 @@ def report_page(document: Document, checks: Sequence[Document] = ()) -> str:
     )
     body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections if text)
     made = f"{_text(document['root'])}, as of {moment(document['made'])} UTC"
-    return _page(f"Headrace: {document['policy_id']}", f"<p>{made}</p>{body}")
+    opening = f"<main>{rewards(policy_document(_facts(document)))}</main>"
+    return _page(f"Headrace: {document['policy_id']}", f"{opening}{body}<p>{made}</p>")
+
+
+def _facts(document: Document) -> PolicyFacts:
+    """What the status page would show of the policy."""
+    live, versions = document["live"] or {}, document["versions"]
+    version = live.get("version")
+    before = {one["version"]: one.get("parent") for one in versions}
+    return PolicyFacts(
+        name=document["policy_id"],
+        served="",
+        wanted="",
+        share=live.get("canary_share") or 0.0,
+        roles={
+            "live": version,
+            "previous": before.get(version),
+            "canary": live.get("canary_version"),
+        },
+        history=document["history"],
+        decisions=document["decisions"],
+    )
 
 
 def evaluation_page(logs: Sequence[Document]) -> str:
@@ -92,8 +121,7 @@ def evaluation_page(logs: Sequence[Document]) -> str:
 
 
 def _page(title: str, body: str) -> str:
-    head = _HEAD.format(title=_text(title))
-    return f"{head}<body><h1>{_text(title)}</h1>{body}</body></html>\n"
+    return f"{head(title)}<body><h1>{_text(title)}</h1>{body}</body></html>\n"
 
 
 def _evaluated(logs: Sequence[Document]) -> str:
@@ -119,7 +147,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = "".join(
         f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows
     )
-    return f'<div class="wide"><table><tr>{head}</tr>{lines}</table></div>'
+    return f"<div class=scroll><table><tr>{head}</tr>{lines}</table></div>"
 
 
 def _now(document: Document) -> str:
@@ -160,8 +188,9 @@ def _data(data: Document) -> str:
     if bars and min(one["version"] for one in bars) < 0:
         caption += " No version: the step was imported, or no published version chose its action."
     parts = [f"<p>{caption}</p>"]
-    for title, key in (("version", version), ("source", _source)):
-        parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key)}")
+    versions = {version(one): colour(one["version"]) for one in bars}
+    for title, key, colours in (("version", version, versions), ("source", _source, SOURCES)):
+        parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key, colours)}")
     return "".join(parts) + _by_version(bars, version)
 
 
@@ -191,7 +220,9 @@ def _by_version(bars: Sequence[Document], version: Callable[[Document], str]) ->
     return _table(("version", "source", "steps", "episodes ended", "reward a step"), rows)
 
 
-def _stacked(bars: Sequence[Document], name_of: Callable[[Document], str]) -> str:
+def _stacked(
+    bars: Sequence[Document], name_of: Callable[[Document], str], colours: Mapping[str, str]
+) -> str:
     """Stacked bars of steps over time; the series with the most steps have their own colours."""
     begin, end = bars[0]["hour"], bars[-1]["hour"]
     hours = (end - begin) // 3_600_000_000 + 1
@@ -212,19 +243,20 @@ def _stacked(bars: Sequence[Document], name_of: Callable[[Document], str]) -> st
     drawn = []
     for i, stack in enumerate(stacks):
         base = HEIGHT - 20.0
-        for colour, name in zip(COLOURS, names, strict=False):
+        for name in names:
             tall = stack[name] / top * (HEIGHT - 40)
             base -= tall
             if tall:
                 drawn.append(
                     f'<rect x="{MARGIN + i * each:.1f}" y="{base:.1f}" width="{each * 0.9:.1f}" '
-                    f'height="{tall:.1f}" fill="{colour}"><title>{_text(name)}: '
+                    f'height="{tall:.1f}" style="fill:{colours.get(name, OTHERS)}">'
+                    f"<title>{_text(name)}: "
                     f"{counted(stack[name], 'step')} from "
                     f"{moment(begin + i * width * 3_600_000_000)}</title></rect>"
                 )
     key = "".join(
-        f'<span><i style="background:{colour}"></i>{_text(name)}</span>'
-        for colour, name in zip(COLOURS, names, strict=False)
+        f'<span><i style="background:{colours.get(name, OTHERS)}"></i>{_text(name)}</span>'
+        for name in names
     )
     unit = f"each bar is {width} h of arrival" if width > 1 else "each bar is an hour of arrival"
     labels = _axes(0.0, float(top), moment(begin), moment(end))
@@ -232,9 +264,8 @@ def _stacked(bars: Sequence[Document], name_of: Callable[[Document], str]) -> st
 
 
 def _svg(inside: str, label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(label)}">{inside}</svg>'
-    )
+    box = f'class="bars" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return f'<svg {box} role="img" aria-label="{_text(label)}">{inside}</svg>'
 
 
 def _axes(low: float, high: float, begin: str, end: str) -> str:
@@ -276,8 +307,9 @@ def _curves(versions: Sequence[Document]) -> str:
         return words.get(name, name.replace("_", " "))
 
     drawn = "".join(
-        f"<figure><figcaption>{_text(named(name))}, n = "
-        f"{counted(len(points), 'version')}</figcaption>{_curve(named(name), points)}</figure>"
+        f"<div class=tile><span>{_text(named(name))}</span><b>{_text(points[-1][1])}</b>"
+        f"<small>n = {counted(len(points), 'version')}</small>"
+        f"{sparkline(points, named(name))}</div>"
         for name, points in changing[:MOST_CURVES]
     )
     metrics = last["metrics"].items()
@@ -285,26 +317,13 @@ def _curves(versions: Sequence[Document]) -> str:
     table = _table((f"metrics of version {last['version']}", "value"), numbers.items())
     if not numbers:
         return "<p>The versions have no metrics.</p>"
-    return f'<div class="grid">{drawn}</div>{table}'
+    return f"<div class=tiles>{drawn}</div>{table}"
 
 
 def _value(value: object) -> object:
     if isinstance(value, dict):
         return ", ".join(f"{name} {json.dumps(one)}" for name, one in value.items())
     return value if value is None or type(value) in (str, int, float) else json.dumps(value)
-
-
-def _curve(name: str, points: Sequence[tuple[int, float]]) -> str:
-    begin, end = points[0][0], points[-1][0]
-    low, high = min(value for _, value in points), max(value for _, value in points)
-    spread = (high - low) or 1.0
-    places = " ".join(
-        f"{MARGIN + (version - begin) / max(1, end - begin) * (WIDTH - MARGIN):.1f},"
-        f"{20 + (high - value) / spread * (HEIGHT - 40):.1f}"
-        for version, value in points
-    )
-    line = f'<polyline points="{places}" fill="none" stroke="{COLOURS[0]}" stroke-width="2"/>'
-    return _svg(_axes(low, high, f"version {begin}", f"version {end}") + line, name)
 
 
 # --- judgements ---------------------------------------------------------------------------------
@@ -339,17 +358,3 @@ def _judged(one: Document, label: str) -> str:
     if one.get("returns"):
         return _titled(armed(one))
     return _evaluated([{"label": label, "weights": one["candidate"], **one}])
-
-
-_HEAD = """<!doctype html><html lang=en><head><meta charset=utf-8>
-<meta name=viewport content="width=device-width, initial-scale=1"><title>{title}</title><style>
-:root{{color-scheme:light dark}}
-body{{font:16px/1.4 system-ui,sans-serif;margin:0 auto;max-width:64rem;padding:.5rem 1rem}}
-h1{{font-size:1.4rem}}h2{{font-size:1.15rem;border-top:1px solid #8886;padding-top:.6rem}}
-h3{{font-size:1rem}}svg{{width:100%;max-width:40rem;font-size:12px}}svg text{{fill:currentColor}}
-table{{border-spacing:0;font-size:.9rem}}th,td{{text-align:left;vertical-align:top;
-padding:.15rem .8rem .15rem 0;overflow-wrap:anywhere;white-space:pre-line}}.wide{{overflow-x:auto}}
-.key span{{margin-right:1rem}}
-.key i{{display:inline-block;height:.8em;margin-right:.3em;width:.8em}}
-.grid{{display:grid;gap:.5rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}}
-figure{{margin:0}}</style></head>"""

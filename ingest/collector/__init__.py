@@ -19,5 +19,4 @@ __all__ = [
     "statistics",
     "stores",
     "trainer_watch",
-    "version_metrics",
 ]

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ingest.access.log_rate import BrokenLines
@@ -128,6 +129,7 @@ class Collector:
         arm: `arm(policy_id, episode_id)` returns the canary arm of an episode, "" without a canary.
         tap: receives parts as soon as they are durable.
         durable: the `durable` field of replies; False for a journal in memory.
+        root: the folder with the histories of rewards; None: they are in memory only.
         redaction_key: the key of the pseudonyms of redacted fields, and of tombstones.
         max_pending: bytes of parts that may wait for a shard; above it, events get 429.
         max_open: bytes that open episodes may use; above it, events get 429.
@@ -145,6 +147,7 @@ class Collector:
         arm: Callable[[str, str], str] = lambda policy_id, episode_id: "",
         tap: Tap | None = None,
         durable: bool = True,
+        root: Path | None = None,
         redaction_key: bytes = b"",
         limits: Limits | None = None,
         max_pending: int = 40_000_000,
@@ -155,7 +158,8 @@ class Collector:
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.policies, self.stats, self._broken = dict(policies), CollectorStats(), BrokenLines()
-        self.dropped, self.late, self.played = DroppedByClients(), LateRewards(), VersionMetrics()
+        self.dropped, self.late = DroppedByClients(), LateRewards()
+        self.played = VersionMetrics(root, self.policies)
         self._last_event: float | None = None
         self.draining, self.keeps = False, durable
         self.redactor, self._redaction_key = Redactor(redaction_key), redaction_key

@@ -1,132 +1,161 @@
-"""Returns, rewards and propensities by version, as sums for the metrics.
+"""Returns, rewards and propensities by version and time, for the metrics and the status page.
 
-`VersionMetrics` counts parts on the shard writer's thread, not on the event loop. Sums start at
-zero with each start of the collector. The latest `VERSIONS` versions of each policy are kept; a
-scrape shows only those with a role, so the number of series does not grow with the versions.
+`VersionMetrics` counts parts on the shard writer's thread, not on the event loop: after their shard
+is written, and before it is recorded. After a crash in between, the parts come again, and are
+counted only if their history's file did not have them. A scrape shows only versions with a role, so
+that the number of series does not grow with the versions.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from storage.declarations.history_files import read_history, say_history
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns
+from storage.experience.reward_history import MOST_LOGP, NOTHING, Measure, Moments, RewardHistory
 
-VERSIONS = 16
-"""Versions kept per policy: the live one, the previous one, a canary, and some that act late."""
+log = logging.getLogger("headrace.collector")
+
 OPEN = 10_000
 """The maximum number of incomplete episodes whose returns are summed; the oldest are dropped."""
+FULL = 100
+"""Policies with a full history each; more of them have shorter ones, so that memory is bounded."""
 
-MEASURES = ("episode_return", "step_reward", "action_propensity")
-
-
-class Moments(msgspec.Struct, frozen=True):
-    """The number n of values, their sum, and the sum of their squares."""
-
-    n: int = 0
-    sum: float = 0.0
-    squares: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        return self.sum / self.n if self.n else float("nan")
-
-    @property
-    def variance(self) -> float:
-        """The sample variance (denominator n - 1); nan for fewer than two values."""
-        if self.n < 2:
-            return float("nan")
-        return max(0.0, self.squares - self.sum**2 / self.n) / (self.n - 1)
-
-    def with_all(self, values: npt.NDArray[np.float64]) -> Moments:
-        return Moments(
-            self.n + values.size,
-            self.sum + float(values.sum()),
-            self.squares + float(values @ values),
-        )
+MEASURES: Mapping[str, Measure] = {
+    "episode_return": "returns",
+    "step_reward": "rewards",
+    "action_propensity": "propensities",
+}
+"""Name of the metric -> measure of the history."""
 
 
 class VersionMetrics:
-    """Moments by policy, version and measure. One thread calls `note`; any may call `of`."""
+    """The histories of a root's policies, read at its start. One thread calls `note`.
 
-    def __init__(self) -> None:
+    Without a root they are in memory only.
+    """
+
+    def __init__(self, root: Path | None = None, policies: Collection[str] = ()) -> None:
         self._lock = threading.Lock()
-        self._found: dict[str, OrderedDict[int, dict[str, Moments]]] = {}
-        self._open: OrderedDict[tuple[str, int, str], tuple[int, float]] = OrderedDict()
+        self._root = root
+        self._share = min(1.0, FULL / max(1, len(policies)))
+        self._histories: dict[str, RewardHistory] = {}
+        if root is not None:
+            self._histories = {name: read_history(root, name) for name in policies}
+        for one in self._histories.values():
+            one.share = self._share
+        self._open: OrderedDict[tuple[str, int, str], tuple[int | None, float]] = OrderedDict()
 
     def note(self, stream: str, parts: Sequence[Part | PartColumns]) -> None:
         """Count the steps of parts, and the returns of the episodes that end with them."""
-        by_policy: dict[str, list[Part]] = {}
+        by_policy: dict[str, list[Part | PartColumns]] = {}
         for part in parts:
-            own = by_policy.setdefault(part.policy_id, [])
-            if isinstance(part, Part):
-                own.append(part)
-            elif (np.frombuffer(part.policy_version, np.int64) >= 0).any():
-                own += part.parts()
+            by_policy.setdefault(part.policy_id, []).append(part)
         for policy_id, own in by_policy.items():
-            if own:
-                self._note(stream, policy_id, own)
+            history = self._histories.setdefault(policy_id, RewardHistory(share=self._share))
+            if history.has_counted(stream, _last_ordinal(own)):
+                continue
+            with self._lock:
+                self._note(stream, history, own)
+            try:
+                if self._root is not None:
+                    say_history(self._root, policy_id, history)
+            except OSError as error:  # the next shard's has it all
+                log.warning("policy %s: its history cannot be written: %s", policy_id, error)
 
-    def _note(self, stream: str, policy_id: str, parts: Sequence[Part]) -> None:
+    def _note(
+        self, stream: str, history: RewardHistory, parts: Sequence[Part | PartColumns]
+    ) -> None:
         rewards = np.frombuffer(b"".join([part.rewards for part in parts]), np.float64)
         logp = np.frombuffer(b"".join([part.action_logp for part in parts]), np.float64)
         versions = np.frombuffer(b"".join([part.policy_version for part in parts]), np.int64)
-        steps = np.array([part.steps for part in parts])
+        came = np.frombuffer(b"".join([part.received_ts for part in parts]), np.int64)
+        known = ~np.isnan(logp)
+        history.add("rewards", came, versions, rewards)
+        history.add(
+            "propensities", came[known], versions[known], np.exp(np.minimum(logp[known], MOST_LOGP))
+        )
+        rows = [row for part in parts for row in _rows(part)]
+        steps = np.array([row.steps for row in rows])
         starts = np.cumsum(steps) - steps
-        earned = np.add.reduceat(rewards, starts)
-        ended: dict[int, list[float]] = {}
-        for part, version, sum_ in zip(
-            parts, versions[starts].tolist(), earned.tolist(), strict=True
+        earned = np.add.reduceat(rewards, starts).tolist()
+        acted: list[int] = []
+        returns: list[float] = []
+        ends: list[int] = []
+        for row, version, sum_, end in zip(
+            rows, versions[starts].tolist(), earned, (starts + steps - 1).tolist(), strict=True
         ):
-            first, total = self._go_on(stream, part, version, sum_)
-            if part.ended is not None and first >= 0:
-                ended.setdefault(first, []).append(total)
-        with self._lock:
-            for version in np.unique(versions).tolist():
-                if version < 0:
-                    continue
-                mine = versions == version
-                propensities = np.exp(logp[mine & ~np.isnan(logp)])
-                self._add(policy_id, version, "step_reward", rewards[mine])
-                self._add(policy_id, version, "action_propensity", propensities)
-            for version, returns in ended.items():
-                self._add(policy_id, version, "episode_return", np.array(returns))
+            first, total = self._go_on(stream, row, version, sum_)
+            if row.ended is not None and first is not None:
+                acted.append(first)
+                returns.append(total)
+                ends.append(end)
+        history.add("returns", came[ends], np.array(acted, np.int64), np.array(returns))
+        history.note_counted(stream, _last_ordinal(parts))
 
-    def _go_on(self, stream: str, part: Part, version: int, earned: float) -> tuple[int, float]:
-        """(version of the episode's first step, its return so far); version -1 if it is unknown.
+    def _go_on(
+        self, stream: str, row: _Row, version: int, earned: float
+    ) -> tuple[int | None, float]:
+        """(version of the episode's first step, its return so far); None if it is unknown.
 
         An episode counts for the version of its first step, as in a canary's arms.
         """
-        if part.part == 0 and part.ended is not None:
+        if row.part == 0 and row.ended is not None:
             return version, earned
-        name = stream, part.episode_ordinal, part.agent_id
-        known = (version, 0.0) if part.part == 0 else self._open.pop(name, (-1, 0.0))
+        name = stream, row.episode_ordinal, row.agent_id
+        known = (version, 0.0) if row.part == 0 else self._open.pop(name, (None, 0.0))
         total = known[0], known[1] + earned
-        if part.ended is None and known[0] >= 0:
+        if row.ended is None and known[0] is not None:
             self._open[name] = total
             if len(self._open) > OPEN:
                 self._open.popitem(last=False)
         return total
 
-    def _add(
-        self, policy_id: str, version: int, measure: str, values: npt.NDArray[np.float64]
-    ) -> None:
-        known = self._found.setdefault(policy_id, OrderedDict())
-        own = known.setdefault(version, {})
-        known.move_to_end(version)
-        own[measure] = own.get(measure, Moments()).with_all(values)
-        if len(known) > VERSIONS:
-            known.popitem(last=False)
-
     def of(self, policy_id: str, version: int | None) -> dict[str, Moments]:
-        """measure -> moments of a version; zeros if it has not acted."""
+        """Metric -> moments of a version over all time; zeros if it has not acted.
+
+        None: there is no such version.
+        """
         with self._lock:
-            versions = self._found.get(policy_id, OrderedDict())
-            known = versions.get(-1 if version is None else version, {})
-            return {measure: known.get(measure, Moments()) for measure in MEASURES}
+            history = self._histories.get(policy_id)
+            if history is None or version is None:
+                return dict.fromkeys(MEASURES, NOTHING)
+            return {name: history.total(version, one) for name, one in MEASURES.items()}
+
+    def history(self, policy_id: str) -> RewardHistory:
+        """A copy of a policy's history."""
+        with self._lock:
+            found = self._histories.get(policy_id)
+            return RewardHistory() if found is None else deepcopy(found)
+
+
+class _Row(NamedTuple):
+    """What a return needs of one part."""
+
+    part: int
+    steps: int
+    ended: str | None
+    episode_ordinal: int
+    agent_id: str
+
+
+def _rows(part: Part | PartColumns) -> Iterable[_Row]:
+    if isinstance(part, Part):
+        return [_Row(part.part, part.steps, part.ended, part.episode_ordinal, part.agent_id)]
+    own = part.scalars
+    columns = own.part, own.steps, own.ended, own.episode_ordinal, own.agent_id
+    return map(_Row._make, zip(*columns, strict=True))
+
+
+def _last_ordinal(parts: Sequence[Part | PartColumns]) -> int:
+    last = parts[-1]
+    return last.ordinal if isinstance(last, Part) else last.scalars.ordinal[-1]

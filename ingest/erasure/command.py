@@ -91,7 +91,11 @@ def _alone(root: Path, marks: Iterable[str]) -> wire.Erased:
 
     async def run() -> wire.Erased:
         collector = Collector(
-            stores.journal, stores.writer, stores.policies, redaction_key=stores.redaction_key
+            stores.journal,
+            stores.writer,
+            stores.policies,
+            root=root,
+            redaction_key=stores.redaction_key,
         )
         collector.start()
         try:

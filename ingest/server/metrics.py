@@ -27,6 +27,7 @@ from ingest.server.disk_space import DiskSpace
 from ingest.web.asgi import Router
 from ingest.web.connections import ConnectionWatch
 from storage.experience.endings import ENDINGS
+from storage.experience.reward_history import BEFORE
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -191,7 +192,7 @@ def _played(collector: Collector, live: LivePolicies, names: list[str]) -> Itera
         )
     }
     for name in names:
-        for role, version in live.roles(name).items():
+        for role, version in {**live.roles(name), "before": BEFORE}.items():
             versions.add_metric([name, role], -1 if version is None else version)
             for measure, found in collector.played.of(name, version).items():
                 families[measure, "n"].add_metric([name, role], found.n)

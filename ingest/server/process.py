@@ -117,6 +117,7 @@ class Server:
             arm=self.live.arm,
             tap=tap,
             durable=kept.durable,
+            root=options.root,
             redaction_key=kept.redaction_key,
             max_pending=options.limits.max_pending,
             max_open=options.limits.max_open,

@@ -94,6 +94,10 @@ _SINGLE = {
     "Idempotency-Key": "Names the call, so that it may be sent again: at most 200 characters.",
 }
 _ONE = "/v1/episodes/{id}"
+_STATUS = {
+    "policy": "The policy whose rewards come first.",
+    "span": "0 to 3: the last 4 hours, 3 days, 45 days, or all.",
+}
 
 ROUTES = (
     RouteEntry(
@@ -341,5 +345,13 @@ ROUTES = (
         "GET", "/metrics", ANY, "metrics", "Metrics in the text form of Prometheus.", reply=TEXT
     ),
     RouteEntry("GET", "/openapi.json", ANY, "openapi", "This description."),
-    RouteEntry("GET", "/", ANY, "status_page", "The status page.", reply=HTML),
+    RouteEntry(
+        "GET",
+        "/v1/status",
+        ANY,
+        "status",
+        "What the status page shows, as `headrace status --json` prints it.",
+        query=_STATUS,
+    ),
+    RouteEntry("GET", "/", ANY, "status_page", "The status page.", reply=HTML, query=_STATUS),
 )

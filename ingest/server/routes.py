@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -32,19 +33,19 @@ from ingest.server.action_routes import Acting
 from ingest.server.disk_space import DiskSpace
 from ingest.server.rank_routes import Ranker
 from ingest.server.route_table import ROUTES
-from ingest.server.status_page import NOTHING, Facts, PolicyFacts, status_page
 from ingest.server.weight_routes import WeightChanges, WeightDownloads
+from ingest.status.answers import NOTHING, Facts, PolicyFacts, status_document
+from ingest.status.page import status_page
 from ingest.web.asgi import Admit, Request, Response, Router
 from ingest.web.connections import ConnectionWatch
 from ingest.web.limits import Budget, ServerLimits
+from storage.experience.reward_history import LEVELS
 from storage.spaces.descriptors import space_to_json
 from storage.wording import counted
 
 if TYPE_CHECKING:
     from ingest.server.metrics import Metrics  # loaded at the first request for metrics
 
-STALLED_SECONDS = 10.0
-FULL_SOON_HOURS = 24.0
 _NUMBER_EVENTS = (
     "register an instance and number the events (start, seq), or send them as single calls"
 )
@@ -68,6 +69,7 @@ class Routes:
         disks: DiskSpace | None = None,
     ) -> None:
         self._trainers, self._disks = trainers, disks
+        self._began = time.monotonic()
         self.collector = collector
         self.live = live
         self.acting = Acting(collector, live)
@@ -398,37 +400,50 @@ class Routes:
 
     async def status_page(self, request: Request) -> Response:
         await self.live.look()
-        page = status_page(self._facts())
+        page = status_page(self._status(request))
         return Response(200, page, "text/html; charset=utf-8", ((b"cache-control", b"no-store"),))
 
+    async def status(self, request: Request) -> Response:
+        await self.live.look()
+        return Response.of(self._status(request), request)
+
+    def _status(self, request: Request) -> dict[str, Any]:
+        """The document of the page: for the policy and the span of the query, if they exist."""
+        asked = parse_qs(request.query)
+        chosen, span = (asked.get(name, [""])[0] for name in ("policy", "span"))
+        chosen = (
+            chosen if chosen in self.collector.policies else next(iter(self.collector.policies))
+        )
+        level = int(span) if span in map(str, range(len(LEVELS))) else None
+        return status_document(self._facts(), chosen=chosen, level=level)
+
     def _facts(self) -> Facts:
-        """The contents of the status page."""
+        """The content of the status page."""
         collector = self.collector
-        trainers = {} if self._trainers is None else self._trainers.status()
         stalled = collector.flow.stalled()
-        policies = [
-            self._policy_facts(name, trainers.get(name), stalled.get(name, 0.0))
-            for name in collector.policies
-        ]
         return Facts(
-            policies=policies,
+            policies=[
+                self._policy_facts(name, stalled.get(name, 0.0)) for name in collector.policies
+            ],
+            made=time.time_ns() // 1000,
             steps=collector.assembler.steps,
             in_shards=collector.sealing.totals.rows,
             open=len(collector.assembler.episodes),
             awaiting=len(collector.assembler.closing),
             silent=collector.silent_seconds,
+            running=time.monotonic() - self._began,
             full=collector.journal.full,
             refused=collector.stats.refused,
-            needs=[*self._needs(), *(text for one in policies for text in _needs_of(one))],
+            hours_left={} if self._disks is None else self._disks.hours_left(),
+            needs=list(self._needs()),
             counts=self._counts(),
+            root="" if self.live.root is None else str(self.live.root),
         )
 
-    def _policy_facts(
-        self, name: str, trainer: tuple[bool, dict[str, Any]] | None, stalled: float
-    ) -> PolicyFacts:
+    def _policy_facts(self, name: str, stalled: float) -> PolicyFacts:
         found, served = self._weights_of(name), self.live.standing(name).wanted
-        pin = found["pinned"]
-        alive, status = (None, {}) if trainer is None else trainer
+        pin, watch = found["pinned"], self._trainers
+        alive, status = (None, {}) if watch is None else watch.status_of(name)
         return PolicyFacts(
             name=name,
             served=_named_version(found["served"]),
@@ -436,15 +451,14 @@ class Routes:
             why=found["why"],
             held=pin and f"{pin['by']}: {pin['why']}",
             share=served.canary_share if served else 0.0,
-            roles={
-                role: (version, self.collector.played.of(name, version)["episode_return"])
-                for role, version in self.live.roles(name).items()
-            },
+            roles=self.live.roles(name),
             trainer=alive,
             rows_trained=number_in(status.get("rows_trained")),
             retrying=number_in(status.get("retrying")),
             stalled=stalled,
             hint=str(status.get("hint") or ""),
+            history=self.collector.played.history(name),
+            decisions=() if watch is None else watch.decisions(name),
         )
 
     def _needs(self) -> Iterator[str]:
@@ -456,9 +470,6 @@ class Routes:
             yield "The disk had no space at the last write: events get 507 until it has."
         if collector.draining:
             yield "The collector is being stopped."
-        for name, hours in ({} if self._disks is None else self._disks.hours_left()).items():
-            if hours < FULL_SOON_HOURS:
-                yield f"The disk of {name}/ will be full in {hours:.1f} hours at the present rate."
         damage = collector.damage
         rows = damage.missing_rows + damage.lost_rows + damage.damaged_rows
         if rows or damage.lost_state or damage.set_aside is not None:
@@ -475,19 +486,6 @@ class Routes:
                 yield f"{name}: off the chain: versions {', '.join(map(str, versions))}"
 
 
-def _needs_of(one: PolicyFacts) -> Iterator[str]:
-    """Conditions of one policy that need an operator."""
-    if one.why is not None:
-        yield f"{one.name}: {one.wanted} is wanted and not served: {one.why}"
-    canary = one.roles.get("canary", (None,))[0]
-    if canary is not None:
-        yield f"{one.name}: a canary is on; `headrace canary` says when to promote or roll back"
-    elif one.held is not None:
-        yield f"{one.name}: pinned by {one.held}; `headrace resume` ends that"
-    if one.trainer is False:
-        yield f"{one.name}: its trainer has stopped"
-    if one.stalled > STALLED_SECONDS:
-        yield f"{one.name}: clients have waited {one.stalled:.0f} s for weights"
 
 
 def _named_version(found: Mapping[str, int] | None) -> str:

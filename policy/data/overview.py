@@ -1,4 +1,4 @@
-"""The content of a root as one dict: data over time, versions, decisions.
+"""The content of a root as one dict: rewards and data over time, versions, decisions.
 
     overview(root, "default")["data"]["bars"]      # [{"hour", "version", "source", "steps", ...}]
 
@@ -14,7 +14,16 @@ import numpy as np
 
 from policy.progress import Progress, no_progress
 from storage.errors import StorageError
-from storage.experience.sample_batch import REWARDS, SampleBatch
+from storage.experience.reward_history import MOST_LOGP, RewardHistory
+from storage.experience.sample_batch import (
+    ACTION_LOGP,
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    REWARDS,
+    STREAM,
+    SampleBatch,
+    T,
+)
 from storage.experience.step_columns import SOURCES
 from storage.objects.opening import Root, local_folder
 from storage.reading.shard_reader import ShardReader
@@ -27,6 +36,7 @@ Bars: TypeAlias = dict[tuple[int, int, str], tuple[int, float, int]]
 
 HOUR = 3_600_000_000
 RECEIVED, VERSION, SOURCE, ENDED = "received_ts", "policy_version", "source", "ended"
+EPISODE = (STREAM, EPISODE_ORDINAL, AGENT_ID)
 
 
 def overview(
@@ -38,10 +48,11 @@ def overview(
 ) -> Document:
     """Read the data, versions and decisions of a policy. Times are microseconds since the epoch.
 
-    `data` has `bars` (steps, summed rewards and ended episodes by hour of arrival, version and
-    source), `steps`, `skipped` shards, and `why` (the error, if the shards cannot be read). The
-    other keys are `live`, `served`, `versions` with their metrics, `damaged` files, and
-    `decisions`, oldest first. `retry_for`: seconds for which an unreadable shard is tried again.
+    `history` has the rewards by version and time, as a collector keeps them. `data` has `bars`
+    (steps, summed rewards and ended episodes by hour of arrival, version and source), `steps`,
+    `skipped` shards, and `why` (the error, if the shards cannot be read). The other keys are
+    `live`, `served`, `versions` with their metrics, `damaged` files, and `decisions`, oldest first.
+    `retry_for`: seconds for which an unreadable shard is tried again.
     """
     store = WeightFolder(root, policy_id)
     try:
@@ -51,12 +62,14 @@ def overview(
         live, problem = None, str(error)
     versions, damaged = described(store)
     decided = load_decisions(root, policy_id)
+    history = RewardHistory()
     now = time.time()
     return {
         "root": str(folder.resolve() if (folder := local_folder(root)) else root),
         "policy_id": policy_id,
         "made": int(now * 1e6),
-        "data": _data(root, policy_id, retry_for, on_progress),
+        "data": _data(root, policy_id, history, retry_for, on_progress),
+        "history": history,
         "live": None if live is None else live.to_json(),
         "served": [one.to_json() for one in store.served.registered(now)],
         "versions": versions,
@@ -69,19 +82,23 @@ def overview(
     }
 
 
-def _data(root: Root, policy_id: str, retry_for: float, on_progress: Progress) -> Document:
+def _data(
+    root: Root, policy_id: str, history: RewardHistory, retry_for: float, on_progress: Progress
+) -> Document:
     bars: Bars = {}
+    returns = _Returns(history)
     rows = 0
     try:
         with ShardReader(
             root,
             policy_id=policy_id,
-            columns=(RECEIVED, VERSION, SOURCE, REWARDS, ENDED),
+            columns=(RECEIVED, VERSION, SOURCE, REWARDS, ENDED, ACTION_LOGP, T, *EPISODE),
             training_disabled=True,
             retry_for=retry_for,
         ) as reader:
             for batch in reader:
                 _add(bars, batch)
+                returns.add(batch)
                 rows += batch.count
                 on_progress("reading", rows, None)
             skipped = dict(reader.stats.excluded_shards)
@@ -93,6 +110,43 @@ def _data(root: Root, policy_id: str, retry_for: float, on_progress: Progress) -
         for key, value in sorted(bars.items())
     ]
     return {"bars": named, "steps": rows, "skipped": skipped, "why": None}
+
+
+class _Returns:
+    """Adds batches to a history; the episodes of a batch may go on in a later one."""
+
+    def __init__(self, history: RewardHistory) -> None:
+        self._history = history
+        self._open: dict[tuple[Any, ...], tuple[int, float]] = {}
+
+    def add(self, batch: SampleBatch) -> None:
+        came, versions = (np.asarray(batch[name], np.int64) for name in (RECEIVED, VERSION))
+        rewards, logp = (np.asarray(batch[name], np.float64) for name in (REWARDS, ACTION_LOGP))
+        known = ~np.isnan(logp)
+        chances = np.exp(np.minimum(logp[known], MOST_LOGP))
+        self._history.add("rewards", came, versions, rewards)
+        self._history.add("propensities", came[known], versions[known], chances)
+        changed = np.zeros(batch.count, bool)
+        changed[:1] = True
+        for name in EPISODE:
+            changed[1:] |= batch[name][1:] != batch[name][:-1]
+        starts = np.flatnonzero(changed)
+        lasts = np.append(starts[1:], batch.count) - 1
+        acted, earned = versions[starts], np.add.reduceat(rewards, starts)
+        begun = np.asarray(batch[T])[starts] == 0
+        ended = np.array([batch[ENDED][at] is not None for at in lasts.tolist()])
+        for at in np.flatnonzero(~(begun & ended)).tolist():
+            key = tuple(batch[one][starts[at]] for one in EPISODE)
+            first, before = self._open.pop(key, (None, 0.0))
+            version = int(acted[at]) if begun[at] else first
+            earned[at] += before
+            if version is None:  # its beginning is not there
+                ended[at] = False
+            elif ended[at]:
+                acted[at] = version
+            else:
+                self._open[key] = version, float(earned[at])
+        self._history.add("returns", came[lasts[ended]], acted[ended], earned[ended])
 
 
 def _add(bars: Bars, batch: SampleBatch) -> None:

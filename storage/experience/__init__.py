@@ -14,6 +14,7 @@ __all__ = [
     "multi_agent_batch",
     "part_columns",
     "range_set",
+    "reward_history",
     "sample_batch",
     "sequences",
     "step_columns",

@@ -131,14 +131,25 @@ def _write(objects: Objects, document: Document) -> str:
     return name
 
 
-def load_decisions(root: Root, policy_id: str) -> Decisions:
-    """Read all decisions about a policy's candidates under a root. Raises NewerFormat."""
+def decision_files(root: Root, policy_id: str) -> tuple[str, ...]:
+    """The names of all decisions about a policy's candidates, oldest first."""
+    names = objects_at(root).names(f"{FOLDER}/{check_policy_id(policy_id)}/")
+    return tuple(
+        name
+        for name in sorted(names)
+        if name.endswith(".json") and name.rpartition("/")[2][0].isdecimal()
+    )
+
+
+def load_decisions(root: Root, policy_id: str, *, latest: int | None = None) -> Decisions:
+    """Read all decisions about a policy's candidates under a root, or the `latest` ones.
+
+    Raises NewerFormat.
+    """
     known: list[Document] = []
     damaged: dict[str, str] = {}
     objects = objects_at(root)
-    for name in objects.names(f"{FOLDER}/{check_policy_id(policy_id)}/"):
-        if not name.endswith(".json") or not name.rpartition("/")[2][0].isdecimal():
-            continue
+    for name in decision_files(root, policy_id)[-latest if latest else None :]:
         try:
             document = json.loads(objects.read(name))
             require_format(document, FORMAT_VERSION, f"{objects}/{name}")

@@ -94,6 +94,7 @@ MAY_IMPORT = {
         " storage.weights storage.wording"
         " gymnasium msgspec numpy prometheus_client urllib3 uvicorn uvloop"
     ),
+    "ingest.status": "storage.experience storage.wording",
     # the caller is part of a request
     "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",
     "policy": "storage.wording alembic mlflow tensorboard torch wandb",

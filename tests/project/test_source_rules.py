@@ -28,7 +28,7 @@ LONGEST_FUNCTION = 80
 BUILT_LATE = ("policy/algorithms/settings.py", "storage/shards/content.py")
 """Decode by numbers, literals and `dict[str, ...]`, which keep nothing that threads share."""
 NEEDS_A_TOOL = (
-    "tests/ingest/server/test_status_page.py",
+    "tests/ingest/status/test_page.py",
     "tests/ingest/server/test_metrics_deploy.py",
 )
 """May skip a test, and say so: no package brings Chromium or promtool, CI machines have none."""

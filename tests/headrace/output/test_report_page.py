@@ -11,6 +11,7 @@ from policy.data.overview import overview
 from policy.judging.canary import promote, start_canary
 from policy.judging.gate import publish
 from policy.judging.settings import Gate
+from storage.experience.reward_history import RewardHistory
 from tests.policy.judging.test_canary import EQUAL, SHARE, Traffic
 from tests.policy.judging.test_evaluate_verdicts import probabilities, stored, uniform_log
 
@@ -34,6 +35,8 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
         "Version 3 is live",
         "1,300 steps",
         "1,300 0",  # the ends of an axis
+        "default : reward per decision",
+        "version 3, live",
         "Steps by version",
         "Steps by source",
         "better",
@@ -80,6 +83,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "root": "/r",
         "policy_id": "p",
         "made": 0,
+        "history": RewardHistory(),
         "data": {"bars": [], "steps": 0, "skipped": {}, "why": None},
         "live": None,
         "served": [],
@@ -117,7 +121,9 @@ def test_curves_have_their_versions_and_their_number() -> None:
     rolled_back = {**versions[0], "version": 4, "copy_of": 1, "created": 0, "candidate": "c0ffee"}
     page = report_page(document(versions=[*versions, rolled_back]))
     assert page.count("<polyline") == 1
-    assert "training loss, n = 3 versions" in page, "a rollback is no step of training"
+    assert "training loss 0.3333 n = 3 versions" in text_of(page), (
+        "a rollback is no step of training"
+    )
     text = text_of(page)
     assert "learning rate 0.01" in text, "a constant is in the table"
     assert "settings hidden [8]" in text

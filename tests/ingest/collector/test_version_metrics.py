@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+from pathlib import Path
 
-from ingest.collector.version_metrics import VERSIONS, Moments, VersionMetrics
+import msgspec
+import numpy as np
+
+from ingest.collector.version_metrics import VersionMetrics
 from storage.experience.endings import Ending
 from storage.experience.episode import Part
+from storage.experience.part_columns import PartColumns, PartScalars
+from storage.experience.reward_history import BEFORE, TOTAL_VERSIONS, Moments
+from storage.experience.step_columns import STEP_COLUMNS
 
 
 def part(
@@ -67,16 +72,54 @@ def test_an_episode_in_several_parts_is_one_return() -> None:
 
 
 def test_versions_and_unknown_ones_take_bounded_memory() -> None:
+    """Steps without a version count as those before the first one, whatever comes later."""
     played = VersionMetrics()
     for version in range(-1, 1000):
         played.note("s", [part([1.0], [version], ordinal=version)])
     assert [v for v in range(1000) if played.of("default", v)["step_reward"].n] == list(
-        range(1000 - VERSIONS, 1000)
+        range(1001 - TOTAL_VERSIONS, 1000)
     )
+    assert played.of("default", BEFORE)["episode_return"] == Moments(1, 1.0, 1.0)
     assert played.of("default", None)["step_reward"].n == 0
 
 
-def test_moments() -> None:
-    values = np.array([1.0, 4.0, 7.0])
-    found = Moments().with_all(values[:1]).with_all(values[1:])
-    assert (found.mean, found.variance) == (pytest.approx(4.0), pytest.approx(9.0))
+def test_a_history_counts_each_part_once_whatever_is_repeated(tmp_path: Path) -> None:
+    """A part that comes again after a restart is in the file already, or was never counted."""
+    sealed = [msgspec.structs.replace(part([1.0], [3], ordinal=at), ordinal=at) for at in range(3)]
+    first = VersionMetrics(tmp_path, ["default"])
+    first.note("s", sealed[:2])
+    first.note("s", sealed[:2])
+    again = VersionMetrics(tmp_path, ["default"])
+    again.note("s", sealed[:2])
+    again.note("s", sealed[2:])
+    assert again.of("default", 3)["step_reward"] == Moments(3, 3.0, 3.0)
+    again.note("other", sealed)
+    assert again.of("default", 3)["step_reward"].n == 6
+
+
+def test_imported_columns_count_as_their_parts_do() -> None:
+    """The same sums for parts as objects and as columns, returns of long episodes among them."""
+    given = [
+        part([1.0, 2.0], [-1, -1]),
+        part([4.0], [2], ordinal=1, ended=None),
+        part([8.0], [2], ordinal=1, number=1),
+    ]
+    scalars = PartScalars(
+        schema_id="s", **{
+            name: [getattr(one, name) for one in given]
+            for name in (
+                "episode_id", "part", "t0", "steps", "policy_id", "agent_id", "ended",
+                "training_enabled", "continues", "tags", "ordinal", "episode_ordinal", "agents",
+                "final_obs",
+            )
+        }, info_rows=[], infos=[],
+    )  # fmt: skip
+    names = [column.name for column in STEP_COLUMNS]
+    joined = {name: b"".join(getattr(one, name) for one in given) for name in names}
+    lengths = {"obs": b"", "actions": b"", "obs_lengths": b"", "actions_lengths": b""}
+    both = VersionMetrics(), VersionMetrics()
+    both[0].note("s", given)
+    both[1].note("s", [PartColumns(scalars=scalars, **lengths, **joined)])
+    assert both[0].history("default") == both[1].history("default")
+    assert both[0].of("default", 2)["episode_return"] == Moments(1, 12.0, 144.0)
+    assert both[0].of("default", -1)["episode_return"] == Moments(1, 3.0, 9.0)

@@ -1,56 +1,43 @@
-"""The page at `/` answers five questions, checked as text and in a browser where there is one."""
+"""The page at `/`: rewards and five answers, as text and in a browser where there is one."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import urllib3
 
 from ingest.client.policy_client import PolicyClient
-from ingest.collector.version_metrics import Moments
-from ingest.server.status_page import Facts, PolicyFacts, status_page
+from ingest.status.answers import Facts, status_document
+from ingest.status.page import status_page
 from policy.inference.weight_store import WeightStore
+from storage.experience.reward_history import BEFORE, RewardHistory
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.client.test_local_inference import publish
 from tests.ingest.client.test_local_inference_canary import candidate, play, wait_served
+from tests.ingest.status.test_answers import FACTS, HOUR, SOUND, START, earned, history
 
-QUESTIONS = (
-    "What is live?",
-    "Is it better than the previous one?",
-    "Does data arrive?",
-    "Is training running?",
-    "What needs attention?",
-)
-SOUND = PolicyFacts(
-    name="default",
-    served="version 7",
-    wanted="version 7",
-    roles={
-        "live": (7, Moments(100, 60.0, 60.0)),
-        "previous": (6, Moments(400, 120.0, 120.0)),
-        "canary": (None, Moments()),
-    },
-    trainer=True,
-    rows_trained=12_000.0,
-)
-FACTS = Facts(
-    policies=[SOUND],
-    steps=5000,
-    in_shards=4900,
-    open=3,
-    awaiting=0,
-    silent=1.0,
-    refused=0,
-    full=False,
-    needs=[],
-    counts={"Now": {"collector_id": "0123456789ab"}},
-)
+SECTIONS = ["needs", "live", "better", "data", "learning"]
+CANARY = replace(
+    SOUND,
+    name="ranking-of-the-front-page-v2",
+    share=0.1,
+    roles={"live": 7, "previous": 6, "canary": 8},
+    history=history((BEFORE, 0.15), (6, 0.16), (7, 0.2), (8, 0.22)),
+    decisions=[
+        {"decided": (START + HOUR) * 1_000_000, "candidate": "c0ffee", "verdict": "better",
+         "version": 6, "published": True, "episodes": 400, "reasons": ["better <than> before"]},
+        {"decided": (START + 3 * HOUR) * 1_000_000, "candidate": "c0ffee", "verdict": None,
+         "kind": "rollback", "version": 8, "published": True, "episodes": 0, "reasons": []},
+    ],
+)  # fmt: skip
 
 
 class Text(HTMLParser):
@@ -83,85 +70,65 @@ def read(page: bytes) -> Text:
     return text
 
 
-def section(name: str, facts: Facts = FACTS) -> str:
-    return read(status_page(facts)).sections[name]
+def page_of(facts: Facts = FACTS, **asked: Any) -> bytes:
+    return status_page(status_document(facts, **asked))
 
 
 def test_five_questions_and_nothing_to_fetch() -> None:
     """The page answers five questions in order, in one file, and is navigable by keyboard."""
-    page = status_page(FACTS)
+    page = page_of(replace(FACTS, policies=[CANARY]))
     found = read(page)
-    assert [one.split("?")[0] + "?" for one in found.sections.values()] == list(QUESTIONS)
-    assert found.fetched == []
+    assert list(found.sections) == SECTIONS
+    assert not [one for one in found.fetched if not one.startswith("?")], "links are the page's own"
     assert page.count(b'tabindex="0"') == 5
-    assert len(page) < 16_000
+    assert len(page) < 60_000
 
 
-def test_what_is_live_and_what_is_served() -> None:
-    assert "version 7 is served, as wanted" in section("live")
-    late = replace(SOUND, served="version 6", why="its digest is wrong")
-    text = section("live", replace(FACTS, policies=[late]))
-    assert "version 6 is served; version 7 is wanted (its digest is wrong)" in text
-    new = replace(SOUND, served="nothing", wanted="nothing")
-    text = section("live", replace(FACTS, policies=[new]))
-    assert "nothing is published" in text
-    assert "wanted" not in text
+def test_the_reward_is_drawn_with_its_versions_and_decisions() -> None:
+    """Once for wide and once for narrow screens: a band and a line by version, the bar, marks."""
+    page = page_of(replace(FACTS, policies=[CANARY])).decode()
+    for drawing in page.split("<svg")[1:3]:
+        drawing = drawing.partition("</svg>")[0]
+        assert drawing.count("<polyline") == 4
+        assert drawing.count('class="band"') == 3, "a canary has none"
+        assert drawing.count('class="bar"') == 1
+        assert drawing.count('class="mark') == 2
+        assert "rollback: live as version 8" in drawing
+    assert "&lt;than&gt;" in page
+    assert "<than>" not in page
+    assert "+0.04 [+0.0232, +0.0568] against version 6" in page
 
 
-def test_better_than_the_last_with_n_and_interval() -> None:
-    """+0.3 with standard error sqrt(.24/99 + .21/399): [+0.194, +0.407]."""
-    text = section("better")
-    assert "version 7 minus version 6: it looks better, +0.3 [+0.1" in text
-    assert "n = 100 and 400 episodes" in text
-    few = replace(SOUND, roles={**SOUND.roles, "live": (7, Moments(3, 3.0, 3.0))})
-    assert "cannot tell, fewer than 30" in section("better", replace(FACTS, policies=[few]))
-    first = replace(SOUND, roles={"live": (1, Moments()), "previous": (None, Moments())})
-    assert "no earlier version" in section("better", replace(FACTS, policies=[first]))
+def test_one_or_two_points_are_points() -> None:
+    few = RewardHistory()
+    earned(few, 7, 0, 0.2, n=1)
+    page = page_of(replace(FACTS, policies=[replace(SOUND, history=few)])).decode()
+    assert page.count("<circle") == 2
+    assert "<polyline" not in page
+    empty = page_of(replace(FACTS, policies=[replace(SOUND, history=RewardHistory())])).decode()
+    assert "No step is in a shard yet" in empty
 
 
-def test_a_canary_is_compared_with_what_is_live() -> None:
-    roles = {**SOUND.roles, "canary": (8, Moments(200, 20.0, 20.0))}
-    text = section("better", replace(FACTS, policies=[replace(SOUND, roles=roles)]))
-    assert "version 8 minus version 7: it looks worse" in text
-    assert "headrace canary gives the verdict" in text
-
-
-def test_data_and_learning() -> None:
-    assert "Yes: the last event came just now" in section("data")
-    assert "Not now: the last event came 2 hours ago" in section(
-        "data", replace(FACTS, silent=7300.0)
-    )
-    assert "no event since the start" in section("data", replace(FACTS, silent=None))
-    assert "No, the disk is full: the last event came" in section("data", replace(FACTS, full=True))
-    assert "yes, 12,000 rows trained on" in section("learning")
-    stopped = replace(SOUND, trainer=False, stalled=42.0)
-    text = section("learning", replace(FACTS, policies=[stopped]))
-    assert "its trainer has stopped; clients have waited 42 s" in text
-    stuck = replace(SOUND, hint="the return has not moved <b>")
-    text = section("learning", replace(FACTS, policies=[stuck]))
-    assert "12,000 rows trained on; the return has not moved <b>" in text
-    unseen = replace(SOUND, trainer=None)
-    assert "no trainer follows it" in section("learning", replace(FACTS, policies=[unseen]))
+def test_the_chosen_policy_comes_first_and_the_others_are_links() -> None:
+    shown = [replace(SOUND, name=name) for name in ("a", "b & c")]
+    page = page_of(replace(FACTS, policies=shown), chosen="b & c").decode()
+    assert page.index("<b>b &amp; c</b>") < page.index("?policy=a")
 
 
 def test_counts_say_what_time_they_cover() -> None:
     """Counts of the journal's life and those of the process stand apart, by plain names."""
     counts = {"Over the journal's whole life": {"steps_in_shards": 12}}
-    page = status_page(replace(FACTS, counts=counts))
+    page = page_of(replace(FACTS, counts=counts))
     assert b"<caption>Over the journal&#x27;s whole life</caption>" in page
     assert b"<th scope=row>steps in shards</th><td>12</td>" in page
-    text = section("data", replace(FACTS, refused=2))
-    started, life = text.index("Since this collector started: 2"), text.index("whole life: 5,000")
-    assert "3 open episodes. " in text[:started]
-    assert started < life
-    waiting = section("data", replace(FACTS, awaiting=2))
-    assert "3 open episodes, 2 more waiting for late rewards. " in waiting
 
 
 def test_what_needs_me() -> None:
-    assert section("needs").endswith("Nothing.")
-    assert "pinned <by> me" in section("needs", replace(FACTS, needs=["pinned <by> me"]))
-    assert b"pinned <by>" not in status_page(replace(FACTS, needs=["pinned <by> me"]))
+    assert read(page_of()).sections["needs"].endswith("Nothing.")
+    page = page_of(replace(FACTS, needs=["pinned <by> me, `headrace resume` ends it"]))
+    assert "pinned <by> me" in read(page).sections["needs"]
+    assert b"pinned <by>" not in page
+    assert b"<code>headrace resume</code>" in page
 
 
 def test_a_collector_says_how_it_is(tmp_path: Path) -> None:
@@ -179,10 +146,20 @@ def test_a_collector_says_how_it_is(tmp_path: Path) -> None:
         answer = urllib3.request("GET", process.address)
         found = read(answer.data).sections
         assert "version 1 is served, as wanted; canary: version 2 in 0.25" in found["live"]
+        document = json.loads(urllib3.request("GET", f"{process.address}/v1/status").data)
+        assert [one["text"] for one in document["answers"]["live"]] == [
+            found["live"].partition("?")[2]
+        ]
         assert "2 steps taken" in found["data"]
         assert "no trainer follows it" in found["learning"]
         assert "a canary is on" in found["needs"]
         assert re.match(r"text/html", answer.headers["content-type"])
+        process.settle(2)
+        before = process.get("/v1/status")[1]["policies"][0]["chart"]
+        assert sum(point[1] for line in before["lines"] for point in line["points"]) == 1
+        process.kill()
+        process.restart()
+        assert process.get("/v1/status")[1]["policies"][0]["chart"] == before, "it is on disk"
         assert process.stop() == 0
 
 
@@ -191,16 +168,21 @@ style="border:0"></iframe><script>
 document.querySelector("iframe").onload=event=>{
 const inside=event.target.contentWindow,root=inside.document.documentElement;
 const sections=[...inside.document.querySelectorAll("section")];
-const last=Math.max(...sections.map(one=>one.getBoundingClientRect().bottom));
+const charts=[...inside.document.querySelectorAll("figure svg")];
+const drawn=charts.map(one=>one.getBoundingClientRect());
+const last=Math.max(...drawn.map(one=>one.bottom));
+const words=[...inside.document.querySelectorAll("th,td,p,li,b,span,small")];
+const broken=words.filter(one=>one.scrollWidth>one.clientWidth+1&&one.clientWidth).length;
 const focused=sections.filter(one=>{one.focus();return inside.document.activeElement===one}).length;
 document.title=[inside.innerWidth,root.scrollWidth-inside.innerWidth,Math.ceil(last),
-inside.matchMedia("(prefers-color-scheme:dark)").matches,focused].join(" ")}
+inside.matchMedia("(prefers-color-scheme:dark)").matches,focused,
+drawn.filter(one=>one.height).length,broken].join(" ")}
 </script>"""
 """Measures the page in a frame: a window of Chromium is never narrower than 500 pixels."""
 
 
 @pytest.mark.parametrize(("width", "policies", "dark"), [(400, 1, True), (1280, 4, False)])
-def test_all_answers_are_on_the_first_screen(
+def test_attention_and_the_reward_are_on_the_first_screen(
     tmp_path: Path, width: int, policies: int, dark: bool
 ) -> None:
     """800 pixels high, by a screenshot of headless Chromium where one is installed."""
@@ -208,12 +190,9 @@ def test_all_answers_are_on_the_first_screen(
     browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         pytest.skip(f"expected one of {', '.join(names)}: no headless Chromium is installed")
-    canary = replace(SOUND, name="ranking-of-the-front-page-v2", share=0.1)
-    canary = replace(canary, roles={**SOUND.roles, "canary": (8, Moments(200, 20.0, 20.0))})
-    shown = [canary, *(replace(SOUND, name=f"policy-{number}") for number in range(1, policies))]
-    (tmp_path / "inside.html").write_bytes(
-        status_page(replace(FACTS, policies=shown, needs=["a canary is on"] * policies))
-    )
+    shown = [CANARY, *(replace(SOUND, name=f"policy-{number}") for number in range(1, policies))]
+    facts = replace(FACTS, policies=shown, needs=["a canary is on"])
+    (tmp_path / "inside.html").write_bytes(page_of(facts, chosen=CANARY.name))
     page = tmp_path / "page.html"
     page.write_text(FRAME % width)
     shot = tmp_path / "shot.png"
@@ -226,7 +205,8 @@ def test_all_answers_are_on_the_first_screen(
     result = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True)
     found = re.search("<title>(.*)</title>", result.stdout)
     assert found, result.stdout
-    inner, too_wide, below, is_dark, focused = found[1].split()
+    inner, too_wide, below, is_dark, focused, drawn, broken = found[1].split()
     assert (inner, too_wide, is_dark) == (str(width), "0", str(dark).lower())
-    assert int(below) <= 800, "the fifth answer ends in the first screen"
+    assert int(below) <= 800, "what needs attention and the reward are on the first screen"
+    assert (drawn, broken) == ("1", "0"), "one drawing for each width; no text leaves its box"
     assert focused == "5", "keys reach every answer"
