@@ -56,7 +56,7 @@ dags: setup $(AIRFLOW_STAMP)  ## the Airflow DAGs, in their own environment
 # d3rlpy holds gymnasium 1.0.0, which `[train]` does not accept.
 d3rlpy:  ## the d3rlpy program of docs/own_loop.md, in an environment of its own
 	@$(D3RLPY)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv-d3rlpy
-	$(D3RLPY)/python -m pip install -qq 'torch==2.13.0' 'd3rlpy==2.8.1' pyarrow watchdog scipy \
+	$(D3RLPY)/python -m pip install -qq 'torch==2.13.0' 'd3rlpy==2.8.1' pyarrow blake3 watchdog scipy \
 		msgspec safetensors requests urllib3
 	$(D3RLPY)/python -m tests.docs.own_loop d3rlpy
 

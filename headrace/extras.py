@@ -9,6 +9,7 @@ EXTRA_OF = {
     "uvloop": "collector",
     "httptools": "collector",
     "prometheus_client": "collector",
+    "blake3": "collector",
     "pyarrow": "collector",
     "watchdog": "collector",
     "sqlalchemy": "sql",

@@ -486,8 +486,6 @@ class Routes:
                 yield f"{name}: off the chain: versions {', '.join(map(str, versions))}"
 
 
-
-
 def _named_version(found: Mapping[str, int] | None) -> str:
     return NOTHING if found is None else f"version {found['version']}"
 

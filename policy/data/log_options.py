@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from storage.system.periods import parse_moment
 
+
 def _moment_or_live(text: str) -> int | Literal["live"]:
     return "live" if text == "live" else parse_moment("--since", text)
 

@@ -28,7 +28,9 @@ from storage.objects.opening import Root, objects_at
 from storage.objects.ranged import RangedFile
 from storage.shards.names import SUFFIX, ShardError, shard_names, streams
 from storage.shards.replacements import REPLACED, Replacements
-from storage.shards.shard import read_shard
+from storage.shards.schema import columns_for
+from storage.shards.shard import read_shard, shard_metadata
+from storage.shards.stored_tables import in_file
 from storage.verify.audit import OnProgress, no_progress
 from storage.verify.quarantine import QUARANTINE
 
@@ -280,12 +282,28 @@ def ids_where(root: Root, found: StoredEpisodes, condition: str) -> set[str]:
     return ids
 
 
+def _named_in(condition: str, path: str) -> pa.Table:
+    """The columns of a shard whose names in a file are in a condition of SQL."""
+    specs = shard_metadata(path).specs
+    names = {spec.stored: name for name, spec in specs.items()}
+    names |= {name: name for name in columns_for(specs).names if name not in specs}
+    wanted = [names[one] for one in names if one.lower() in condition.lower() or one == "eps_id"]
+    return in_file(read_shard(path, columns=wanted), specs).replace_schema_metadata(None)
+
+
 def _ids_in(duckdb: Any, paths: Sequence[str], condition: str) -> set[str]:
     with duckdb.connect(":memory:", config={"threads": 2}) as connection:
         try:
             connection.execute("SET TimeZone = 'UTC'")
-            source = connection.read_parquet(list(paths), union_by_name=True)
-            connection.register("steps", source)
+            first = [path for path in paths if shard_metadata(path).format_version == 1]
+            if first:
+                # of an earlier format: converted in memory, only what the condition names
+                tables = [_named_in(condition, path) for path in first]
+                connection.register("first", pa.concat_tables(tables, promote_options="default"))
+            if rest := [path for path in paths if path not in first]:
+                connection.register("rest", connection.read_parquet(rest, union_by_name=True))
+            sources = ["FROM first"] * bool(first) + ["FROM rest"] * bool(rest)
+            connection.execute(f"CREATE TEMP VIEW steps AS {' UNION ALL BY NAME '.join(sources)}")
             query = f"SELECT DISTINCT eps_id FROM steps WHERE ({condition}\n)"
             return {row[0] for row in connection.execute(query).fetchall()}
         except duckdb.Error as error:

@@ -6,7 +6,6 @@ old shards and one row group are in memory.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,16 +20,17 @@ from storage.objects.interface import Objects
 from storage.objects.ranged import RangedFile
 from storage.reading.ledger import Ledger
 from storage.shards.content import check_footer
+from storage.shards.digests import digest_of_written
 from storage.shards.names import ShardDamaged, ShardName, ShardWriteError
 from storage.shards.schema import (
     CODED,
     ShardMetadata,
-    arrow_footer,
     coded_schema,
     metadata_for,
     with_defaults,
 )
 from storage.shards.shard import parquet_writer, read_shard
+from storage.shards.stored_tables import in_file, in_memory
 from storage.verify.shard_check import CheckedShard, check_shard
 
 ROW_GROUP_BYTES = 8_000_000
@@ -90,11 +90,12 @@ def _rewrite(
         metadata, schema = _sum_of(found)
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = digest_of_written(path)
         with pq.ParquetFile(path, page_checksum_verification=True) as merged:
             stored = ShardMetadata.from_footer(merged.schema_arrow.metadata, str(path))
             check_footer(merged.schema_arrow, stored, stream, metadata.first, metadata.last)
-            rows = (merged.read_row_group(n) for n in range(merged.num_row_groups))
+            groups = range(merged.num_row_groups)
+            rows = (in_memory(merged.read_row_group(n), stored) for n in groups)
             known = (
                 kept_rows(read_shard(RangedFile(shards, f"{stream}/{name}")), without)
                 for name in old
@@ -159,9 +160,10 @@ def _write(path: Path, shards: Iterator[CheckedShard]) -> list[ShardMetadata]:
 
     def flush() -> None:
         nonlocal writer, waiting
-        table = pa.concat_tables(held).unify_dictionaries().combine_chunks()
+        joined = pa.concat_tables(held).unify_dictionaries().combine_chunks()
+        table = in_file(joined, found[0].specs)
         if writer is None:
-            writer = parquet_writer(path, table.schema, table)
+            writer = parquet_writer(path, table)
         writer.write_table(table, row_group_size=len(table))
         held.clear()
         waiting = 0.0
@@ -181,7 +183,7 @@ def _write(path: Path, shards: Iterator[CheckedShard]) -> list[ShardMetadata]:
         if held:
             flush()
         if writer is not None:
-            writer.add_key_value_metadata(arrow_footer(_sum_of(found)[1]))
+            writer.add_key_value_metadata(_sum_of(found)[0].to_footer())
     finally:
         if writer is not None:
             writer.close()

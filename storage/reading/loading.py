@@ -9,7 +9,6 @@ stored final observation).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,10 +55,12 @@ from storage.shards.content import (
     check_runs,
 )
 from storage.shards.decoded_size import check_size
+from storage.shards.digests import digest_of
 from storage.shards.footers import own_footer
 from storage.shards.names import ShardDamaged
 from storage.shards.part_block import UnwrittenParts
-from storage.shards.schema import ShardMetadata, metadata_for, with_defaults
+from storage.shards.schema import ShardMetadata, metadata_for, stored_names, with_defaults
+from storage.shards.stored_tables import in_memory
 from storage.shards.tables import BlockColumns
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -213,8 +214,10 @@ class ShardLoader:
             schema = file.schema_arrow
             metadata = ShardMetadata.from_footer(schema.metadata, shard.place)
             check_footer(schema, metadata, shard.stream, shard.first, shard.last)
-            names = [*dict.fromkeys((*schema.names, *(c.name for c in ADDED_COLUMNS)))]
-            opened = _OpenedShard(metadata, names, partial(_bounded, file, content, schema))
+            known = {spec.stored or name: name for name, spec in metadata.columns.items()}
+            there = (known.get(name, name) for name in schema.names)
+            names = [*dict.fromkeys((*there, *(c.name for c in ADDED_COLUMNS)))]
+            opened = _OpenedShard(metadata, names, partial(_bounded, file, content, metadata))
             self._require(opened)
             parts, rows = self._decode(opened, stream_index)
         return LoadedShard(shard, metadata, len(content), parts, rows)
@@ -316,8 +319,8 @@ _LEAF_PREFIXES = (OBS, "actions", "final_obs", "action_dist_inputs")
 
 
 def check_digest(shard: ShardFile, content: bytes | memoryview) -> None:
-    """Raise ShardDamaged unless the content's SHA-256 begins with the digest in the name."""
-    digest = hashlib.sha256(content).hexdigest()[:16]
+    """Raise ShardDamaged unless the content's digest begins with the one in the name."""
+    digest = digest_of(content)[:16]
     if digest != shard.digest16:
         raise ShardDamaged(
             f"{shard.place}: expected digest {shard.digest16}, found {digest}", "damaged"
@@ -415,11 +418,13 @@ def _checked(table: pa.Table, names: Sequence[str], metadata: ShardMetadata) -> 
 
 
 def _bounded(
-    file: pq.ParquetFile, content: bytes | memoryview, schema: pa.Schema, names: list[str]
+    file: pq.ParquetFile, content: bytes | memoryview, metadata: ShardMetadata, names: list[str]
 ) -> pa.Table:
-    stored = [name for name in names if name in schema.names]
+    schema = file.schema_arrow
+    stored = [n for n in stored_names(names, metadata.columns) if n in schema.names]
     check_size(len(content), file.metadata, schema, stored)
-    return with_defaults(file.read(columns=stored, use_threads=False), names)
+    table = in_memory(file.read(columns=stored, use_threads=False), metadata)
+    return with_defaults(table, names)
 
 
 @contextmanager
@@ -450,7 +455,7 @@ def column_of(table: pa.Table, name: str, metadata: ShardMetadata) -> Array:
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.zeros(0, object)
-    return decode_values(column, metadata.columns.get(name))
+    return decode_values(column, metadata.specs.get(name))
 
 
 def _with_dictionaries(table: pa.Table, names: list[str]) -> pa.Table:

@@ -127,33 +127,41 @@ def _gather(data: Array, begin: Array, sizes: Array) -> Array:
 
 
 def leaf_array(spec: ColumnSpec, values: LeafValues) -> pa.Array:
-    """The Arrow array of a non-null column of a space."""
-    if isinstance(values, Texts):
-        return binary_array(values.offsets, values.data, spec.arrow_type)
-    if spec.encoding == "scalar":
-        return pa.array(values)
-    flat = np.ascontiguousarray(values).reshape(-1)
-    if spec.encoding == "list":
-        return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=spec.arrow_type)
-    size = values.dtype.itemsize * math.prod(values.shape[1:])
-    return binary_array(np.arange(len(values) + 1) * size, flat.view(np.uint8))
+    """The Arrow array of a column of a space without nulls."""
+    if spec.encoding == "scalar" and not isinstance(values, Texts):
+        return pa.array(values.astype(spec.item, copy=False))
+    items = _items(spec, values)
+    return items_array(spec.arrow_type, items.offsets, items.data)
 
 
-def leaf_bytes(values: LeafValues) -> Texts:
-    """The values of a leaf as N byte strings: little-endian in C order, or UTF-8."""
+def sparse_leaf(spec: ColumnSpec, values: LeafValues, rows: int, at: Array) -> pa.Array:
+    """`rows` values of a column of a space: `values` at the ascending rows `at`, null elsewhere."""
+    if not len(at):
+        return pa.nulls(rows, spec.arrow_type)
+    if spec.encoding == "scalar" and not isinstance(values, Texts):
+        spread, missing = np.zeros(rows, spec.item), np.ones(rows, np.bool_)
+        spread[at], missing[at] = values, False
+        return pa.array(spread, mask=missing)
+    return sparse_items(rows, at, _items(spec, values), spec.arrow_type)
+
+
+def _items(spec: ColumnSpec, values: LeafValues) -> Texts:
+    """The values as N texts, byte strings or lists: little-endian in C order, or UTF-8."""
     if isinstance(values, Texts):
         return values
-    size = values.dtype.itemsize * math.prod(values.shape[1:])
     flat = np.ascontiguousarray(values).reshape(-1)
-    return Texts(np.arange(len(values) + 1, dtype=np.int64) * size, flat.view(np.uint8))
+    if spec.encoding == "binary":
+        flat = flat.view(np.uint8)
+    starts = np.arange(len(values) + 1, dtype=np.int64) * (flat.size // max(1, len(values)))
+    return Texts(starts, flat.astype(spec.item, copy=False) if spec.encoding == "list" else flat)
 
 
-def binary_array(
-    offsets: Array, data: Array, kind: pa.DataType | None = None, valid: Array | None = None
+def items_array(
+    kind: pa.DataType, offsets: Array, data: Array, valid: Array | None = None
 ) -> pa.Array:
-    """N byte strings in `data` (uint8); string i is at offsets[i]..offsets[i + 1].
+    """N texts, byte strings or lists in `data`; item i is at offsets[i]..offsets[i + 1].
 
-    `valid`: bool (N,), False for null. Raises ShardError if they exceed Arrow's 2 GiB.
+    `valid`: bool (N,), False for null. Raises ShardError if they exceed Arrow's 2^31.
     """
     base, end = int(offsets[0]), int(offsets[-1])
     if end - base >= 2**31:
@@ -161,21 +169,25 @@ def binary_array(
     buffers = [
         None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little")),
         pa.py_buffer((offsets - base).astype(np.int32)),
-        pa.py_buffer(np.ascontiguousarray(data[base:end])),
     ]
-    return pa.Array.from_buffers(kind or pa.binary(), len(offsets) - 1, buffers)
+    here = np.ascontiguousarray(data[base:end])
+    if pa.types.is_list(kind):
+        inside = [pa.array(here)]
+        return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=inside)
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [*buffers, pa.py_buffer(here)])
 
 
-def sparse_binary(rows: int, at: Array, items: Texts, kind: pa.DataType | None = None) -> pa.Array:
-    """`rows` byte strings: `items` at the ascending rows `at`, null elsewhere."""
+def sparse_items(rows: int, at: Array, items: Texts, kind: pa.DataType) -> pa.Array:
+    """`rows` texts, byte strings or lists: `items` at the ascending rows `at`, null elsewhere."""
     if not len(at):
-        return pa.nulls(rows, kind or pa.binary())
+        return pa.nulls(rows, kind)
     sizes = np.zeros(rows, np.int64)
     sizes[at] = np.diff(items.offsets)
     valid = np.zeros(rows, np.bool_)
     valid[at] = True
-    data = items.data[items.offsets[0] : items.offsets[-1]]
-    return binary_array(starts_of(sizes), data, kind, valid)
+    return items_array(
+        kind, starts_of(sizes), items.data[items.offsets[0] : items.offsets[-1]], valid
+    )
 
 
 def coded(words: pa.Array, codes: Array) -> pa.Array:
@@ -230,30 +242,40 @@ def decode_column(table: pa.Table, name: str) -> Array:
 
 def decode_values(column: pa.ChunkedArray, spec: ColumnSpec | None) -> Array:
     """As `decode_column`; `spec` is None for a column that does not belong to a space."""
-    if spec is None or spec.encoding in ("scalar", "text"):
+    if spec is None:
         return _plain(column)
-    if spec.encoding == "list":
-        flat = [chunk.flatten().to_numpy() for chunk in column.chunks]
-        return _joined(flat, np.dtype(spec.dtype)).reshape(len(column), *spec.shape)
-    return _binary(column, spec)
+    values = given_values(column, spec)
+    if not column.null_count:
+        return values
+    fill = np.nan if spec.name == "action_dist_inputs" else None if spec.dtype == "str" else 0
+    spread = np.full((len(column), *values.shape[1:]), fill, values.dtype)
+    spread[column.is_valid().to_numpy(zero_copy_only=False).astype(np.bool_)] = values
+    return spread
 
 
 def given_values(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
-    """The values (M, *shape) of a `binary` column without its null rows, in order."""
-    if spec.dtype == "str":
-        found = column.drop_null().cast(pa.string()).to_numpy(zero_copy_only=False)
-        texts: Array = found.astype(object)
+    """The values (M, *shape) of a column of a space without its null rows, in order."""
+    if column.null_count:
+        column = column.drop_null()
+    if spec.encoding == "text":
+        texts: Array = column.to_numpy(zero_copy_only=False).astype(object, copy=False)
         return texts
     dtype = np.dtype(spec.dtype)
-    data = _joined([_chunk_bytes(chunk) for chunk in column.chunks], np.dtype(np.uint8))
-    shape = _row_shape(column, spec, dtype)
-    size = math.prod(shape) * dtype.itemsize
-    count = len(column) - column.null_count
-    if len(data) != count * size:
-        raise ShardError(
-            f"{spec.name}: expected {count} values of {size} bytes, got {len(data)} bytes"
-        )
-    return data.view(dtype).reshape(count, *shape) if size else np.zeros((count, *shape), dtype)
+    if spec.encoding == "scalar":
+        found = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
+        return _joined(found, spec.item).astype(dtype, copy=False)
+    pieces = [items_of(chunk, spec) for chunk in column.chunks]
+    sizes = [np.diff(offsets) for offsets, _ in pieces if len(offsets) > 1]
+    size, shape = math.prod(spec.shape), spec.shape
+    if -1 in shape:
+        size = int(sizes[0][0]) if sizes else 0
+        shape = (size,)
+    for own in sizes:
+        if not (own == size).all():
+            other = int(own[own != size][0])
+            raise ShardError(f"{spec.name}: expected {size} numbers in each row, got {other}")
+    values = _joined([values for _, values in pieces], spec.item).astype(dtype, copy=False)
+    return values.reshape(len(column), *shape)
 
 
 def present(table: pa.Table, name: str) -> Array:
@@ -283,46 +305,29 @@ def _joined(pieces: list[Array], dtype: np.dtype[Any]) -> Array:
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
 
 
-def _binary(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
-    rows = len(column)
-    if spec.dtype == "str":
-        found = column.cast(pa.string()).to_numpy(zero_copy_only=False)
-        texts: Array = found.astype(object)
-        return texts
-    values = given_values(column, spec)
-    if len(values) == rows:
-        return values
-    fill = np.nan if spec.name == "action_dist_inputs" else 0
-    spread = np.full((rows, *values.shape[1:]), fill, values.dtype)
-    spread[column.is_valid().to_numpy(zero_copy_only=False).astype(np.bool_)] = values
-    return spread
+def items_of(chunk: pa.Array, spec: ColumnSpec) -> tuple[Array, Array]:
+    """(where each row's numbers begin, and the end: (N + 1,); the numbers) of lists or bytes.
 
-
-def _row_shape(column: pa.ChunkedArray, spec: ColumnSpec, dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """The shape of each row; a size of -1 is computed from the rows, which have to agree."""
-    if -1 not in spec.shape:
-        return spec.shape
-    sizes = {int(n) for chunk in column.chunks for n in np.unique(_chunk_sizes(chunk))}
-    if len(sizes) > 1:
-        raise ShardError(f"{spec.name}: expected rows of one length, got {sorted(sizes)} bytes")
-    return (sizes.pop() // dtype.itemsize if sizes else 0,)
-
-
-def _chunk_offsets(chunk: pa.Array) -> Array:
-    begin, end = chunk.offset, chunk.offset + len(chunk) + 1
-    offsets: Array = np.frombuffer(chunk.buffers()[1], np.int32)[begin:end]
-    return offsets
-
-
-def _chunk_sizes(chunk: pa.Array) -> Array:
-    valid = chunk.is_valid().to_numpy(zero_copy_only=False).astype(np.bool_)
-    sizes: Array = np.diff(_chunk_offsets(chunk))[valid]
-    return sizes
-
-
-def _chunk_bytes(chunk: pa.Array) -> Array:
-    """The bytes of all rows, concatenated, as a view; a null row has none."""
-    if len(chunk) == 0 or chunk.buffers()[2] is None:
-        return np.zeros(0, np.uint8)
-    offsets = _chunk_offsets(chunk)
-    return np.frombuffer(chunk.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    Both are views. A null row has no numbers. Raises ShardError for bytes that are cut.
+    """
+    if pa.types.is_fixed_size_list(chunk.type):
+        values = chunk.flatten().to_numpy()
+        return np.arange(len(chunk) + 1) * chunk.type.list_size, values
+    if not len(chunk):
+        return np.zeros(1, np.int32), np.zeros(0, spec.item)
+    buffers = chunk.buffers()
+    offsets: Array = np.frombuffer(buffers[1], np.int32)[chunk.offset :][: len(chunk) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    if pa.types.is_list(chunk.type):
+        values = chunk.values.slice(first, last - first).to_numpy(zero_copy_only=False)
+        return offsets - first, values
+    dtype = np.dtype(spec.dtype)
+    raw = np.zeros(0, np.uint8) if buffers[2] is None else np.frombuffer(buffers[2], np.uint8)
+    starts = offsets - first
+    if dtype.itemsize > 1:
+        if (starts % dtype.itemsize).any():
+            raise ShardError(
+                f"{spec.name}: expected whole numbers of {dtype} in each row, got cut ones"
+            )
+        starts = starts // dtype.itemsize
+    return starts, raw[first:last].view(dtype)

@@ -35,11 +35,13 @@ from storage.shards.arrow_arrays import given_values, present
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import (
     CODED,
+    ColumnSpec,
     ShardMetadata,
     coded_schema,
     column_specs,
     columns_for,
 )
+from storage.shards.stored_tables import stored_form
 from storage.spaces.descriptors import Box, Space, schema_id, spaces_from_canonical_json
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
 
@@ -74,15 +76,16 @@ def check_footer(
         raise ShardDamaged(
             f"expected schema {known.schema_id} of its spaces, the footer says {metadata.schema_id}"
         )
-    if dict(metadata.columns) != known.columns:
-        wrong = [n for n, spec in known.columns.items() if metadata.columns.get(n) != spec]
+    columns, stored, as_read = known.form(metadata.format_version)
+    if dict(metadata.columns) != columns:
+        wrong = [n for n, spec in columns.items() if metadata.columns.get(n) != spec]
         raise ShardDamaged(f"expected the columns of its spaces, the footer says other {wrong}")
-    if not schema.equals(known.as_read):
-        _check_fields(schema, known)
+    if not schema.equals(as_read):
+        _check_fields(schema, stored)
 
 
-def _check_fields(schema: pa.Schema, known: _ContentRules) -> None:
-    for field in known.schema:
+def _check_fields(schema: pa.Schema, known: pa.Schema) -> None:
+    for field in known:
         at = schema.get_all_field_indices(field.name)
         if not at and field.name in _ADDED:
             continue
@@ -101,10 +104,9 @@ class _ContentRules:
     def __init__(self, canonical_json: str) -> None:
         observation, action = spaces_from_canonical_json(canonical_json)
         self.schema_id = schema_id(observation, action)
-        self.schema = columns_for(observation, action)
-        self.as_read = coded_schema(self.schema)
-        self.columns = column_specs(observation, action)
-        self.nullable = {field.name: field.nullable for field in self.schema}
+        self._columns = column_specs(observation, action)
+        self._forms: dict[int, tuple[dict[str, ColumnSpec], pa.Schema, pa.Schema]] = {}
+        self.nullable = {field.name: field.nullable for field in columns_for(self._columns)}
         self.leaves: dict[str, Leaf] = {}
         for prefix, space in (("obs", observation), ("final_obs", observation)):
             self._add(prefix, space)
@@ -115,6 +117,13 @@ class _ContentRules:
             if isinstance(leaf.space, Box) and leaf.dtype.kind == "f" and _is_bounded(leaf.space)
         }
         self.has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
+
+    def form(self, version: int) -> tuple[dict[str, ColumnSpec], pa.Schema, pa.Schema]:
+        """(the columns in the footer, the file's schema, that with dictionaries) of a format."""
+        if version not in self._forms:
+            columns, schema = stored_form(self._columns, version)
+            self._forms[version] = columns, schema, coded_schema(schema)
+        return self._forms[version]
 
     def _add(self, prefix: str, space: Space) -> None:
         self.leaves |= {leaf.column(prefix): leaf for leaf in leaves(space)}
@@ -401,7 +410,7 @@ def check_finals(
         column = table.column(name)
         if len(table) - column.null_count != len(stored) or not present(table, name)[stored].all():
             raise ShardDamaged(f"{name}: expected values at ends of parts only, in all columns")
-        values[name] = given_values(column, metadata.columns[name])
+        values[name] = given_values(column, metadata.specs[name])
         check_column(column, values[name], metadata, name)
     return stored, values
 

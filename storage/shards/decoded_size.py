@@ -26,8 +26,8 @@ def check_size(
 ) -> None:
     """Check that the memory for reading columns of a file is within limits. Raises ShardDamaged.
 
-    `schema` is how Arrow reads the file. A row counts with the decoded size of its values of fixed
-    size, a row group also with the size of its decompressed pages.
+    `schema` is how Arrow reads the file. A row counts with the decoded
+    size of its numbers, a row group also with the size of its decompressed pages.
     """
     total = 0
     for number, size in enumerate(group_bytes(footer, schema, names)):
@@ -44,16 +44,19 @@ def check_size(
 
 def group_bytes(footer: pq.FileMetaData, schema: pa.Schema, names: Sequence[str]) -> Iterator[int]:
     """The bytes that columns of each row group decode to; nothing without columns."""
-    row_bytes = sum(_width(schema.field(name).type) for name in names)
+    kinds = [(schema.get_field_index(name), schema.field(name).type) for name in names]
+    lists = [(at, _width(kind.value_type)) for at, kind in kinds if pa.types.is_list(kind)]
+    row_bytes = sum(_width(kind) for _, kind in kinds)
     for number in range(footer.num_row_groups if names else 0):
         group = footer.row_group(number)
-        yield int(group.total_byte_size + group.num_rows * row_bytes)
+        inside = sum(group.column(at).num_values * width for at, width in lists)
+        yield int(group.total_byte_size + group.num_rows * row_bytes + inside)
 
 
 def _width(kind: pa.DataType) -> int:
-    """The decoded bytes of a value of fixed size; 0 for texts and bytes."""
+    """The decoded bytes of a value of fixed size, and of a list's offset; 0 for texts and bytes."""
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size) * _width(kind.value_type)
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) or pa.types.is_list(kind):
         return 4
     return max(1, int(kind.bit_width) // 8) if pa.types.is_primitive(kind) else 0

@@ -1,7 +1,7 @@
 """The names of shard files, the description of a written shard, and errors.
 
 A shard is called `{first:012}-{last:012}-{digest16}.parquet`: the ordinals that it covers, and the
-first 16 hex digits of its SHA-256. This module does not need Arrow: a collector only sends parts
+first 16 hex digits of its digest. This module does not need Arrow: a collector only sends parts
 and receives a `ShardInfo`.
 
 Errors:
@@ -63,7 +63,7 @@ class WriterDied(ShardError):
 
 
 class ShardInfo(msgspec.Struct, frozen=True):
-    """A shard in its place: ordinals `first`..`last`, SHA-256 in hex, counts, size in bytes."""
+    """A shard in its place: ordinals `first`..`last`, digest in hex, counts, size in bytes."""
 
     path: Path
     stream: str

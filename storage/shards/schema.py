@@ -2,19 +2,18 @@
 
 How a leaf of a space is stored (`ColumnSpec.encoding`):
 
-* `scalar`  a number: a plain column of its dtype (float16, which few tools read: `binary`)
-* `list`    a vector or matrix of up to 1,024 numbers of 2 bytes or more: a FixedSizeList,
-            flattened in C order, non-null at both levels
-* `binary`  everything else: little-endian bytes in C order; dtype and shape are in the footer
+* `scalar`  a number: a plain column of its dtype
+* `list`    up to 1,024 numbers, flattened in C order: a list, without nulls inside
+* `binary`  larger arrays, and those of uint8 and int8: little-endian bytes in C order
 * `text`    a string
 
-Leaves of a Dict or a Tuple have dotted names. fastparquet cannot read a *list* column with a dot in
-its name, so a vector inside a Dict or a Tuple is `binary` as well.
+float16, which few tools read, is stored as float32. Leaves of a Dict or a Tuple are columns of
+their own: `obs.age` in memory is `obs__age` in the file, because a dot in a name breaks the filters
+and lists of some tools. Dtype and shape are in the footer: no list has a fixed size in the file.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -30,10 +29,16 @@ import pyarrow as pa
 from storage.experience.range_set import RangeSet
 from storage.experience.step_columns import ADDED_COLUMNS, STEP_COLUMNS
 from storage.shards.names import ShardDamaged
-from storage.spaces.descriptors import Space, SpaceError, schema_id, spaces_from_canonical_json
+from storage.spaces.descriptors import (
+    MultiBinary,
+    Space,
+    SpaceError,
+    schema_id,
+    spaces_from_canonical_json,
+)
 from storage.spaces.leaves import Leaf, leaves
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PREFIX = "headrace."
 MAX_LIST = 1024
 
@@ -44,7 +49,8 @@ Encoding: TypeAlias = Literal["scalar", "list", "binary", "text"]
 class ColumnSpec:
     """How the values of one column of a space are stored: rows of `dtype` and `shape`.
 
-    `dtype` is numpy's name, or "str". A size of -1 in `shape` may vary between rows.
+    `name` is the column's name in memory, `stored` in the file. `dtype` is numpy's name, or "str".
+    A size of -1 in `shape` may vary between rows.
     """
 
     name: str
@@ -52,6 +58,12 @@ class ColumnSpec:
     dtype: str
     shape: tuple[int, ...]
     nullable: bool = False
+    stored: str = ""
+
+    @property
+    def item(self) -> np.dtype[Any]:
+        """The dtype of the stored numbers."""
+        return np.dtype("float32" if self.dtype == "float16" else self.dtype)
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -59,49 +71,47 @@ class ColumnSpec:
             return pa.binary()
         if self.encoding == "text":
             return pa.string()
-        item = pa.from_numpy_dtype(np.dtype(self.dtype))
+        item = pa.from_numpy_dtype(self.item)
         if self.encoding == "scalar":
             return item
-        return pa.list_(pa.field("element", item, nullable=False), math.prod(self.shape))
+        return pa.list_(pa.field("element", item, nullable=False))
 
 
-DIST_INPUTS = ColumnSpec("action_dist_inputs", "binary", "float32", (-1,), nullable=True)
+DIST_INPUTS = ColumnSpec(
+    "action_dist_inputs", "list", "float32", (-1,), nullable=True, stored="action_dist_inputs"
+)
 
 
-def leaf_specs(space: Space, prefix: str) -> tuple[ColumnSpec, ...]:
+def leaf_specs(space: Space, prefix: str, *, nullable: bool = False) -> tuple[ColumnSpec, ...]:
     """The columns `prefix[.path]` of a space, in the canonical order of its leaves."""
-    return tuple(
-        ColumnSpec(
-            leaf.column(prefix),
-            _encoding(leaf),
-            "str" if leaf.is_text else leaf.dtype.name,
-            () if leaf.is_text else leaf.shape,
-        )
-        for leaf in leaves(space)
-    )
+    found: dict[str, ColumnSpec] = {}
+    for leaf in leaves(space):
+        name = leaf.column(prefix)
+        stored = name.replace(".", "__")
+        while stored.lower() in found:  # `a.b` next to `a__b`; SQL does not know case
+            stored += "_"
+        dtype, shape = ("str", ()) if leaf.is_text else (leaf.dtype.name, leaf.shape)
+        found[stored.lower()] = ColumnSpec(name, _encoding(leaf), dtype, shape, nullable, stored)
+    return tuple(found.values())
 
 
 def final_specs(observation: Space) -> tuple[ColumnSpec, ...]:
-    """The nullable binary columns `final_obs[.path]`, in the canonical order of the leaves."""
-    return tuple(
-        ColumnSpec(spec.name, "binary", spec.dtype, spec.shape, nullable=True)
-        for spec in leaf_specs(observation, "final_obs")
-    )
+    """The nullable columns `final_obs[.path]`, in the canonical order of the leaves."""
+    return leaf_specs(observation, "final_obs", nullable=True)
 
 
 def _encoding(leaf: Leaf) -> Encoding:
     if leaf.is_text:
         return "text"
-    if leaf.dtype.name == "float16":
-        return "binary"
     if not leaf.shape:
         return "scalar"
-    wide = leaf.dtype.itemsize >= 2 and len(leaf.shape) <= 2
-    return "list" if wide and 0 < math.prod(leaf.shape) <= MAX_LIST and not leaf.path else "binary"
+    # lists of single bytes take several times as long to read, those of two values hardly
+    numbers = leaf.dtype.itemsize > 1 or leaf.dtype.kind == "b" or type(leaf.space) is MultiBinary
+    return "list" if numbers and 0 < math.prod(leaf.shape) <= MAX_LIST else "binary"
 
 
-def columns_for(observation: Space, action: Space) -> pa.Schema:
-    """The Arrow schema of every shard of this pair of spaces, in column order, without metadata."""
+def columns_for(specs: Mapping[str, ColumnSpec]) -> pa.Schema:
+    """The Arrow schema of shards with these columns of spaces, in order, without metadata."""
     text, integer = pa.string(), pa.int64()
     numbers = {
         c.name: pa.field(
@@ -113,21 +123,22 @@ def columns_for(observation: Space, action: Space) -> pa.Schema:
     def always(*pairs: tuple[str, pa.DataType]) -> list[pa.Field]:
         return [pa.field(name, kind, nullable=False) for name, kind in pairs]
 
-    def of(specs: Iterable[ColumnSpec]) -> list[pa.Field]:
-        return [pa.field(s.name, s.arrow_type, nullable=s.nullable) for s in specs]
+    def of(prefix: str) -> list[pa.Field]:
+        own = [one for one in specs.values() if one.name.partition(".")[0] == prefix]
+        return [pa.field(one.name, one.arrow_type, nullable=one.nullable) for one in own]
 
     return pa.schema(
         [
             *always(("eps_id", text), ("part", integer), ("t", integer), ("agent_id", text)),
-            *of(leaf_specs(observation, "obs")),
-            *of(leaf_specs(action, "actions")),
+            *of("obs"),
+            *of("actions"),
             numbers["rewards"],
             *always(("terminateds", pa.bool_()), ("truncateds", pa.bool_())),
             pa.field("ended", text),
-            *of(final_specs(observation)),
+            *of("final_obs"),
             pa.field("infos", text),
             numbers["action_logp"],
-            *of([DIST_INPUTS]),
+            *of("action_dist_inputs"),
             *always(("policy_id", text)),
             *(numbers[name] for name in ("policy_version", "source", "pass_prob")),
             *(numbers[name] for name in ("ts", "received_ts")),
@@ -167,12 +178,16 @@ def coded_schema(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-def arrow_footer(schema: pa.Schema) -> dict[bytes, bytes]:
-    """The footer's key-value pairs, and the schema in Arrow's form, as Arrow's own writer adds it.
+def stored_names(names: Iterable[str], specs: Mapping[str, ColumnSpec]) -> list[str]:
+    """The names in the file of columns in memory."""
+    return [(specs[name].stored or name) if name in specs else name for name in names]
 
-    Parquet itself has no lists of a fixed size.
-    """
-    return {**schema.metadata, b"ARROW:schema": base64.b64encode(schema.serialize().to_pybytes())}
+
+def stored_schema(schema: pa.Schema, specs: Mapping[str, ColumnSpec]) -> pa.Schema:
+    """The schema in the file of a table in memory."""
+    names = stored_names(schema.names, specs)
+    fields = [field.with_name(name) for field, name in zip(schema, names, strict=True)]
+    return pa.schema(fields, schema.metadata)
 
 
 def column_specs(observation: Space, action: Space) -> dict[str, ColumnSpec]:
@@ -200,7 +215,8 @@ class ShardMetadata:
     """The content of a shard's footer.
 
     `ranges` are the ordinals in the shard, as inclusive (first, last) in ascending order.
-    Compaction and erasure leave gaps.
+    Compaction and erasure leave gaps. `columns` are those in the file, whose format may be an
+    earlier one; `specs` those of a table in memory.
     """
 
     format_version: int
@@ -212,6 +228,14 @@ class ShardMetadata:
     parts: int
     columns: Mapping[str, ColumnSpec]
     schema_hash: str
+    digest: str = "sha256"  # the algorithm
+
+    @property
+    def specs(self) -> Mapping[str, ColumnSpec]:
+        """Column name -> spec, as the current format has them. Raises ValueError for bad spaces."""
+        return (
+            self.columns if self.format_version == FORMAT_VERSION else _known(self.spaces).columns
+        )
 
     @property
     def first(self) -> int:
@@ -237,6 +261,7 @@ class ShardMetadata:
             "parts": str(self.parts),
             "columns": f"[{', '.join(map(_spec_json, self.columns.values()))}]",
             "schema_hash": self.schema_hash,
+            "digest": self.digest,
         }
         return {(PREFIX + key).encode(): value.encode() for key, value in values.items()}
 
@@ -250,11 +275,16 @@ class ShardMetadata:
         version = (footer or {}).get(f"{PREFIX}format_version".encode())
         if footer is None or version is None:
             raise ShardDamaged(f"{where}: expected the footer of a shard, found none")
-        if version != str(FORMAT_VERSION).encode():
-            raise ShardDamaged(
-                f"{where}: expected format version {FORMAT_VERSION}, got {version!r:.40}; a newer "
-                "release may read it"
-            )
+        algorithm = footer.get(f"{PREFIX}digest".encode(), b"sha256")
+        for what, got, known in (
+            ("format version", version, (b"1", b"2")),
+            ("digest", algorithm, (b"sha256", b"blake3")),
+        ):
+            if got not in known:
+                raise ShardDamaged(
+                    f"{where}: expected {what} {b' or '.join(known).decode()}, got {got!r:.40}; a "
+                    "newer release may read it"
+                )
         try:
             return cls._from_texts(
                 {
@@ -281,6 +311,7 @@ class ShardMetadata:
             int(texts["parts"]),
             specs_from_json(texts["columns"]),
             texts["schema_hash"],
+            texts.get("digest", "sha256"),
         )
 
 
@@ -296,7 +327,10 @@ def specs_from_json(text: str | bytes) -> Mapping[str, ColumnSpec]:
 def metadata_for(
     stream: str, canonical_json: str, ranges: tuple[tuple[int, int], ...], *, rows: int, parts: int
 ) -> tuple[ShardMetadata, pa.Schema]:
-    """The footer and the schema of a shard to be written. Raises SpaceError for invalid spaces."""
+    """The footer of a shard to be written, and the schema of its rows in memory.
+
+    Raises SpaceError for invalid spaces.
+    """
     try:
         known = _known(canonical_json)
     except (KeyError, TypeError, ValueError) as error:
@@ -311,6 +345,7 @@ def metadata_for(
         parts,
         known.columns,
         known.hash,
+        "blake3",
     )
     return metadata, known.schema.with_metadata(metadata.to_footer())
 
@@ -329,13 +364,14 @@ class _Known:
 @lru_cache(maxsize=64)  # else computed anew for all parts that are read before their shard
 def _known(canonical_json: str) -> _Known:
     observation, action = spaces_from_canonical_json(canonical_json)
-    schema = columns_for(observation, action)
+    columns = MappingProxyType(column_specs(observation, action))
+    schema = columns_for(columns)
     return _Known(
         (observation, action),
         schema_id(observation, action),
         schema,
-        MappingProxyType(column_specs(observation, action)),
-        schema_hash(schema),
+        columns,
+        schema_hash(stored_schema(schema, columns)),
     )
 
 

@@ -14,7 +14,6 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from storage.experience.episode import Part
 from storage.objects.opening import Root, objects_at
 from storage.objects.ranged import RangedFile
 from storage.shards.arrow_arrays import decode_column, present, table_specs
+from storage.shards.digests import digest_of
 from storage.shards.names import (
     MAX_SHARD,
     ShardDamaged,
@@ -41,7 +41,8 @@ from storage.shards.names import (
     is_about_the_file,
 )
 from storage.shards.part_block import PartBlock
-from storage.shards.schema import CODED, ShardMetadata, arrow_footer, metadata_for
+from storage.shards.schema import CODED, ShardMetadata, metadata_for, stored_names
+from storage.shards.stored_tables import in_file, in_memory
 from storage.shards.tables import BlockColumns
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ share at which the column is compressed."""
 _PIECE_BYTES = 1_000_000
 """Bytes that are read back at a time, into a buffer that is reused: allocating new pages takes
 longer than copying the bytes."""
+
+_BYTES_IN_LISTS = pa.list_(pa.field("element", pa.int8(), nullable=False))
+"""Zeros and ones: a dictionary halves their size and the time to read them."""
 
 STATISTICS = ["t", "ts", "ordinal", "episode_ordinal"]
 """Readers select row groups by the statistics of these columns: order, time and identity."""
@@ -118,8 +122,8 @@ class ShardWriter:
                 f"stream {stream}: expected parts of schema {metadata.schema_id}, got "
                 f"{block.scalars.schema_id}"
             )
-        data = self._encode(BlockColumns(block, metadata, schema), schema)
-        digest = hashlib.sha256(data).hexdigest()
+        data = self._encode(BlockColumns(block, metadata, schema), metadata)
+        digest = digest_of(memoryview(data))
         name = f"{stream}/{ShardName(metadata.first, metadata.last, digest[:16])}"
         path = Path(f"{self._shards}/{name}")
         try:
@@ -143,16 +147,16 @@ class ShardWriter:
             raise ShardWriteError(f"{found.path}: {error}", error.errno) from error
         return found
 
-    def _encode(self, columns: BlockColumns, schema: pa.Schema) -> pa.Buffer:
+    def _encode(self, columns: BlockColumns, metadata: ShardMetadata) -> pa.Buffer:
         sink = pa.BufferOutputStream()
         rows = max(1, int(self._row_group_bytes / columns.bytes_per_row))
-        table = columns.table(0, min(rows, columns.rows))
-        with parquet_writer(sink, columns.schema, table, self._compression) as writer:
+        table = in_file(columns.table(0, min(rows, columns.rows)), metadata.specs)
+        with parquet_writer(sink, table, self._compression) as writer:
             writer.write_table(table, row_group_size=rows)
             for begin in range(rows, columns.rows, rows):
-                end = min(begin + rows, columns.rows)
-                writer.write_table(columns.table(begin, end), row_group_size=rows)
-            writer.add_key_value_metadata(arrow_footer(schema))
+                more = columns.table(begin, min(begin + rows, columns.rows))
+                writer.write_table(in_file(more, metadata.specs), row_group_size=rows)
+            writer.add_key_value_metadata(metadata.to_footer())
         return sink.getvalue()
 
     def _place(self, name: str, data: pa.Buffer, metadata: ShardMetadata) -> None:
@@ -171,21 +175,22 @@ class ShardWriter:
 
 
 def parquet_writer(
-    sink: Any, schema: pa.Schema, first: pa.Table, compression: Literal["zstd", "lz4"] = "zstd"
+    sink: Any, first: pa.Table, compression: Literal["zstd", "lz4"] = "zstd"
 ) -> pq.ParquetWriter:
-    """A writer of a shard to a path or stream. `schema` is that of `coded_schema`.
+    """A writer of a shard to a path or stream.
 
-    `first`: the first rows, in one chunk; they decide which columns are compressed.
+    `first`: the first rows as in the file, in one chunk; they decide which columns are compressed.
     """
     level = 1 if compression == "zstd" else None
     codecs = _codecs(first, pa.Codec(compression, level))
+    small = [f"{f.name}.list.element" for f in first.schema if f.type == _BYTES_IN_LISTS]
     return pq.ParquetWriter(
         sink,
-        schema,
+        first.schema.remove_metadata(),
         store_schema=False,  # it would contain our dictionaries
         compression=codecs,
         compression_level=level and {n: level for n in codecs if codecs[n] != "NONE"},
-        use_dictionary=DICTIONARY,
+        use_dictionary=[*DICTIONARY, *small],
         write_statistics=STATISTICS,
         data_page_version="1.0",
         write_page_checksum=True,
@@ -204,7 +209,7 @@ def _codecs(table: pa.Table, codec: pa.Codec) -> dict[str, str]:
         if values is not None and values.size >= SAMPLE_BYTES:
             size = codec.compress(values[:SAMPLE_BYTES]).size
             keeps = size > WORTH_COMPRESSING * SAMPLE_BYTES
-        path = f"{name}.list.element" if pa.types.is_fixed_size_list(kind) else name
+        path = f"{name}.list.element" if pa.types.is_list(kind) else name
         codecs[path] = "NONE" if keeps else codec.name
     return codecs
 
@@ -271,9 +276,10 @@ def read_shard(
     from the system.
     """
     with _opened(shard, verify, coded) as (file, metadata):
-        _check_columns(shard, file.schema_arrow.names, columns)
-        names = None if columns is None else list(columns)
-        table = file.read(columns=names, use_threads=False)  # most shards are small
+        names = None if columns is None else stored_names(columns, metadata.columns)
+        _check_columns(shard, file.schema_arrow.names, names)
+        # most shards are small
+        table = in_memory(file.read(columns=names, use_threads=False), metadata)
         if len(table) != metadata.rows:
             raise ShardDamaged(f"{shard}: expected {metadata.rows} rows, got {len(table)}")
         return table
@@ -350,7 +356,7 @@ def to_pandas(shard: Shard) -> pd.DataFrame:
     frame: dict[str, Any] = {}
     for name in table.column_names:
         spec = specs.get(name)
-        if spec is None or spec.encoding in ("scalar", "text"):
+        if spec is None or (spec.encoding in ("scalar", "text") and not spec.nullable):
             frame[name] = table.select([name]).to_pandas()[name]
         else:
             rows = list(decode_column(table, name))
@@ -379,11 +385,11 @@ def damage_named(shard: Shard) -> Iterator[None]:
 
 
 def check_digest(shard: Shard, data: bytes) -> str:
-    """The file's SHA-256. Raises ShardDamaged if it does not match the file's name."""
+    """The file's digest in hex. Raises ShardDamaged if it does not match the file's name."""
     name = ShardName.parse(str(shard).rpartition("/")[2])
     if name is None:
         raise ShardDamaged(f"{shard}: expected a shard's name, which holds its digest")
-    digest = hashlib.sha256(data).hexdigest()
+    digest = digest_of(data)
     if digest[:16] != name.digest16:
         raise ShardDamaged(f"{shard}: expected digest {name.digest16}, found {digest[:16]}")
     return digest

@@ -11,19 +11,27 @@ import pyarrow as pa
 from storage.experience.endings import ENDINGS, TERMINATED
 from storage.experience.step_columns import STEP_COLUMNS, StepColumn
 from storage.shards.arrow_arrays import (
+    LeafValues,
     RecordSplitter,
     RepeatedText,
     Texts,
-    binary_array,
     coded,
+    items_array,
     leaf_array,
-    leaf_bytes,
-    sparse_binary,
+    sparse_items,
+    sparse_leaf,
     starts_of,
 )
 from storage.shards.names import ShardError
 from storage.shards.part_block import PartBlock
-from storage.shards.schema import ColumnSpec, ShardMetadata, coded_schema, final_specs, leaf_specs
+from storage.shards.schema import (
+    DIST_INPUTS,
+    ColumnSpec,
+    ShardMetadata,
+    coded_schema,
+    final_specs,
+    leaf_specs,
+)
 
 _ENDINGS = pa.array(ENDINGS)
 _WORDS = {column.name: pa.array(column.words) for column in STEP_COLUMNS if column.words}
@@ -102,7 +110,7 @@ class BlockColumns:
         columns |= self._endings(begin, end)
         columns |= self._steps_columns(begin, end)
         here = slice(*np.searchsorted(self._info_rows, (begin, end)).tolist())
-        columns["infos"] = sparse_binary(
+        columns["infos"] = sparse_items(
             end - begin,
             self._info_rows[here] - begin,
             Texts(self._infos.offsets[here.start : here.stop + 1], self._infos.data),
@@ -143,12 +151,10 @@ class BlockColumns:
         agents[at] = self._agents[parts]
         found = slice(*np.searchsorted(self._final_rows, (begin, end)).tolist())
         final = {
-            name: sparse_binary(
-                rows,
-                self._final_rows[found] - begin,
-                Texts(items.offsets[found.start : found.stop + 1], items.data),
+            spec.name: sparse_leaf(
+                spec, _some(values, found), rows, self._final_rows[found] - begin
             )
-            for name, items in self._final.items()
+            for spec, values in self._final
         }
         return {
             "ended": coded(_ENDINGS, ended),
@@ -163,9 +169,9 @@ class BlockColumns:
         offsets, data = self._dist
         here = offsets[begin : end + 1]
         columns["action_dist_inputs"] = (
-            binary_array(here, data, valid=np.diff(here) > 0)
+            items_array(DIST_INPUTS.arrow_type, here, data, np.diff(here) > 0)
             if len(data)
-            else pa.nulls(end - begin, pa.binary())
+            else pa.nulls(end - begin, DIST_INPUTS.arrow_type)
         )
         return columns
 
@@ -203,14 +209,20 @@ class _BlockValues:
 
 def _final_columns(
     block: PartBlock, splitter: RecordSplitter, specs: tuple[ColumnSpec, ...]
-) -> dict[str, Texts]:
-    """Column name -> the final observations that exist, as byte strings."""
+) -> list[tuple[ColumnSpec, LeafValues]]:
+    """The final observations that exist, by column."""
     found = [data for data in block.scalars.final_obs if data is not None]
     joined = b"".join(found)
     lengths = np.array([len(data) for data in found], "<u4")
     starts = splitter.offsets(len(found), joined, lengths.tobytes(), "final_obs")
     values = splitter.split(np.frombuffer(joined, np.uint8), starts)
-    return {spec.name: leaf_bytes(value) for spec, value in zip(specs, values, strict=True)}
+    return list(zip(specs, values, strict=True))
+
+
+def _some(values: LeafValues, rows: slice) -> LeafValues:
+    if isinstance(values, Texts):
+        return Texts(values.offsets[rows.start : rows.stop + 1], values.data)
+    return values[rows]
 
 
 def _known(values: npt.NDArray[Any]) -> pa.Array:
@@ -223,7 +235,9 @@ def _dist_inputs(block: PartBlock, rows: int) -> tuple[npt.NDArray[np.int64], An
     starts = starts_of(lengths)
     if starts[-1] != len(block.dist_inputs):
         raise ShardError(f"dist_inputs: expected {starts[-1]} bytes, got {len(block.dist_inputs)}")
-    return starts, np.frombuffer(block.dist_inputs, np.uint8)
+    if (lengths % 4).any():
+        raise ShardError("dist_lengths: expected multiples of 4 bytes, got others")
+    return starts // 4, np.frombuffer(block.dist_inputs, "<f4")
 
 
 def _buffer(name: str, data: bytes, dtype: str, rows: int) -> npt.NDArray[Any]:

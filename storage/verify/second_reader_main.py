@@ -55,19 +55,26 @@ def _send(replies: IO[bytes], reply: ColumnReply, frames: list[bytes]) -> None:
 def _read(content: bytes) -> Iterator[tuple[ColumnReply, ColumnValues | None]]:
     """The columns of each row group in turn, and finally the end."""
     file = fastparquet.ParquetFile(io.BytesIO(content))
-    specs = {spec["name"]: spec for spec in json.loads(file.key_value_metadata["headrace.columns"])}
+    columns = json.loads(file.key_value_metadata["headrace.columns"])
+    specs = {spec.get("stored", spec["name"]): spec for spec in columns}
     first = 0
     for frame in file.iter_row_groups():
         for name in frame.columns:
-            values = _values(frame[name], specs.get(name))
-            yield ColumnReply(column=name, first=first, dtype=values.dtype), values
+            spec = specs.get(name)
+            values = _values(frame[name], spec)
+            shown = name if spec is None else spec["name"]
+            yield ColumnReply(column=shown, first=first, dtype=values.dtype), values
         first += len(frame)
     yield ColumnReply(end=True, first=first), None
 
 
 def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnValues:
     if spec is not None and spec["encoding"] == "list":
-        return of_numbers(_exact(np.array(column.tolist()), spec["dtype"]))
+        there = column.notna().to_numpy()
+        rows = np.array(column[there].tolist())
+        spread = np.zeros((len(column), *rows.shape[1:]), rows.dtype)
+        spread[there] = rows
+        return of_numbers(_exact(spread, spec["dtype"]), there)
     if spec is not None and spec["encoding"] == "binary":
         return of_items(spec["dtype"], _items(column))
     if column.dtype == object or isinstance(column.dtype, (pd.StringDtype, pd.CategoricalDtype)):
@@ -75,7 +82,9 @@ def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnVal
     if pd.api.types.is_extension_array_dtype(column.dtype):  # integers with nulls
         numbers = column.fillna(0).array.to_numpy(np.dtype(column.dtype.type))
         return of_numbers(numbers, column.notna().to_numpy())
-    return of_numbers(column.to_numpy(), nan_is_null=True)
+    numbers = column.to_numpy()
+    exact = numbers if spec is None else _exact(numbers, spec["dtype"])
+    return of_numbers(exact, nan_is_null=True)
 
 
 def _exact(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:

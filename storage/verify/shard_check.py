@@ -28,6 +28,7 @@ from storage.shards.decoded_size import check_size, group_bytes
 from storage.shards.names import ShardDamaged, ShardError, ShardName
 from storage.shards.schema import CODED, ShardMetadata
 from storage.shards.shard import Shard, check_digest, damage_named
+from storage.shards.stored_tables import in_memory
 
 LONGEST = 4095
 """The longest path that Linux accepts, in bytes (PATH_MAX without its terminator): neither our
@@ -82,7 +83,7 @@ def reason(place: str, error: Exception) -> str:
 
 
 class CheckedShard(NamedTuple):
-    """A shard in which nothing is wrong: its SHA-256, footer and rows, and its decoded bytes."""
+    """A shard in which nothing is wrong: its digest, footer and rows, and its decoded bytes."""
 
     digest: str
     metadata: ShardMetadata
@@ -116,11 +117,11 @@ def _check_content(
         check_size(len(content), file.metadata, schema, schema.names)
         nbytes = sum(group_bytes(file.metadata, schema, schema.names))
         # ending Arrow's threads has crashed the process before
-        table = file.read(use_threads=False)
+        table = in_memory(file.read(use_threads=False), metadata)
     columns: dict[str, npt.NDArray[Any]] = {}
     for column in table.column_names:
         if column not in CODED and column != "infos" and not column.startswith("final_obs"):
-            columns[column] = decode_values(table.column(column), metadata.columns.get(column))
+            columns[column] = decode_values(table.column(column), metadata.specs.get(column))
         check_column(table.column(column), columns.get(column), metadata, column)
     runs = check_runs(
         columns["ordinal"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import TypeAlias
 import pyarrow.parquet as pq
 
 from storage.experience.episode import DEFAULT_AGENT
+from storage.shards.digests import digest_of
 from storage.shards.names import ShardName
 from tests.faults.scenario import Verdict
 
@@ -94,7 +94,7 @@ class Account:
 def is_whole(path: Path) -> bool:
     """Whether a file's bytes match the digest in its name."""
     name = ShardName.parse(path.name)
-    return name is None or hashlib.sha256(path.read_bytes()).hexdigest()[:16] == name.digest16
+    return name is None or digest_of(path.read_bytes())[:16] == name.digest16
 
 
 class ShardWatch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from ingest.protocol import messages as wire
 from storage.journal.database import HighWater
 from storage.journal.records import Journal
 from storage.journal.sqlite_journal import SqliteJournal
+from storage.shards.digests import digest_of
 from storage.shards.schema import ShardMetadata
 from storage.shards.shard import ShardWriter
 from tests.faults.mutants import Patch, mutant
@@ -190,7 +190,7 @@ def digest_not_checked(patch: Patch) -> None:
     """A shard is adopted and read without a check of its digest."""
 
     def trust(path: Path, data: bytes) -> str:
-        return hashlib.sha256(data).hexdigest()
+        return digest_of(data)
 
     patch.replace(storage.shards.shard, "check_digest", trust)
 

@@ -78,8 +78,8 @@ def a_lost_final_observation(patch: Patch) -> None:
     """A compacted shard lacks the final observations, and nothing compares it with the old ones."""
     writer_of = patch.original(merging, "parquet_writer")
 
-    def lossy(path: Any, schema: pa.Schema, first: pa.Table) -> Any:
-        writer = writer_of(path, schema, first)
+    def lossy(path: Any, first: pa.Table) -> Any:
+        writer = writer_of(path, first)
         write = writer.write_table
 
         def without(table: pa.Table, **given: Any) -> None:

@@ -174,7 +174,7 @@ MAY_IMPORT = {
     ),
     "storage.shards": (
         "storage.declarations storage.errors storage.experience storage.objects storage.spaces"
-        " storage.system msgspec numpy pandas pyarrow"
+        " storage.system blake3 msgspec numpy pandas pyarrow"
     ),
     "storage.objects": "storage.conformance storage.errors storage.system",
     "storage.spaces": "gymnasium numpy",

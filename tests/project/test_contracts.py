@@ -78,7 +78,7 @@ WORLD = {
 }
 HEAVY = {
     "learning": ("torch", "gymnasium", "ray", "onnxruntime", "onnxscript"),
-    "tables": ("pyarrow", "pandas", "fastparquet", "scipy", "matplotlib"),
+    "tables": ("pyarrow", "blake3", "pandas", "fastparquet", "scipy", "matplotlib"),
     "serving": ("uvicorn", "uvloop", "httptools", "prometheus_client", "watchdog"),
     "commands": ("typer", "rich"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from storage.shards.digests import digest_of
 from storage.shards.shard import read_shard
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace
@@ -50,7 +50,7 @@ def test_a_shard_that_the_second_reader_reads_otherwise_is_an_exit_status(
     (path,) = (root / "shards").glob("*/*.parquet")
     encodings = {"use_dictionary": False, "column_encoding": {"terminateds": "RLE"}}
     pq.write_table(read_shard(path), path, write_page_checksum=True, **encodings)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = digest_of(path.read_bytes())
     path = path.rename(path.with_name(f"{path.name[:26]}{digest[:16]}.parquet"))
     shown = headrace("verify", "--root", root, "--second-reader")
     assert shown.returncode == 1

@@ -7,7 +7,6 @@ Also of `storage.maintenance.merging`, `storage.maintenance.plans` and
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import subprocess
@@ -33,6 +32,7 @@ from storage.reading.listing import ShardFile
 from storage.reading.position import Position
 from storage.reading.shard_reader import ShardReader
 from storage.reading.sources import DirectorySource
+from storage.shards.digests import digest_of
 from storage.shards.names import ShardName, ShardWriteError
 from storage.shards.replacements import replaced_shards
 from storage.shards.shard import ShardWriter, read_shard
@@ -124,7 +124,7 @@ def test_large_shards_are_written_by_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row groups have about the wanted size, and a shard what readers may decode."""
-    small_shards(tmp_path, count=30, steps=40)
+    small_shards(tmp_path, count=32, steps=40)
     monkeypatch.setattr(merging, "ROW_GROUP_BYTES", 20_000)
     monkeypatch.setattr(merging, "MOST_DECODED", 150_000)
     before = pa.concat_tables(read_shard(path) for path in shard_files(tmp_path))
@@ -312,7 +312,7 @@ def test_a_damaged_shard_is_left_as_it_is(tmp_path: Path) -> None:
     table = read_shard(files[12])
     doubled = table.set_column(table.column_names.index("t"), "t", pa.array([0, 0, 1]))
     pq.write_table(doubled.cast(table.schema), files[12])
-    digest = hashlib.sha256(files[12].read_bytes()).hexdigest()[:16]
+    digest = digest_of(files[12].read_bytes())[:16]
     files[12] = files[12].rename(files[12].with_name(f"{files[12].name[:26]}{digest}.parquet"))
     applied = compact(tmp_path)
     assert sorted(Path(place).name for place in applied.left) == [files[4].name, files[12].name]
@@ -385,8 +385,8 @@ def test_a_rewrite_that_loses_a_value_is_refused(
     parts = small_shards(tmp_path)
     write = merging.parquet_writer
 
-    def lossy(path: Any, schema: pa.Schema, first: pa.Table) -> Any:
-        writer = write(path, schema, first)
+    def lossy(path: Any, first: pa.Table) -> Any:
+        writer = write(path, first)
         keep = writer.write_table
 
         def write_table(table: pa.Table, **given: Any) -> None:

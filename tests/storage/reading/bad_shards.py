@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.shards.digests import digest_of
 from storage.shards.shard import read_shard
 
 Change = Callable[[pa.Table], pa.Table]
@@ -23,7 +23,7 @@ def rewrite(path: Path, change: Change, **options: Any) -> Path:
     table = change(read_shard(path))
     sink = io.BytesIO()
     pq.write_table(table, sink, **{"use_dictionary": False, **options})
-    digest = hashlib.sha256(sink.getvalue()).hexdigest()[:16]
+    digest = digest_of(sink.getvalue())[:16]
     path.unlink()
     written = path.with_name(f"{path.name[:26]}{digest}.parquet")
     written.write_bytes(sink.getvalue())
@@ -82,8 +82,13 @@ def vector(rows: int, row: int, value: float) -> pa.Array:
     """obs of a `Box((2,))` with one other number."""
     flat = np.zeros(2 * rows, np.float32)
     flat[2 * row] = value
-    kind = pa.list_(pa.field("element", pa.float32(), nullable=False), 2)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=kind)
+    return pairs(flat, np.arange(rows + 1) * 2)
+
+
+def pairs(flat: Any, offsets: Any) -> pa.Array:
+    """Lists of float32, as `obs` is stored."""
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat), type=kind)
 
 
 def _one_more(text: str) -> str:
@@ -96,8 +101,16 @@ BAD: Mapping[str, tuple[Change, str]] = {
     "another type": (put("rewards", pa.array([1] * 8, pa.int32())), "rewards: expected double"),
     "text for numbers": (put("actions", pa.array(["x"] * 8)), "actions: expected int64"),
     "a shorter vector": (
-        put("obs", pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(8, np.float32)), 1)),
-        "obs: expected fixed_size_list",
+        put("obs", pairs(np.zeros(8, np.float32), np.arange(9))),
+        "obs: expected 2 numbers in each row, got 1",
+    ),
+    "vectors of other sizes": (
+        put("obs", pairs(np.zeros(16, np.float32), [0, 3, *range(4, 18, 2)])),
+        "obs: expected 2 numbers in each row, got 3",
+    ),
+    "lists of other numbers": (
+        put("obs", pa.array([[0.0, 0.0]] * 8)),
+        "obs: expected list<element: float not null>, got list<element: double>",
     ),
     "a reward that is NaN": (at_row("rewards", 2, float("nan")), "rewards: expected a finite"),
     "an infinite reward": (at_row("rewards", 7, float("inf")), "rewards: expected a finite"),
@@ -125,12 +138,12 @@ BAD: Mapping[str, tuple[Change, str]] = {
     "parts torn apart": (order([0, 1, 3, 4, 2, 5, 6, 7]), "got 4 of 0-2"),
     "rows too few": (lambda table: table.slice(0, 5), "rows"),
     "a final observation inside": (
-        at_row("final_obs", 1, bytes(8)),
+        at_row("final_obs", 1, [0.0, 0.0]),
         "final_obs: expected values at",
     ),
-    "a final observation cut": (at_row("final_obs", 4, bytes(4)), "final_obs"),
+    "a final observation cut": (at_row("final_obs", 4, [0.0]), "final_obs"),
     "a final observation that is NaN": (
-        at_row("final_obs", 4, np.full(2, np.nan, np.float32).tobytes()),
+        at_row("final_obs", 4, [np.nan, np.nan]),
         "final_obs: expected finite",
     ),
     "an end inside a part": (at_row("terminateds", 0, True), "terminateds, truncateds"),

@@ -22,7 +22,7 @@ from storage.shards.names import ShardDamaged, ShardName
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, canonical_json, schema_id
 from storage.verify.shard_check import check_shard
-from tests.storage.reading.bad_shards import BAD, at_row, put, rewrite
+from tests.storage.reading.bad_shards import BAD, at_row, pairs, put, rewrite
 from tests.storage.reading.test_shard_reader import COLLECTOR, OBS, part, read_all, rows_of, write
 
 PARTS = [part(0, 3), part(1, 2, ended=None, final=True), part(2, 3)]
@@ -93,12 +93,12 @@ def _reasons(reader: ShardReader) -> list[str]:
         ("continues", "x", "one value in each part"),
         (
             "action_dist_inputs",
-            np.array([0.0, np.nan], "<f4").tobytes(),
+            [0.0, np.nan],
             "finite numbers, or minus",
         ),
         (
             "action_dist_inputs",
-            np.array([np.inf, 0.0], "<f4").tobytes(),
+            [np.inf, 0.0],
             "finite numbers, or minus",
         ),
     ],
@@ -120,8 +120,8 @@ def test_a_column_is_checked_where_it_is_asked_for(
 
 def test_what_is_masked_out_is_no_damage(tmp_path: Path) -> None:
     """A collector accepts minus infinity in a decision's inputs, and any time."""
-    masked = np.array([0.0, -np.inf], "<f4").tobytes()
-    path = rewrite(write(tmp_path, PARTS).path, at_row("action_dist_inputs", 1, masked))
+    masked = at_row("action_dist_inputs", 1, [0.0, -np.inf])
+    path = rewrite(write(tmp_path, PARTS).path, masked)
     path = rewrite(path, at_row("ts", 1, -1))
     name = ShardName.parse(path.name)
     assert name is not None
@@ -180,8 +180,7 @@ def test_only_a_policys_own_sample_may_leave_its_bounds(
         one, schema_id=schema_id(OBS, action), actions=np.zeros(2, np.float32).tobytes()
     )
     written = ShardWriter(tmp_path / "shards").write(stream, canonical_json(OBS, action), [one])
-    kind = pa.list_(pa.field("element", pa.float32(), nullable=False), 1)
-    values = pa.FixedSizeListArray.from_arrays(pa.array([0.0, value], pa.float32()), type=kind)
+    values = pairs(np.array([0.0, value], np.float32), [0, 1, 2])
 
     def change(table: pa.Table) -> pa.Table:
         return put("source", [source] * 2)(put("actions", values)(table))

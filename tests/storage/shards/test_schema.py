@@ -12,6 +12,7 @@ from storage.shards.names import ShardDamaged
 from storage.shards.schema import (
     ColumnSpec,
     ShardMetadata,
+    column_specs,
     columns_for,
     leaf_specs,
     metadata_for,
@@ -34,17 +35,18 @@ ENCODINGS: list[tuple[Space, str]] = [
     (Box(()), "scalar"),
     (Box((), np.dtype("uint8")), "scalar"),
     (Box((), np.dtype("bool")), "scalar"),
-    (Box((), np.dtype("float16")), "binary"),
+    (Box((), np.dtype("float16")), "scalar"),
     (Box((4,)), "list"),
     (Box((2, 3), np.dtype("int16")), "list"),
     (Box((1024,)), "list"),
     (Box((1025,)), "binary"),
     (Box((0,)), "binary"),
-    (Box((2, 2, 2)), "binary"),
-    (Box((4,), np.dtype("float16")), "binary"),
+    (Box((2, 2, 2)), "list"),
+    (Box((4,), np.dtype("float16")), "list"),
     (Box((4,), np.dtype("uint8")), "binary"),
-    (Box((4,), np.dtype("bool")), "binary"),
-    (MultiBinary((4,)), "binary"),
+    (Box((4,), np.dtype("bool")), "list"),
+    (MultiBinary((4,)), "list"),
+    (MultiBinary((1025,)), "binary"),
     (MultiDiscrete((2, 3)), "list"),
     (Discrete(2), "scalar"),
     (Text(5), "text"),
@@ -58,19 +60,21 @@ def test_how_a_leaf_is_stored(space: Space, encoding: str) -> None:
     assert (spec.name, spec.encoding) == ("obs", encoding)
 
 
-def test_leaves_of_nested_spaces_have_dotted_names_and_no_lists() -> None:
-    """No list column has a dotted name, because fastparquet cannot read one."""
-    space = Dict((("b", Tuple((Box((4,)), Discrete(2)))), ("a", Text(3))))
+def test_no_column_in_the_file_has_a_dot() -> None:
+    """Dots break filters and lists of other tools; names differ also for those that ignore case."""
+    space = Dict({"b": Tuple((Box((4,)), Discrete(2))), "A": Text(3), "a": Box(), "b__0": Box()})
     specs = leaf_specs(space, "obs")
-    assert [(s.name, s.encoding) for s in specs] == [
-        ("obs.a", "text"),
-        ("obs.b.0", "binary"),
-        ("obs.b.1", "scalar"),
+    assert [(s.name, s.stored, s.encoding) for s in specs] == [
+        ("obs.A", "obs__A", "text"),
+        ("obs.a", "obs__a_", "scalar"),
+        ("obs.b.0", "obs__b__0", "list"),
+        ("obs.b.1", "obs__b__1", "scalar"),
+        ("obs.b__0", "obs__b__0_", "scalar"),
     ]
 
 
 def test_the_columns_stand_in_their_documented_order() -> None:
-    schema = columns_for(Box((4,)), Discrete(2))
+    schema = columns_for(column_specs(Box((4,)), Discrete(2)))
     assert " ".join(schema.names) == (
         "eps_id part t agent_id obs actions rewards terminateds truncateds ended final_obs infos "
         "action_logp action_dist_inputs policy_id policy_version source pass_prob ts received_ts "
@@ -89,8 +93,7 @@ def test_the_columns_stand_in_their_documented_order() -> None:
 
 
 def test_vectors_are_never_null_at_either_level() -> None:
-    field = columns_for(Box((2, 2)), Discrete(2)).field("obs")
-    assert field.type.list_size == 4
+    field = columns_for(column_specs(Box((2, 2)), Discrete(2))).field("obs")
     assert not field.nullable
     assert not field.type.value_field.nullable
 
@@ -125,7 +128,8 @@ def footer() -> dict[bytes, bytes]:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format_version", "2", "expected format version 1, got b'2'"),
+        ("format_version", "3", "expected format version 1 or 2, got b'3'; a newer release may"),
+        ("digest", "blake4", "expected digest sha256 or blake3, got b'blake4'; a newer release"),
         ("ranges", "[]", "cannot be read"),
         ("ranges", "{", "cannot be read"),
         ("ranges", "[[3, 2]]", "cannot be read"),
@@ -158,11 +162,11 @@ def test_a_missing_key_is_damage_and_an_unknown_one_is_ignored() -> None:
 
 def test_the_schema_hash_tells_columns_apart() -> None:
     """The hash depends on names, types and nullability, and not on metadata."""
-    schema = columns_for(Box((4,)), Discrete(2))
+    schema = columns_for(column_specs(Box((4,)), Discrete(2)))
     assert schema_hash(schema) == schema_hash(schema.with_metadata({"a": "b"}))
     others = [
-        columns_for(Box((5,)), Discrete(2)),
-        columns_for(Box((4,), np.dtype("float64")), Discrete(2)),
+        columns_for(column_specs(Box((4,)), Text(3))),
+        columns_for(column_specs(Box((4,), np.dtype("float64")), Discrete(2))),
         schema.set(0, pa.field("eps_id", pa.string(), nullable=True)),
     ]
     assert len({schema_hash(s) for s in [schema, *others]}) == 4
@@ -185,5 +189,5 @@ def test_spaces_that_cannot_be_read_are_refused(text: str) -> None:
 
 
 def test_specs_give_arrow_types() -> None:
-    assert ColumnSpec("a", "binary", "float16", (2,)).arrow_type == pa.binary()
+    assert ColumnSpec("a", "binary", "uint8", (2,)).arrow_type == pa.binary()
     assert ColumnSpec("a", "scalar", "uint16", ()).arrow_type == pa.uint16()

@@ -31,6 +31,7 @@ from ingest.verification import journal_account, stamps, verified
 from storage.errors import JournalLocked
 from storage.journal.database import DATABASE, checksum
 from storage.journal.sqlite_journal import SqliteJournal
+from storage.shards.digests import digest_of
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 from storage.verify.audit import VerifyReport
@@ -97,7 +98,7 @@ def kinds(report: VerifyReport) -> list[str]:
 def rewritten(path: Path, table: pa.Table) -> Path:
     """The table in the place of a shard, under the name that fits its bytes."""
     pq.write_table(table, path, write_page_checksum=True)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = digest_of(path.read_bytes())
     return path.rename(path.with_name(f"{path.name[:26]}{digest[:16]}.parquet"))
 
 

@@ -5,7 +5,6 @@ Also of `storage.verify.second_reader_main`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,12 +17,14 @@ from msgspec.structs import replace
 
 from storage.experience.episode import Part
 from storage.shards.arrow_arrays import decode_column
+from storage.shards.digests import digest_of
 from storage.shards.shard import ShardWriter, read_shard
 from storage.spaces.descriptors import canonical_json
 from storage.verify import second_reader
 from storage.verify.audit import Trained, VerifyReport, verify
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
 from storage.verify.second_reader import SecondReader
+from tests.storage.reading.bad_shards import pairs
 from tests.storage.shards.test_shard_portability import PAIRS, parts_of
 
 STREAM = "c-s"
@@ -47,7 +48,7 @@ def written(root: Path, pair: str, parts: list[Part], **options: Any) -> Path:
 def rewritten(path: Path, table: pa.Table, **options: Any) -> Path:
     """The table in the place of a shard, as another writer would write it, under a fitting name."""
     pq.write_table(table, path, write_page_checksum=True, **options)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = digest_of(path.read_bytes())
     return path.rename(path.with_name(f"{path.name[:26]}{digest[:16]}.parquet"))
 
 
@@ -146,11 +147,8 @@ def test_odd_numbers_are_the_same_too(tmp_path: Path, second: SecondReader) -> N
     single = np.array([-0.0, 1e-45, -1e-45, np.finfo(np.float32).max, 1e-30, 1.0], np.float32)
     rewards, obs = table.schema.get_field_index("rewards"), table.schema.get_field_index("obs")
     vectors = pa.array(np.repeat(single, 4))
-    kind = table.schema.field(obs).type
     table = table.set_column(rewards, table.schema.field(rewards), pa.array(odd))
-    table = table.set_column(
-        obs, table.schema.field(obs), pa.FixedSizeListArray.from_arrays(vectors, type=kind)
-    )
+    table = table.set_column(obs, table.schema.field(obs), pairs(vectors, range(0, 28, 4)))
     rewritten(path, table, use_dictionary=False)
     assert found(verified(tmp_path, second)) == []
 
