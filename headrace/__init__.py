@@ -112,11 +112,15 @@ if TYPE_CHECKING:
     from policy.exporting.ray_data import read_ray as read_ray
     from policy.inference.action_rule import ActionRule as ActionRule
     from policy.inference.distributions import NotFinite as NotFinite
+    from policy.inference.own_models import OwnModel as OwnModel
+    from policy.inference.own_models import publish_mlp as publish_mlp
+    from policy.inference.own_models import publish_onnx as publish_onnx
     from policy.inference.spec import ModuleSpec as ModuleSpec
     from policy.inference.spec import PolicySpec as PolicySpec
     from policy.inference.spec import SpecError as SpecError
     from policy.inference.weight_store import WeightStore as WeightStore
     from policy.networks.export import ExportError as ExportError
+    from policy.networks.own_modules import publish_module as publish_module
     from policy.networks.policy import Policy as Policy
     from policy.ope import estimators as estimators
     from policy.ope.episodes import Episodes as Episodes
@@ -255,9 +259,11 @@ _NAMES = {
     "policy.exporting.ray_data": "read_ray",
     "policy.inference.action_rule": "ActionRule",
     "policy.inference.distributions": "NotFinite",
+    "policy.inference.own_models": "OwnModel publish_mlp publish_onnx",
     "policy.inference.spec": "ModuleSpec PolicySpec SpecError",
     "policy.inference.weight_store": "WeightStore",
     "policy.networks.export": "ExportError",
+    "policy.networks.own_modules": "publish_module",
     "policy.networks.policy": "Policy",
     "policy.ope.episodes": "Episodes",
     "policy.ope.estimators": "Estimate estimators",
@@ -319,6 +325,7 @@ _READERS = (
     "policy.data.freeze",
     "policy.data.run_once",
     "policy.exporting.ray_data",
+    "policy.networks.own_modules",
     "policy.training.train",
     "storage.reading.multi_agent_reader",
     "storage.reading.shard_reader",

@@ -26,6 +26,7 @@ from headrace.cli.roots import require_root
 from headrace.cli.serving import WaitFor, Where, report_served
 from headrace.cli.settings import ChosenAlgorithm, ShowSettings
 from policy.data.log_options import RetryFor, SchemaId
+from policy.inference.action_rule import ActionRule
 from policy.judging.settings import EvaluationSettings, Gate
 from policy.training.settings import FollowSettings, TrainSettings
 from storage.wording import counted
@@ -356,13 +357,27 @@ def publish(
     canary: Annotated[
         Text, "Let it act as a canary in this share of the episodes, such as 10%."
     ] = None,
+    onnx: Annotated[
+        Path | None, "ONNX file that becomes the candidate; its spaces are the declared ones."
+    ] = None,
+    head: Annotated[
+        Text,
+        "What the file's outputs are: categorical, q_values, diag_gaussian, squashed_gaussian ...; "
+        "default: the usual one of the action space.",
+    ] = None,
+    action_rule: Annotated[
+        ActionRule | None,
+        "Action rule of the file, as for `train`; default: sample, of q_values epsilon_greedy.",
+        Meta(extra={"parse": ActionRule.parse}),
+    ] = None,
     refused_exit: Annotated[int, "Exit status if it is worse."] = 1,
     waiting: WaitFor,
     as_json: Json = False,
 ) -> None:
     """Make a candidate the live version, if it is better than every bar.
 
-    With --canary its own episodes decide: see `canary`, `promote` and `rollback`. With --url a
+    With --onnx the candidate is a network that was made elsewhere. With --canary its own episodes
+    decide: see `canary`, `promote` and `rollback`. With --url a
     collector publishes it; the gate still uses the data of the root. Exit status 1: worse; 4:
     cannot tell, with the reasons; 5: wanted, but not served in time by a registered collector; 6:
     a pin or a canary holds the policy.
@@ -374,7 +389,18 @@ def publish(
     from policy.inference.weight_store import WeightStore
     from policy.judging.gate import publish as run
 
-    chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
+    chosen = digest
+    if onnx is not None:
+        from policy.inference.own_models import publish_onnx
+
+        if digest != "latest":
+            raise ValueError(f"--onnx: expected no digest of another candidate, got {digest!r:.80}")
+        how = {"policy_id": policy_id, "head": head, "action_rule": action_rule}
+        chosen = publish_onnx(root, onnx, metrics={"onnx": onnx.name}, live=False, **how)
+    elif head is not None or action_rule is not None:
+        raise ValueError("--head and --action-rule: expected them with --onnx alone")
+    elif digest == "latest":
+        chosen = _latest(WeightStore(root, policy_id))
     if canary is not None:
         if url is not None or settings != Gate():
             raise ValueError(f"--canary: expected {_WITHOUT_GATE}")

@@ -60,6 +60,7 @@ class LocalPolicy:
         self.current: NumpyPolicy | None = None
         self._canary: tuple[NumpyPolicy, float] | None = None  # with its share of the episodes
         self.refused = 0  # publications that could not be used
+        self._unusable = ""  # why, of the latest one
         self.refused_older = 0  # older publications, as after a restored backup
         self._store_id = ""
         self._generation = -1
@@ -108,7 +109,7 @@ class LocalPolicy:
             self.ensure(waits=asks)
             policy = self.current
         if policy is None:
-            raise no_version(self.policy_id)
+            raise no_version(self.policy_id, self._unusable)
         if episode is not None:
             policy = self._assigned(policy, episode)
             if policy.spec.schema_id != episode.policy.schema_id:
@@ -271,6 +272,7 @@ class LocalPolicy:
             canary = _canary(published)
         except (StorageError, ValueError, msgspec.DecodeError) as error:
             self.refused += 1
+            self._unusable = str(error)
             log.warning("policy %s: refused published weights: %s", self.policy_id, error)
             return
         except Exception:  # the current weights stay, and polling continues

@@ -127,7 +127,7 @@ class LivePolicies:
     def _follow(self, policy: PolicyDeclaration) -> _LivePolicy:
         name = policy.policy_id
         check = partial(_check, policy.schema_id)
-        store = WeightFolder(self._objects, name, check=check)
+        store = WeightFolder(self._objects, name, check=check, admit=_admit)
         codecs = Codec(policy.observation), Codec(policy.action)
         follower = WeightFollower(store, partial(_loaded, policy.schema_id))
         return _LivePolicy(store, policy.schema_id, *codecs, follower)
@@ -452,6 +452,13 @@ def _check(declared_schema: str, candidate: Candidate, weights: Weights) -> None
     from policy.inference.weight_store import require_usable
 
     require_usable(candidate, weights, declared_schema)
+
+
+def _admit(candidate: Candidate, weights: Weights) -> None:
+    """Raise WeightsRefused for weights that must not be stored."""
+    from policy.inference.weight_store import admit
+
+    admit(candidate, weights)
 
 
 def check_specs(root: Path, policies: Mapping[str, PolicyDeclaration]) -> None:

@@ -56,10 +56,9 @@ def not_finite(policy_id: str, version: int) -> Refusal:
     )
 
 
-def no_version(policy_id: str) -> Refusal:
-    """The refusal while no version is live."""
-    return Refusal(
-        "no_version",
-        f"policy {policy_id!r} has no published version yet: publish one, or use log_action",
-        retry_after=1.0,
-    )
+def no_version(policy_id: str, unusable: str = "") -> Refusal:
+    """The refusal while no version is live, or while the live one cannot act, and why."""
+    text = f"policy {policy_id!r} has no published version yet: publish one, or use log_action"
+    if unusable:
+        text = f"policy {policy_id!r} has a published version that cannot act here: {unusable}"
+    return Refusal("no_version", text, retry_after=1.0)

@@ -114,10 +114,13 @@ class DiagGaussian:
 
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         """sum_i -((a_i - mean_i) / std_i)^2 / 2 - log std_i - log(2 pi) / 2."""
+        return self._density(inputs, flat_actions(self._component, actions))
+
+    def _density(self, inputs: FloatArray, values: Array) -> FloatArray:
         log_std = inputs[:, self._component.log_std]
         if np.isneginf(log_std).any():  # greedy: the mean itself has no density
             return np.full(len(inputs), np.nan)
-        distance = flat_actions(self._component, actions) - inputs[:, self._component.inputs]
+        distance = values - inputs[:, self._component.inputs]
         terms = np.square(distance * np.exp(-log_std)) + 2 * log_std + _LOG_2PI
         logp: FloatArray = -0.5 * terms.sum(axis=1)
         return logp
@@ -127,6 +130,58 @@ class DiagGaussian:
         largest = np.finfo(leaf.dtype).max
         rounded = np.clip(values, -largest, largest).astype(leaf.dtype)
         return rounded.reshape(-1, *leaf.shape)
+
+
+class SquashedGaussian(DiagGaussian):
+    """Elements a = low + (high - low) (1 + tanh u) / 2 of independent normal u.
+
+    An element that is stored as a bound, because no number of its dtype is between the bound and
+    the one that was drawn, counts as half a step of its dtype inside.
+    """
+
+    def __init__(self, component: Component) -> None:
+        super().__init__(component)
+        self._units = SquashedUnits(component)
+
+    def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array:
+        mean = inputs[:, self._component.inputs]
+        std, units = np.exp(inputs[:, self._component.log_std]), self._units
+        drawn = units.low + units.half * (1 + np.tanh(mean + std * rng.standard_normal(mean.shape)))
+        leaf = self._component.leaf
+        stored = drawn.astype(leaf.dtype).reshape(-1, *leaf.shape)
+        return np.asarray(_clipped(leaf.space, stored))
+
+    def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
+        """The density of u, less sum_i log((high_i - low_i) / 2 (1 - tanh(u_i)^2)).
+
+        Haarnoja et al. 2018, Soft actor-critic algorithms and applications, eq. 26.
+        """
+        stored = flat_actions(self._component, actions)
+        normal, log_slopes = self._units.of(np.asarray(stored, np.float64))
+        logp: FloatArray = self._density(inputs, normal) - log_slopes.sum(axis=1)
+        return logp
+
+
+class SquashedUnits:
+    """The bounds of a Box's elements (D,) in float64, and what squashing does between them."""
+
+    def __init__(self, component: Component) -> None:
+        space: Any = component.leaf.space  # a Box
+        low, high = (np.asarray(bound).reshape(-1) for bound in (space.low, space.high))
+        self.low = np.array(low, np.float64)
+        self.half = (np.asarray(high, np.float64) - self.low) / 2
+        # tanh u of the elements that are next to a bound
+        steps = [np.maximum(np.spacing(np.abs(one)) / 2 / self.half, 2**-53) for one in (low, high)]
+        self.least, self.most = steps[0] - 1, 1 - steps[1]
+
+    def of(self, actions: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(u, log da/du) of actions (B, D); the latter is infinite outside the bounds."""
+        squashed = (actions - self.low) / self.half - 1
+        normal = np.arctanh(np.clip(squashed, self.least, self.most))
+        # log(1 - tanh(u)^2), which has no cancellation in this form
+        slopes = 2 * (math.log(2) - normal - np.logaddexp(0.0, -2 * normal))
+        outside = np.abs(squashed) > 1 + 1e-6  # as another policy's: this one has no density there
+        return normal, np.where(outside, np.inf, slopes + np.log(self.half))
 
 
 class Product:
@@ -190,6 +245,7 @@ _KINDS: Mapping[str, Any] = {
     "multi_categorical": Categoricals,
     "bernoulli": Bernoulli,
     "diag_gaussian": DiagGaussian,
+    "squashed_gaussian": SquashedGaussian,
 }
 
 
@@ -215,7 +271,7 @@ def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatAr
         return inputs
     found = np.empty_like(inputs)
     for part in layout.components:
-        if part.kind == "diag_gaussian":
+        if part.kind in ("diag_gaussian", "squashed_gaussian"):
             found[:, part.inputs] = inputs[:, part.inputs]
             found[:, part.log_std] = _ruled_log_std(rule, inputs[:, part.log_std])
         elif part.kind == "bernoulli":

@@ -1,4 +1,4 @@
-"""A policy evaluated with numpy alone, for thin clients and collectors.
+"""A policy evaluated with numpy alone, or by onnxruntime, for thin clients and collectors.
 
     policy = NumpyPolicy(spec, weights, version=3)
     choice = policy.act_one(obs, rng)                    # one observation, microseconds
@@ -26,8 +26,9 @@ from policy.inference.action_layout import LOG_STD_RANGE, MASKED
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
 from policy.inference.distributions import LEAST_LOGIT, NotFinite, Product, choice_logits
 from policy.inference.filters import make_filter
+from policy.inference.onnx_network import OnnxNetwork, onnx_bytes
 from policy.inference.preprocessors import assemble, plausible_columns
-from policy.inference.spec import PolicySpec
+from policy.inference.spec import ONNX_FILE, PolicySpec
 from storage.spaces.action_mask import ACTION_MASK
 from storage.spaces.candidates import Candidates
 from storage.spaces.descriptors import Array, Discrete, Space
@@ -82,9 +83,10 @@ class Actions:
 class NumpyPolicy:
     """A spec and its weights, ready to act.
 
-    `weights` are float32 arrays with the names and shapes of `spec.weight_shapes()`; `filter_state`
-    is the observation filter's; `version` is that of the weights, -1 for unknown. Raises ValueError
-    if weights or state do not fit the spec.
+    `weights` are float32 arrays with the names and shapes of `spec.weight_shapes()`, or the bytes
+    of an ONNX file by the name `ONNX_FILE`; `filter_state` is the observation filter's; `version`
+    is that of the weights, -1 for unknown. Raises ValueError if weights or state do not fit the
+    spec.
     """
 
     def __init__(
@@ -109,14 +111,19 @@ class NumpyPolicy:
         self._filters = spec.observation_filter != "NoFilter"
         self._activate = _ACTIVATIONS[spec.module.activation]
         self._candidates = spec.candidates
+        self._network: OnnxNetwork | None = None
         where = "pi" if self._candidates is None else "pi.layers"
-        self._pi = _tower(checked, where, len(spec.module.hidden))
+        self._pi: list[tuple[FlatArray, FlatArray]] = []
+        if spec.module.kind == "onnx":
+            self._network = OnnxNetwork(spec, checked[ONNX_FILE].tobytes())
+        else:
+            self._pi = _tower(checked, where, len(spec.module.hidden))
         self._cross = checked.get("pi.cross", np.empty((0, 0), np.float32)).copy()
         self._vf = _tower(checked, "vf", len(spec.module.hidden)) if spec.module.value_head else []
         self._log_std = np.clip(checked.get("log_std", np.empty(0, np.float32)), *LOG_STD_RANGE)
         self._products = products(spec)
         self._flatten_one = spec.flattener.value
-        self._hidden, self._last = self._pi[:-1], self._pi[-1]
+        self._hidden, self._last = self._pi[:-1], self._pi[-1:]
         self._features = spec.flattener.features
         self._mask = spec.action_mask
         self._masked = spec.flattener.size - (spec.layout.head if self._mask else 0)
@@ -177,25 +184,35 @@ class NumpyPolicy:
 
         Finite weights are not sufficient for that.
         """
-        flat = self.flatten(plausible_columns(self.spec.observation))
-        flat[:, self._masked :] = 1.0  # every option is allowed
-        finite, _ = self.act_where_finite(flat, np.random.default_rng(0))
+        finite, _ = self.act_where_finite(self.plausible(), np.random.default_rng(0))
         if not finite.all():
             raise ValueError(
                 "weights: expected finite outputs of the network for an observation near zero, "
                 "got NaN or infinity"
             )
 
+    def plausible(self) -> FlatArray:
+        """A few flat observations (B, D) that are likely to occur, without forbidden options."""
+        flat = self.flatten(plausible_columns(self.spec.observation))
+        flat[:, self._masked :] = 1.0
+        return flat
+
     def dist_inputs(self, flat: FlatArray) -> FlatArray:
         """(B, K) float32 parameters of the action distributions for flat observations (B, D)."""
         found, state = self._candidates, self._observed(flat)
-        if found is None:
+        if self._network is not None:
+            head = self._network.outputs(np.asarray(flat, np.float32))
+        elif found is None:
             head = self._run(self._pi, state)
         else:
             head = self._scores(found, state, flat[:, self._features : self._masked])
         if self._mask is not None:
             head[head < LEAST_LOGIT] = -np.inf  # it would be less than what is forbidden
             head[flat[:, self._masked :] == 0] = MASKED
+        if self.spec.module.state_std:
+            stds = head[:, self.spec.layout.head :]
+            np.clip(stds, *LOG_STD_RANGE, out=stds)
+            return head
         if not self._log_std.size:
             return head
         stds = np.broadcast_to(self._log_std, (len(head), self._log_std.size))
@@ -259,12 +276,14 @@ class NumpyPolicy:
     def _act_discrete(self, flat: FlatArray, rng: np.random.Generator, explore: bool) -> Action:
         h: FlatArray = flat[: self._features] if self._mask is not None else flat
         h = self._filter(h) if self._filters else h
-        if self._candidates is None:
+        if self._network is not None:
+            logits = self._network.outputs(flat[None])[0]
+        elif self._candidates is None:
             for weight, bias in self._hidden:
                 h = weight.dot(h)
                 h += bias
                 self._activate(h, h)
-            weight, bias = self._last
+            ((weight, bias),) = self._last
             logits = weight.dot(h)
             logits += bias
         else:
@@ -323,8 +342,10 @@ def choose(product: Product, inputs: FlatArray, rng: np.random.Generator) -> Act
 
 def check_weights(
     spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]]
-) -> dict[str, FlatArray]:
+) -> dict[str, npt.NDArray[Any]]:
     """Return the weights. Raises ValueError that names the first one not fitting the spec."""
+    if spec.module.kind == "onnx":
+        return {ONNX_FILE: onnx_bytes(weights)}
     expected = spec.weight_shapes()
     if set(weights) != set(expected):
         missing, extra = set(expected) - set(weights), set(weights) - set(expected)
@@ -397,8 +418,24 @@ def _silu(h: FlatArray, out: FlatArray) -> None:
         np.divide(h, 1.0 + np.exp(-h), out=out)
 
 
+def _elu(h: FlatArray, out: FlatArray) -> None:
+    np.copyto(out, np.where(h > 0, h, np.expm1(np.minimum(h, 0.0))))
+
+
+def _gelu(h: FlatArray, out: FlatArray) -> None:
+    np.multiply(h, 0.5 + 0.5 * _erf(h / math.sqrt(2)).astype(np.float32), out=out)
+
+
+def _leaky_relu(h: FlatArray, out: FlatArray) -> None:
+    np.maximum(h, 0.01 * h, out=out)
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
 _ACTIVATIONS: Mapping[str, Callable[[FlatArray, FlatArray], Any]] = {
     "tanh": np.tanh,
     "relu": _relu,
     "silu": _silu,
+    "elu": _elu,
+    "gelu": _gelu,
+    "leaky_relu": _leaky_relu,
 }

@@ -44,7 +44,8 @@ class Flattener:
     """Flattens the observations of one space.
 
     `size` is D, the length of a flat observation, and `features` S, the length without the leaves
-    in `last`, which come last. Raises SpaceError for a space with Text.
+    in `last`, which come last. `places` are the slices of the `leaves` in it. Raises SpaceError for
+    a space with Text.
     """
 
     def __init__(self, space: Space, last: Sequence[Leaf] = ()) -> None:
@@ -61,7 +62,7 @@ class Flattener:
         widths = {leaf.path: size for leaf, size in zip(self.leaves, sizes, strict=True)}
         ends = np.cumsum([widths[path] for path in order]).tolist()
         places = {p: slice(end - widths[p], end) for p, end in zip(order, ends, strict=True)}
-        self._places = [places[leaf.path] for leaf in self.leaves]
+        self.places = [places[leaf.path] for leaf in self.leaves]
         self.features = self.size - sum(widths[path] for path in paths)
         box = self.leaves[0] if len(self.leaves) == 1 and isinstance(space, Box) else None
         self._only_box = box
@@ -98,7 +99,7 @@ class Flattener:
 
     def _joined(self, arrays: list[Array], count: int) -> FloatArray:
         flat = np.empty((count, self.size), np.float32)
-        for leaf, place, array in zip(self.leaves, self._places, arrays, strict=True):
+        for leaf, place, array in zip(self.leaves, self.places, arrays, strict=True):
             if array.shape != (count, *leaf.shape):
                 raise _wrong_shape(leaf, array.shape[1:])
             _write(leaf, array, flat[:, place])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policy.inference.action_layout import ActionLayout, action_layout, distribution_name
+from policy.inference.action_layout import ActionLayout, action_layout, distribution_names
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import FILTERS
 from policy.inference.preprocessors import Flattener
@@ -35,8 +35,10 @@ from storage.spaces.descriptors import (
 )
 
 FORMAT_VERSION = 1
-KINDS = ("mlp", "scorer")
-ACTIVATIONS = ("tanh", "relu", "silu")
+KINDS = ("mlp", "scorer", "onnx")
+ACTIVATIONS = ("tanh", "relu", "silu", "elu", "gelu", "leaky_relu")
+ONNX_FILE = "model.onnx"
+"""The name of an ONNX file among a version's weights: an array of its bytes."""
 # limits for the network that a spec from another process can make a client build
 _MOST_LAYERS = 32
 _WIDEST_LAYER = 65_536
@@ -53,28 +55,42 @@ class ModuleSpec:
     Args:
         kind: "mlp", fully connected layers; or "scorer", which scores each of an observation's
             candidates (storage.spaces.candidates) with the same weights: the score of features c
-            in a state s is [s; 1]^T W [c; 1] + f(s, c), with a matrix W and fully connected f.
+            in a state s is [s; 1]^T W [c; 1] + f(s, c), with a matrix W and fully connected f; or
+            "onnx", a file of any network (policy.inference.onnx_network), which isn't trained here.
         hidden: units of each hidden layer, at most 32 layers of 65,536; () is a linear policy.
-        activation: "tanh", "relu" or "silu".
+            "onnx" has none, and no value head.
+        activation: "tanh", "relu", "silu", "elu", "gelu" or "leaky_relu", as in torch.
         value_head: whether there is a value network `vf`, with `hidden` layers of its own, in
             addition to the policy network `pi`. PPO needs one.
+        state_std: whether `pi` gives the log standard deviations of a Box's elements, too, so that
+            they depend on the observation. An ONNX file always does.
     """
 
     kind: str = "mlp"
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     value_head: bool = True
+    state_std: bool = False
 
     def __post_init__(self) -> None:
+        is_file = self.kind == "onnx"
         object.__setattr__(self, "hidden", tuple(self.hidden))
+        object.__setattr__(self, "state_std", self.state_std or is_file)
         if self.kind not in KINDS:
             raise SpecError(f"module: expected a kind of {KINDS}, got {self.kind!r:.80}")
         if self.activation not in ACTIVATIONS:
             raise SpecError(
                 f"module: expected an activation of {ACTIVATIONS}, got {self.activation!r:.80}"
             )
-        if type(self.value_head) is not bool:
-            raise SpecError(f"module: expected value_head true or false, got {self.value_head!r}")
+        for name in ("value_head", "state_std"):
+            if type(getattr(self, name)) is not bool:
+                found = getattr(self, name)
+                raise SpecError(f"module: expected {name} true or false, got {found!r:.80}")
+        if is_file and (self.hidden or self.value_head):
+            raise SpecError(
+                f"module: expected hidden () and no value head for onnx, got {self.hidden!r:.80} "
+                f"and value_head {self.value_head}"
+            )
         sizes_are_fine = all(type(n) is int and 1 <= n <= _WIDEST_LAYER for n in self.hidden)
         if len(self.hidden) > _MOST_LAYERS or not sizes_are_fine:
             raise SpecError(
@@ -89,15 +105,23 @@ class ModuleSpec:
             "hidden": list(self.hidden),
             "activation": self.activation,
             "value_head": self.value_head,
+            # omitted if it is the default, so that such a spec keeps its digest
+            **({"state_std": True} if self.state_std and self.kind != "onnx" else {}),
         }
 
     @classmethod
     def from_json(cls, document: Json) -> ModuleSpec:
         """Parse the result of `to_json`. Raises SpecError."""
-        _check_keys(document, {"kind", "hidden", "activation", "value_head"}, "module")
+        keys = {"kind", "hidden", "activation", "value_head"}
+        if isinstance(document, dict):
+            keys |= {"state_std"} & set(document)
+        _check_keys(document, keys, "module")
         if not isinstance(document["hidden"], list):
             raise SpecError(f"module: expected hidden as a list, got {document['hidden']!r:.80}")
         return cls(**{**document, "hidden": tuple(document["hidden"])})
+
+
+ONNX = ModuleSpec("onnx", (), value_head=False)
 
 
 @dataclass(frozen=True)
@@ -111,9 +135,10 @@ class PolicySpec:
         observation: the space of observations, which are flattened for the network.
         action: the space of actions.
         module: the network.
-        distribution: None or the only one that fits the action space: "categorical" for Discrete,
+        distribution: None or one that fits the action space: "categorical" for Discrete,
             "multi_categorical" for MultiDiscrete, "bernoulli" for MultiBinary, "diag_gaussian" for
-            Box, "product" for Dict and Tuple.
+            Box, "product" for Dict and Tuple. Or "squashed_gaussian" for a Box with bounds, whose
+            samples are never clipped.
         observation_filter: "NoFilter", or "MeanStdFilter" to standardise observations by their
             running mean and deviation.
         action_rule: how an action is chosen from the distribution; by default it is sampled.
@@ -131,13 +156,13 @@ class PolicySpec:
     mask: bool | None = None
 
     def __post_init__(self) -> None:
-        default = distribution_name(self.action)
+        fitting = distribution_names(self.action)
         if self.distribution is None:
-            object.__setattr__(self, "distribution", default)
-        if self.distribution != default:
+            object.__setattr__(self, "distribution", fitting[0])
+        if self.distribution not in fitting:
             raise SpecError(
-                f"distribution: expected {default!r} for this action space, got "
-                f"{self.distribution!r:.80}"
+                f"distribution: expected {' or '.join(map(repr, fitting))} for this action space, "
+                f"got {self.distribution!r:.80}"
             )
         if self.observation_filter not in FILTERS:
             raise SpecError(
@@ -156,6 +181,11 @@ class PolicySpec:
             raise SpecError(
                 f"module: expected the keys {CANDIDATES!r} and {ACTION_MASK!r} in the observation "
                 f"space of a scorer, got {self.observation}"
+            )
+        if self.module.kind == "onnx" and self.observation_filter != "NoFilter":
+            raise SpecError(
+                "observation_filter: expected NoFilter for an ONNX file, which standardises its "
+                f"inputs itself, got {self.observation_filter!r:.80}"
             )
         _ = self.flattener  # refuses a space that no policy can observe
         is_discrete = self.layout.is_discrete
@@ -218,17 +248,22 @@ class PolicySpec:
     @cached_property
     def layout(self) -> ActionLayout:
         """The places of the distribution's parameters in `dist_inputs`."""
-        return action_layout(self.action)
+        return action_layout(self.action, squashed=self.distribution == "squashed_gaussian")
+
+    @property
+    def outputs(self) -> int:
+        """The numbers that the network gives for each observation."""
+        return self.layout.size if self.module.state_std else self.layout.head
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every weight, all float32, with torch's names."""
+        """Name -> shape of every weight, all float32, with torch's names; not of an ONNX file."""
         if self.candidates is not None:
             sizes = self.flattener.features, self.candidates.width
             shapes: dict[str, tuple[int, ...]] = {"pi.cross": (sizes[0] + 1, sizes[1] + 1)}
             shapes.update(self._tower("pi.layers", 1, sum(sizes)))
         else:
-            shapes = dict(self._tower("pi", self.layout.head))
-        if self.layout.log_stds:
+            shapes = dict(self._tower("pi", self.outputs))
+        if self.layout.log_stds and not self.module.state_std:
             shapes["log_std"] = (self.layout.log_stds,)
         if self.module.value_head:
             shapes.update(self._tower("vf", 1))

@@ -3,6 +3,7 @@
 `storage.weights.store` stores weights without knowing networks. This subclass adds the check for
 policies: the weights have the names, shapes and dtype of their spec, the spec has the spaces that
 the policy is declared with, and the network gives finite numbers for observations of its space.
+An ONNX file has to pass policy.inference.onnx_gate first, which runs it in a process of its own.
 Publishers use this store, so collectors can load every live version.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import numpy.typing as npt
 
 from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.onnx_gate import require_sound
 from policy.inference.spec import PolicySpec
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsRefused
@@ -40,7 +42,17 @@ class WeightStore(store.WeightFolder):
     def __init__(
         self, root: Root, policy_id: str, *, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(root, policy_id, check=partial(_check, root), clock=clock)
+        super().__init__(root, policy_id, check=partial(_check, root), admit=admit, clock=clock)
+
+
+def admit(candidate: Candidate, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Raise WeightsRefused for an ONNX file that must not be stored. It is not run here."""
+    try:
+        spec = PolicySpec.from_json(candidate.spec)
+        if spec.module.kind == "onnx":
+            require_sound(spec, weights)
+    except ValueError as error:
+        raise WeightsRefused(str(error)) from error
 
 
 def require_usable(

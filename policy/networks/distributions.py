@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from policy.inference.action_layout import ActionLayout, Component
-from policy.inference.distributions import choice_index, flat_actions
+from policy.inference.distributions import SquashedUnits, choice_index, flat_actions
 from storage.spaces.descriptors import Array, SpaceError
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -119,11 +119,41 @@ class TorchDiagGaussian:
         return (self.log_std + 0.5 * (1 + _LOG_2PI)).sum(dim=1)
 
 
+class TorchSquashedGaussian(TorchDiagGaussian):
+    """Normal elements, squashed by tanh into the bounds of their Box."""
+
+    def __init__(self, component: Component, inputs: Tensor) -> None:
+        super().__init__(component, inputs)
+        self._units = SquashedUnits(component)
+        self.low, self.half = self._tensor(self._units.low), self._tensor(self._units.half)
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return self.low + self.half * (1 + torch.tanh(super().sample(generator)))
+
+    def logp(self, actions: Tensor) -> Tensor:
+        """The density before tanh, less log da/du; stored actions have no gradients."""
+        normal, log_slopes = self._units.of(actions.detach().cpu().numpy())
+        return super().logp(self._tensor(normal)) - self._tensor(log_slopes).sum(dim=1)
+
+    def entropy(self) -> Tensor:
+        """The normal entropy plus E[log da/du], by Gauss-Hermite quadrature for each element."""
+        points, weights = map(self._tensor, _HERMITE)
+        u = self.mean[..., None] + self.log_std.exp()[..., None] * points
+        slopes = 2 * (math.log(2) - u - functional.softplus(-2 * u))
+        expected = (slopes * weights).sum(dim=2) / math.sqrt(2 * math.pi) + self.half.log()
+        return super().entropy() + expected.sum(dim=1)
+
+    def _tensor(self, values: Array) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.float64, device=self.mean.device)
+
+
+_HERMITE = np.polynomial.hermite_e.hermegauss(32)
 _KINDS: Mapping[str, Any] = {
     "categorical": TorchCategoricals,
     "multi_categorical": TorchCategoricals,
     "bernoulli": TorchBernoulli,
     "diag_gaussian": TorchDiagGaussian,
+    "squashed_gaussian": TorchSquashedGaussian,
 }
 
 

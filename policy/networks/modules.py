@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from policy.inference.action_layout import LOG_STD_RANGE, MASKED
-from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.spec import ModuleSpec, PolicySpec, SpecError
 
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
     "silu": nn.SiLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
 }
 # With small initial outputs the first policy is nearly uniform and explores (Andrychowicz et al.
 # 2021, What matters in on-policy RL, section 3.2).
@@ -30,28 +33,40 @@ class PolicyModule(nn.Module):
     """The networks of a policy.
 
     `pi` is a multilayer perceptron; `vf` is another one, if the spec has a value head. `log_std`
-    has one number per element of the action's Box leaves, the same for every observation.
+    has one number per element of the action's Box leaves, the same for every observation, unless
+    `pi` gives them. Raises SpecError for an ONNX file.
     """
 
     def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
         super().__init__()
         size, module = spec.flattener.features, spec.module
+        if module.kind == "onnx":
+            raise SpecError(
+                "module: expected a network that is trained here, mlp or scorer, got an ONNX file: "
+                "train it where it was made"
+            )
         self.features, self.is_masked = size, spec.mask
         self.pi: nn.Module
         if spec.candidates is not None:
             self.pi = Scorer(spec, spec.candidates.most, spec.candidates.width, generator)
         else:
-            self.pi = mlp(size, module, spec.layout.head, _HEAD_GAIN, generator)
+            self.pi = mlp(size, module, spec.outputs, _HEAD_GAIN, generator)
         self.masked = spec.flattener.size - (spec.layout.head if spec.mask else 0)
         self.vf = mlp(size, module, 1, 1.0, generator) if module.value_head else None
         stds = spec.layout.log_stds
-        self.log_std = nn.Parameter(torch.zeros(stds)) if stds else None
+        self.log_std: nn.Parameter | None = None
+        if stds and not module.state_std:
+            self.log_std = nn.Parameter(torch.zeros(stds))
+        self._means = spec.layout.head if module.state_std and stds else None
 
     def dist_inputs(self, flat: Tensor) -> Tensor:
         """(B, K) float32 distribution parameters for filtered flat observations (B, D)."""
         head: Tensor = self.pi(flat[:, : self.masked])
         if self.is_masked:
             head = head.masked_fill(flat[:, self.masked :] == 0, MASKED)
+        if self._means is not None:
+            stds = head[:, self._means :].clamp(*LOG_STD_RANGE)
+            return torch.cat([head[:, : self._means], stds], dim=1)
         if self.log_std is None:
             return head
         # shape[0], not len(), which would fix the batch size of an exported network

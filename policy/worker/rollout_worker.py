@@ -581,7 +581,7 @@ class RolloutWorker(EnvRunner):
         *,
         onnx: bool = False,
     ) -> Path:
-        """Write the network for other programs: torch.export, or ONNX with the [onnx] extra."""
+        """Write the network for other programs: torch.export, or ONNX with the [export] extra."""
         export = export_onnx if onnx else export_model
         return export(self._policy(policy_id), directory)
 

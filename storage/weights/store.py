@@ -83,7 +83,8 @@ class WeightFolder:
     """The weights of one policy under a root: a directory, or other `Objects`.
 
     Any number of processes may use it. `check` validates weights wherever they enter; without it
-    the store is read-only. `clock` returns seconds since the epoch.
+    the store is read-only. `admit` runs before, for a new candidate alone: what it passed is known
+    by its digest from then on. `clock` returns seconds since the epoch.
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class WeightFolder:
         policy_id: str,
         *,
         check: Check | None = None,
+        admit: Check | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.policy_id = policy_id
         self.files = PolicyFiles(root, policy_id)
         self._candidates = CandidateFolders(self.files)
         self._versions = VersionFolders(self.files)
-        self._check = check
+        self._check, self._admit = check, admit
         self._passed = ""  # the digest of the candidate that passed the check last
         self._logged_damage: set[str] = set()  # damage that was logged
         self._clock = clock
@@ -192,6 +194,8 @@ class WeightFolder:
             checkpoint=checkpoint,
             digests={name: sha256(data) for name, data in files.items()},
         )
+        if self._admit is not None and candidate.digest not in self.candidates():
+            self._admit(candidate, weights)
         self._require_usable(candidate, files[WEIGHTS_FILE])
         if number is not None and not self._may_be(number, candidate.digest):
             raise self._not_next(number)

@@ -138,6 +138,7 @@ def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess, load
         "conformance",
         "action_masks",
         "first_estimate",
+        "own_models",
     ],
 )
 def test_a_page_that_needs_no_collector_runs(page: str, home: Path) -> None:

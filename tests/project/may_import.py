@@ -116,9 +116,10 @@ MAY_IMPORT = {
         "policy.inference storage.conformance storage.experience storage.spaces storage.wording"
         " gymnasium numpy torch"
     ),
-    # `weight_store` refuses weights that numpy cannot act with
+    # `weight_store` refuses weights that cannot act; onnx and onnxruntime, if installed, for ONNX
     "policy.inference": (
-        "storage.declarations storage.errors storage.objects storage.spaces storage.weights numpy"
+        "storage.declarations storage.errors storage.objects storage.spaces storage.system"
+        " storage.weights numpy onnx onnxruntime"
     ),
     "policy.judging": (
         "policy.data policy.inference policy.ope policy.progress policy.tracking"
@@ -126,9 +127,10 @@ MAY_IMPORT = {
         " storage.reading storage.spaces storage.system storage.weights storage.wording"
         " matplotlib numpy"
     ),
+    # `own_modules` compares what it exports on observations of the log
     "policy.networks": (
-        "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
-        " torch"
+        "policy.inference storage.experience storage.objects storage.reading storage.spaces"
+        " storage.system numpy onnxscript safetensors torch"
     ),
     "policy.ope": "storage.experience storage.wording numpy scipy",
     # advantages are those of PPO
@@ -205,11 +207,11 @@ MAY_REACH_STDLIB = {
 
 # The same for third-party packages, for folders that a service loads or that stay pure.
 MAY_REACH_PACKAGES = {
-    "ingest.client": "msgspec numpy opentelemetry requests safetensors urllib3",
+    "ingest.client": "msgspec numpy onnxruntime opentelemetry requests safetensors urllib3",
     "ingest.delivery": "msgspec numpy opentelemetry urllib3",
     "ingest.episodes": "msgspec numpy",
     "ingest.protocol": "msgspec",
-    "policy.inference": "msgspec numpy safetensors",
+    "policy.inference": "msgspec numpy onnx onnxruntime safetensors",
     "policy.ope": "numpy scipy",
     "storage.experience": "msgspec numpy pandas pyarrow torch",
 }

@@ -77,7 +77,7 @@ WORLD = {
     "HTTP": ("http", "urllib", "urllib3", "requests", "httptools", "uvicorn"),
 }
 HEAVY = {
-    "learning": ("torch", "gymnasium", "ray", "onnxruntime", "onnxscript"),
+    "learning": ("torch", "gymnasium", "ray", "onnx", "onnxruntime", "onnxscript"),
     "tables": ("pyarrow", "blake3", "pandas", "fastparquet", "scipy", "matplotlib"),
     "serving": ("uvicorn", "uvloop", "httptools", "prometheus_client", "watchdog"),
     "commands": ("typer", "rich"),

@@ -22,6 +22,7 @@ from policy.algorithms.dm import DMConfig
 from policy.inference.weight_store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace, refused
+from tests.policy.inference.onnx_files import HOSTILE, constant, model, node, tensor
 
 EPISODES = 400
 ARMS = 3
@@ -215,6 +216,30 @@ def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path
     assert "logging policy" in shown
     assert "95% interval" in shown
     assert headrace("verify", "--root", root).returncode == 0
+
+
+def test_a_file_is_published_as_a_candidate_that_the_gate_judges(log: Path, tmp_path: Path) -> None:
+    """In the declared spaces, with the head and rule of the options, which no candidate takes."""
+    root, file = tmp_path / "root", tmp_path / "best.onnx"
+    shutil.copytree(log, root)
+    weight = np.zeros((2, ARMS), np.float32)
+    bias = np.arange(ARMS, dtype=np.float32)  # the last arm is the best
+    nodes = [node("Gemm", ("obs", "weight", "bias"), "dist_inputs")]
+    constants = [constant("weight", weight), constant("bias", bias)]
+    made = model(nodes, constants, inputs=[tensor("obs", 2)], outputs=ARMS)
+    file.write_bytes(made.SerializeToString())
+    words = ["publish", "--root", root, "--onnx", file]
+    how = ("--head", "q_values", "--reward-range", "0", "1", "--min-ess", "1")
+    found = answer(headrace(*words, *how, "--json"))
+    assert (found["version"], found["gate"]["verdict"]) == (1, "better")
+    store = WeightStore(root, "default")
+    assert store.manifest(1).metrics == {"algorithm": "own model", "onnx": "best.onnx"}
+    assert store.manifest(1).spec["action_rule"] == {"kind": "epsilon_greedy", "epsilon": 0.05}
+    assert refused(headrace("publish", "--root", root, *how[:2]), "expected them with --onnx alone")
+    assert refused(headrace(*words, "0123456"), "no digest of another candidate")
+    file.write_bytes(HOSTILE["endless loop"][0]())
+    assert refused(headrace(*words), "expected an operator on the gate's list")
+    assert store.versions() == [1]
 
 
 def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:

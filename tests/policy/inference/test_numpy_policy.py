@@ -13,7 +13,7 @@ from policy.inference.action_layout import action_layout
 from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
 from policy.inference.distributions import NotFinite
 from policy.inference.numpy_policy import NumpyPolicy
-from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.spec import ACTIVATIONS, ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import (
     Box,
@@ -41,14 +41,22 @@ ACTIONS = [
     Dict({"x": Discrete(3), "y": Box((2,), "float64", -0.5, 0.5), "z": MultiBinary((1,))}),
 ]
 RULES = [SAMPLE, ActionRule("sample", temperature=0.4), GREEDY]
+SQUASHED = Box((2, 1), "float32", [[-3.0], [0.5]], [[1.0], [0.75]])
 specs = st.builds(
-    PolicySpec,
+    lambda observation, action, *rest, **named: PolicySpec(
+        observation,
+        action,
+        *rest,
+        distribution="squashed_gaussian" if action == SQUASHED else None,
+        **named,
+    ),
     st.sampled_from(OBSERVATIONS),
-    st.sampled_from(ACTIONS),
+    st.sampled_from([*ACTIONS, SQUASHED]),
     st.builds(
         ModuleSpec,
         hidden=st.lists(st.integers(1, 70), max_size=3).map(tuple),
-        activation=st.sampled_from(["tanh", "relu", "silu"]),
+        activation=st.sampled_from(ACTIVATIONS),
+        state_std=st.booleans(),
     ),
     observation_filter=st.sampled_from(["NoFilter", "MeanStdFilter"]),
     action_rule=st.sampled_from(RULES),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.inference.spec import ModuleSpec, PolicySpec, SpecError
+from policy.inference.spec import ACTIVATIONS, ONNX, ModuleSpec, PolicySpec, SpecError
 from storage.spaces.descriptors import (
     Box,
     Dict,
@@ -34,8 +34,9 @@ ACTIONS = [
 modules = st.builds(
     ModuleSpec,
     hidden=st.lists(st.integers(1, 128), max_size=3).map(tuple),
-    activation=st.sampled_from(["tanh", "relu", "silu"]),
+    activation=st.sampled_from(ACTIVATIONS),
     value_head=st.booleans(),
+    state_std=st.booleans(),
 )
 
 
@@ -128,3 +129,47 @@ def test_a_document_without_version_is_refused():
     del document["version"]
     with pytest.raises(SpecError, match="expected the keys"):
         PolicySpec.from_json(document)
+
+
+@pytest.mark.parametrize(
+    ("module", "action", "more", "text"),
+    [
+        (
+            ModuleSpec(),
+            Box((1,)),
+            {"distribution": "squashed_gaussian"},
+            "expected 'diag_gaussian'",
+        ),
+        (
+            ModuleSpec(),
+            Box((2,), low=[0.0, 1.0], high=[1.0, 1.0]),
+            {"distribution": "squashed_gaussian"},
+            "expected 'diag_gaussian' for this action space",
+        ),
+        (
+            ModuleSpec(),
+            Box((1,), low=0.0, high=1.0),
+            {"distribution": "categorical"},
+            "expected 'diag_gaussian' or 'squashed_gaussian'",
+        ),
+        (ONNX, Discrete(2), {"observation_filter": "MeanStdFilter"}, "expected NoFilter"),
+    ],
+)
+def test_heads_and_files_that_fit_no_space_are_refused(module, action, more, text):
+    """Squashing needs bounds that differ; an ONNX file has no filter before it."""
+    with pytest.raises(SpecError, match=text):
+        PolicySpec(Box((4,)), action, module, **more)
+
+
+def test_a_file_is_described_so_that_earlier_releases_refuse_it_in_words():
+    """Its module has the keys of release 0.1.0, which names the kind; others omit the default."""
+    assert ONNX.to_json() == {
+        "kind": "onnx",
+        "hidden": [],
+        "activation": "tanh",
+        "value_head": False,
+    }
+    assert ModuleSpec.from_json(ONNX.to_json()) == ONNX
+    assert "state_std" not in ModuleSpec().to_json()
+    with pytest.raises(SpecError, match=r"expected hidden \(\) and no value head for onnx"):
+        ModuleSpec("onnx", (8,), value_head=False)

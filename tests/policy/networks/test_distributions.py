@@ -46,6 +46,18 @@ spaces = st.recursive(
 )
 
 
+bounded = st.builds(
+    lambda shape, dtype, low, width: Box(tuple(shape), dtype, low, low + width),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.sampled_from(["float32", "float64"]),
+    st.sampled_from([-2.0, 0.0, 3.0]),
+    st.sampled_from([0.5, 1.0, 40.0]),
+)
+layouts = st.one_of(
+    spaces.map(action_layout), bounded.map(lambda box: action_layout(box, squashed=True))
+)
+
+
 def random_inputs(layout, count, rng, scale=2.0):
     """(B, K) float32; log stds within [-1, 1]."""
     inputs = rng.normal(scale=scale, size=(count, layout.size))
@@ -54,10 +66,10 @@ def random_inputs(layout, count, rng, scale=2.0):
 
 
 @settings(max_examples=60, deadline=None)
-@given(spaces, st.integers(0, 2**32))
-def test_torch_and_numpy_give_the_same_logp(space, seed):
+@given(layouts, st.integers(0, 2**32))
+def test_torch_and_numpy_give_the_same_logp(layout, seed):
     """For sampled and for most likely actions of any acting space, in float64, within 1e-9."""
-    rng, layout = np.random.default_rng(seed), action_layout(space)
+    rng = np.random.default_rng(seed)
     inputs, actions = random_inputs(layout, 5, rng), Product(layout)
     dist = ActionDistribution(layout, torch.from_numpy(inputs))
     for columns in (actions.sample(inputs, rng), Product(layout, GREEDY).sample(inputs, rng)):
@@ -67,11 +79,11 @@ def test_torch_and_numpy_give_the_same_logp(space, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(spaces, st.integers(0, 2**32))
-def test_what_is_sent_lies_in_the_space_and_what_is_stored_fits_its_codec(space, seed):
+@given(layouts, st.integers(0, 2**32))
+def test_what_is_sent_lies_in_the_space_and_what_is_stored_fits_its_codec(layout, seed):
     """Clipped actions pass the strict check, unclipped ones the check without a range."""
-    rng, layout = np.random.default_rng(seed), action_layout(space)
-    actions, codec = Product(layout), Codec(space)
+    rng = np.random.default_rng(seed)
+    actions, codec = Product(layout), Codec(layout.space)
     columns = actions.sample(random_inputs(layout, 3, rng), rng)
     for data in codec.encode_columns(columns, 3):
         codec.check(data, check_range=False)
@@ -115,10 +127,10 @@ def test_gaussian_samples_have_the_mean_and_std_of_their_inputs():
 
 
 @settings(max_examples=40, deadline=None)
-@given(spaces, st.integers(0, 2**32))
-def test_entropy_is_the_mean_of_minus_logp(space, seed):
+@given(layouts, st.integers(0, 2**32))
+def test_entropy_is_the_mean_of_minus_logp(layout, seed):
     """Over 4,000 draws, within 6 standard errors; one action only has entropy 0."""
-    rng, layout, n = np.random.default_rng(seed), action_layout(space), 4000
+    rng, n = np.random.default_rng(seed), 4000
     inputs = np.repeat(random_inputs(layout, 1, rng, scale=1.0), n, axis=0)
     dist = ActionDistribution(layout, torch.from_numpy(inputs))
     surprise = -dist.logp(dist.sample(torch.Generator().manual_seed(seed % 2**31))).numpy()
@@ -167,3 +179,37 @@ def test_inputs_that_are_not_finite_are_refused():
     layout = action_layout(Discrete(2))
     with pytest.raises(ValueError, match="expected finite numbers"):
         Product(layout).sample(np.array([[0.0, np.nan]]), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.4)])
+def test_a_squashed_density_integrates_to_one_and_is_that_of_its_samples(mean, log_std):
+    """Over the Box, and over each of its tenths to the share of 20,000 samples within 5 sigma."""
+    box, n = Box((1,), "float64", -1.0, 3.0), 20_000
+    layout = action_layout(box, squashed=True)
+    edges = np.linspace(-1, 3, 10_001)
+    middle = (edges[1:] + edges[:-1]) / 2
+    inputs = np.array([[mean, log_std]], np.float32)
+    logp = Product(layout).logp(np.repeat(inputs, len(middle), axis=0), {"": middle[:, None]})
+    mass = np.exp(logp) * np.diff(edges)
+    assert mass.sum() == pytest.approx(1, abs=1e-3)
+    many = np.repeat(inputs, n, axis=0)
+    drawn = Product(layout).sample(many, np.random.default_rng(1))[""][:, 0]
+    counts, _ = np.histogram(drawn, bins=np.linspace(-1, 3, 11))
+    shares = mass.reshape(10, -1).sum(axis=1)
+    assert (np.abs(counts - n * shares) < 5 * np.sqrt(n * shares * (1 - shares)) + 20).all()
+
+
+def test_a_squashed_action_at_its_bound_has_a_finite_density_and_none_outside():
+    """Rounding to float32 puts samples on the bound; another policy's may be beyond it."""
+    layout = action_layout(Box((1,), "float32", 0.0, 1.0), squashed=True)
+    inputs = np.array([[12.0, -1.0]] * 3, np.float32)
+    columns = {"": np.array([[1.0], [0.0], [1.5]], np.float32)}
+    logp = Product(layout).logp(inputs, columns)
+    assert np.isfinite(logp[:2]).all()
+    assert logp[2] == -np.inf
+    assert logp[0] > logp[1]
+    twin = ActionDistribution(layout, torch.from_numpy(inputs))
+    np.testing.assert_array_equal(twin.logp(action_tensors(layout, columns)).numpy(), logp)
+    sampled = Product(layout).sample(inputs, np.random.default_rng(0))
+    assert (sampled[""] <= 1).all()
+    assert np.isfinite(Product(layout).logp(inputs, sampled)).all()
