@@ -68,8 +68,7 @@ class Replacements:
         self._by_old: dict[tuple[str, str], list[MadeShard]] = defaultdict(list)
         self.made: dict[tuple[str, str], MadeShard] = {}
         """The records by (stream, new shard)."""
-        self.removals: list[MadeShard] = []
-        """The records with removed parts."""
+        self._removals: dict[tuple[str, str], MadeShard] = {}
 
     @classmethod
     def of(cls, root: Objects) -> Replacements:
@@ -86,13 +85,23 @@ class Replacements:
         return found
 
     def add(self, record: MadeShard) -> None:
-        """Add a record."""
+        """Add a record.
+
+        Of two plans that made the same shard, as when one was killed first, the later one counts.
+        """
+        key = record.stream, record.place.rpartition("/")[2]
+        known = self._removals.get(key)
         if record.new:
             self.made[record.stream, record.new] = record
-        if record.removed:
-            self.removals.append(record)
+        if record.removed and (known is None or known.at <= record.at):
+            self._removals[key] = record
         for old in record.old:
             self._by_old[record.stream, old].append(record)
+
+    @property
+    def removals(self) -> list[MadeShard]:
+        """The records with removed parts."""
+        return list(self._removals.values())
 
     def since(self, stream: str, name: str) -> int:
         """When a shard was replaced, in microseconds since the epoch; -1 if it never was."""

@@ -253,7 +253,7 @@ def damaged_copy(root: Path, chance: random.Random, verdict: Verdict) -> Iterato
     try:
         yield
     finally:
-        copy.unlink()
+        copy.unlink(missing_ok=True)  # it may be in quarantine
 
 
 def _verify_beside(trial: Trial, root: Path, verdict: Verdict) -> None:

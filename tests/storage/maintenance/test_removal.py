@@ -27,7 +27,8 @@ from storage.maintenance.compaction import plan_compaction
 from storage.maintenance.episodes import StoredEpisodes
 from storage.maintenance.plans import Applied, Discard, MaintenancePlan, apply, load, save
 from storage.maintenance.removal import Requests, plan_erasure, plan_retention, read_requests
-from storage.shards.replacements import REPLACED, replaced_shards
+from storage.objects.opening import objects_at
+from storage.shards.replacements import REPLACED, Replacements, replaced_shards
 from storage.shards.shard import read_shard
 from storage.verify.audit import JournalAccount, Trained, verify
 from tests.storage.maintenance.test_compaction import (
@@ -119,11 +120,23 @@ def test_erased_episodes_are_gone_from_every_file(tmp_path: Path) -> None:
     assert run(tmp_path, plan) == Applied()
 
 
-@pytest.mark.parametrize(("kind", "command"), [("folder", "erase"), ("memory", "retain")])
+def removed_rows(root: Any) -> int:
+    """How many rows were removed, by the records that came into effect."""
+    objects = objects_at(root)
+    records = Replacements.of(objects).removed(
+        lambda stream, name: objects.status(f"shards/{stream}/{name}") is not None
+    )
+    return sum(record.removed_rows for record, _ in records)
+
+
+@pytest.mark.parametrize(
+    ("kind", "command", "anew"), [("folder", "erase", False), ("memory", "retain", True)]
+)
 def test_a_removal_that_is_killed_at_any_step_is_finished_by_the_next(
-    kind: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, command: str, anew: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After every kill the account adds up and no row is doubled; the same plan finishes."""
+    """After every kill no row is doubled, and the account adds up; the same plan, or a new one,
+    finishes."""
     rename = os.rename
 
     def renamed(before: Any, after: Any) -> None:
@@ -142,8 +155,9 @@ def test_a_removal_that_is_killed_at_any_step_is_finished_by_the_next(
             break
         Mortal.live(10**9)
         assert set(rows_of(rest)) <= set(read_all(reader_of(root))) <= set(rows_of(parts))
-        run(root, plan)
+        run(root, retention(root, "e0", "e5") if anew else plan)
         check_each_row_once(root, rest)
+        assert removed_rows(root) == 9
         assert bool(replaced_shards(root)) is (command == "retain")
         run(root, plan_compaction(root, None, now=NOW + 2 * DAY), NOW + 2 * DAY)
         check_each_row_once(root, rest)
