@@ -163,7 +163,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
         publishing.pause,
         publishing.resume,
     )
-    looking = (edge.ls, reporting.report, edge.verify, edge.pseudonym)
+    looking = (reporting.status, edge.ls, reporting.report, edge.verify, edge.pseudonym)
     bringing = (edge.collect, importing.import_source, exporting.export)
     upkeep = (maintaining.compact, maintaining.retain, maintaining.erase)
     keeping = (*upkeep, maintaining.backup, maintaining.restore, maintaining.adopt)

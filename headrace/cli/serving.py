@@ -214,12 +214,12 @@ def asked_under(root: Root, policy_id: str, token: str | None, ca: Path | None) 
     store = WeightFolder(root, policy_id)
     silent = _Silent(root, policy_id, token, ca)
 
-    def ask() -> Sequence[Served]:
+    def served() -> Sequence[Served]:
         records = store.served.registered(time.time())
         unregistered = silent.record({one.collector_id for one in records})
         return [*records, *unregistered]
 
-    return ask
+    return served
 
 
 class _Silent:
@@ -244,7 +244,8 @@ class _Silent:
         if live is None:
             return []
         with contextlib.closing(live):
-            answer = self._asked(live.address, self._token if live.private() else None)
+            token = self._token if live.private() else None
+            answer = ask(live.address, "/v1/spec", token, self._ca)
         if isinstance(answer, str):
             why = f"it is not registered, and its answer was: {answer}"
             return [] if registered else [_record(live.address, {"why": why})]
@@ -252,16 +253,17 @@ class _Silent:
         weights = answer["policies"].get(self._policy_id, {}).get("weights")
         return [] if self._id in registered or weights is None else [_record(self._id, weights)]
 
-    def _asked(self, address: str, token: str | None) -> dict[str, Any] | str:
-        """The answer of `/v1/spec`, or the reason why there is none."""
-        from ingest.delivery.transport import Delivery, Transport
-        from ingest.protocol.errors import IngestError
 
-        with contextlib.closing(Transport(address, token=token, ca=self._ca)) as transport:
-            try:
-                return Delivery(transport, "GET", "/v1/spec").run(dict[str, Any], timeout=5.0)
-            except IngestError as error:
-                return str(error)
+def ask(address: str, path: str, token: str | None, ca: Path | None) -> dict[str, Any] | str:
+    """A collector's answer, or the reason why there is none."""
+    from ingest.delivery.transport import Delivery, Transport
+    from ingest.protocol.errors import IngestError
+
+    with contextlib.closing(Transport(address, token=token, ca=ca)) as transport:
+        try:
+            return Delivery(transport, "GET", path).run(dict[str, Any], timeout=5.0)
+        except IngestError as error:
+            return str(error)
 
 
 def _record(collector_id: str, weights: dict[str, Any]) -> Served:

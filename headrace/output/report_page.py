@@ -95,21 +95,14 @@ def report_page(document: Document, checks: Sequence[Document] = ()) -> str:
 
 def _facts(document: Document) -> PolicyFacts:
     """What the status page would show of the policy."""
-    live, versions = document["live"] or {}, document["versions"]
-    version = live.get("version")
-    before = {one["version"]: one.get("parent") for one in versions}
-    return PolicyFacts(
-        name=document["policy_id"],
-        served="",
-        wanted="",
-        share=live.get("canary_share") or 0.0,
-        roles={
-            "live": version,
-            "previous": before.get(version),
-            "canary": live.get("canary_version"),
-        },
-        history=document["history"],
-        decisions=document["decisions"],
+    live = document["live"] or {}
+    parents = {one["version"]: one.get("parent") for one in document["versions"]}
+    return PolicyFacts.at_rest(
+        document["policy_id"],
+        live,
+        parents.get(live.get("version")),
+        document["history"],
+        document["decisions"],
     )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from headrace.output.console import moment, printable, table
+from ingest.status.answers import QUESTIONS
+from ingest.status.answers import named as version_name
 from ingest.status.decision_words import AT_LEAST, LABELS, decided, in_words
 from storage.wording import counted, duration
 
@@ -352,6 +354,38 @@ def not_used(logs: Sequence[Document]) -> list[str]:
 def _number(value: float | None) -> str:
     """Five digits; None means that an interval has no bound."""
     return "unbounded" if value is None else f"{value:.5g}"
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def status(document: Document) -> None:
+    """Print `status`: the five answers, and each policy's rewards over time."""
+    for name, question in QUESTIONS.items():
+        print(question)
+        for line in document["answers"][name] or [{"text": "Nothing."}]:
+            print(f"  {printable(line['text'])}")
+    for policy in document["policies"]:
+        lines = policy["chart"]["lines"]
+        if lines:
+            each = duration(policy["chart"]["seconds"])
+            print(f"{printable(policy['name'])}: {policy['measure']}, one character for {each}")
+        means = [point[2] for line in lines for point in line["points"]]
+        for line in lines:
+            points = line["points"]
+            label = f"{version_name(line['version'])}, from {moment(points[0][0] * 1_000_000)}"
+            print(f"  {label}: {_blocks(policy['chart'], points, min(means), max(means))}")
+
+
+def _blocks(chart: Document, points: Sequence[Any], low: float, high: float) -> str:
+    """A line as block characters; a blank where there is no point."""
+    known = {point[0]: point[2] for point in points}
+    found = (known.get(at) for at in range(points[0][0], points[-1][0] + 1, chart["seconds"]))
+    spread = (high - low) or 1.0
+    return "".join(
+        " " if one is None else BLOCKS[round((one - low) / spread * (len(BLOCKS) - 1))]
+        for one in found
+    )
 
 
 def versions(document: Document) -> None:

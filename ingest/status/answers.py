@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from ingest.status.decision_words import decided
 from ingest.status.rewards import (
@@ -69,6 +69,30 @@ class PolicyFacts:
     history: RewardHistory = field(default_factory=RewardHistory)
     decisions: Sequence[Mapping[str, Any]] = ()  # oldest first
 
+    @classmethod
+    def at_rest(
+        cls,
+        name: str,
+        live: Mapping[str, Any] | None,
+        previous: int | None,
+        history: RewardHistory,
+        decisions: Sequence[Mapping[str, Any]],
+    ) -> Self:
+        """The facts from a root's files: its live.json, and the version that was live before."""
+        found = live or {}
+        version, pin = found.get("version"), found.get("pinned")
+        return cls(
+            name=name,
+            served=NOTHING,
+            wanted=NOTHING if version is None else named(version),
+            why=None if version is None else "no collector serves it",
+            held=pin and f"{pin['by']}: {pin['why']}",
+            share=found.get("canary_share") or 0.0,
+            roles={"live": version, "previous": previous, "canary": found.get("canary_version")},
+            history=history,
+            decisions=decisions,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -80,18 +104,19 @@ class Facts:
 
     policies: Sequence[PolicyFacts]
     made: int  # microseconds since the epoch
-    steps: int
-    in_shards: int
-    open: int
-    awaiting: int  # ended episodes that wait for late rewards
-    silent: float | None  # seconds since the last accepted event; None: none since the start
-    running: float  # seconds since the start
-    refused: int
-    full: bool  # whether events are refused because the disk has no space
+    steps: int = 0
+    in_shards: int = 0
+    open: int = 0
+    awaiting: int = 0  # ended episodes that wait for late rewards
+    silent: float | None = None  # seconds since the last accepted event; None: since the start
+    running: float = 0.0  # seconds since the start
+    refused: int = 0
+    full: bool = False  # whether events are refused because the disk has no space
     hours_left: Mapping[str, float] = field(default_factory=dict)  # folder -> until it is full
     needs: Sequence[str] = ()
     counts: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     root: str = ""
+    down: str = ""  # why no collector could be asked: these are facts from files
 
 
 def status_document(facts: Facts, *, chosen: str | None = None, level: int | None = None) -> Json:
@@ -233,6 +258,8 @@ def _compared(one: PolicyFacts, measure: Measure, role: str, version: int, bar: 
 
 
 def _data(facts: Facts) -> Json:
+    if facts.down:
+        return _line(f"Unknown: {facts.down}", "bad")
     arrives = facts.silent is not None and facts.silent < 60 and not facts.full
     when = "no event since the start" if facts.silent is None else _ago(facts.silent)
     waiting = f", {facts.awaiting:,} more waiting for late rewards" if facts.awaiting else ""
@@ -280,6 +307,8 @@ def _learning(one: PolicyFacts) -> Json:
 def _collectors(facts: Facts) -> Iterator[str]:
     """Conditions of the collector."""
     yield from facts.needs
+    if facts.down:
+        yield facts.down
     for name, hours in facts.hours_left.items():
         if hours < FULL_SOON_HOURS:
             yield f"The disk of {name}/ will be full in {hours:.1f} hours at the present rate."

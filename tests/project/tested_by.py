@@ -35,7 +35,7 @@ TESTED_BY = {
     "ingest.delivery.results": "ingest/delivery/test_sender_errors",
     "ingest.embedded.local_publisher": "ingest/embedded/test_worker_policies",
     "ingest.status.chart": "ingest/status/test_page",
-    "ingest.status.decision_words": "headrace/cli/test_learning",
+    "ingest.status.decision_words": "ingest/status/test_page",
     "ingest.status.rewards": "ingest/status/test_answers",
     "ingest.episodes.client_instances": "ingest/episodes/test_assembler",
     "ingest.episodes.event_checks": "ingest/episodes/test_judge_odd_events",

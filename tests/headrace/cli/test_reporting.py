@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingest.client.policy_client import PolicyClient
 from storage.experience.interfaces import ReaderError
+from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace, process, refused
+from tests.ingest.client.test_local_inference import publish
+from tests.ingest.client.test_local_inference_canary import play
 from tests.policy.judging.test_canary import EQUAL, Traffic
 from tests.policy.judging.test_evaluate_verdicts import log_episodes
 
@@ -26,6 +32,33 @@ def test_a_report_is_one_file(tmp_path: Path) -> None:
     }
     assert output.read_text().startswith("<!doctype html>")
     assert refused(headrace("report", "--root", tmp_path / "none"), "expected a folder")
+
+
+def test_status_says_what_the_page_does(tmp_path: Path) -> None:
+    """A running collector is asked, and stopped ones are noticed; status 1 calls for somebody."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    with CollectorProcess(tmp_path) as running, PolicyClient(running.address) as client:
+        play(client)
+        running.settle(2)
+        well = headrace("status", "--root", tmp_path)
+        assert (well.returncode, well.stderr) == (0, "")
+        assert (
+            "What needs attention?\n  Nothing.\nWhat is live?\n  default: version 1" in well.stdout
+        )
+        assert re.search(r"version 1, from \d{4}-\d\d-\d\d .*: [▁▂▃▄▅▆▇█]\n", well.stdout)
+        elsewhere = headrace("status", "--url", running.address, "--json")
+        document = answer(elsewhere)
+        assert document["policies"] == running.get("/v1/status")[1]["policies"]
+        assert running.stop() == 0
+    gone = headrace("status", "--root", tmp_path, "--json")
+    assert gone.returncode == 1
+    found = json.loads(gone.stdout)
+    assert found["policies"][0]["chart"] == document["policies"][0]["chart"]
+    assert f"No collector is running on {tmp_path}" in gone.stdout
+    nobody = headrace("status", "--url", running.address)
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert refused(headrace("status", "--root", tmp_path / "none"), "expected a folder")
 
 
 def test_wrong_propensities_are_in_the_report_and_in_verify(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from ingest.collector.collector import Collector
 from ingest.collector.stores import stores_in_memory
 from ingest.server.disk_space import LEAST_LOOKS, MOST_LOOKS, DiskSpace
 from ingest.server.routes import Routes
+from ingest.status.answers import status_document
 from storage.declarations.declaration import PolicyDeclaration
 from storage.spaces.descriptors import Box, Discrete
 
@@ -53,7 +54,8 @@ def test_the_page_names_a_disk_that_is_full_within_a_day() -> None:
     async def needs() -> list[str]:
         kept = stores_in_memory({"default": PolicyDeclaration(observation=BOX, action=CHOICE)})
         collector = Collector(kept.journal, kept.writer, kept.policies)
-        return list(Routes(collector, kept.live, disks=disks)._needs())
+        document = status_document(Routes(collector, kept.live, disks=disks)._facts())
+        return [one["text"] for one in document["answers"]["needs"]]
 
     def fill(least: float) -> list[str]:
         nonlocal free

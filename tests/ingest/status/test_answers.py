@@ -1,4 +1,7 @@
-"""The document of a collector's state: five answers, and what needs attention, with numbers."""
+"""The document of a collector's state: five answers, and what needs attention, with numbers.
+
+The numbers are of `ingest.status.rewards`.
+"""
 
 from __future__ import annotations
 

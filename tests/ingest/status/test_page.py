@@ -1,4 +1,7 @@
-"""The page at `/`: rewards and five answers, as text and in a browser where there is one."""
+"""The page at `/`: rewards and five answers, as text and in a browser where there is one.
+
+Decisions are in the words of `ingest.status.decision_words`, drawn by `ingest.status.chart`.
+"""
 
 from __future__ import annotations
 
