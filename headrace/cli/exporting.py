@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from headrace.cli.options import ROOT, Json, Manifest, PolicyId, Root
 from headrace.cli.roots import require_root
-from policy.data.log_options import RetryFor, SchemaId, Since, Until, require_period
+from policy.data.log_options import RetryFor, SchemaId, Since, Until
+from storage.system.periods import require_period
 from storage.wording import counted
 
 

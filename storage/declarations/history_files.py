@@ -12,8 +12,6 @@ from storage.experience.reward_history import RewardHistory
 from storage.objects.opening import Root, objects_at
 from storage.system.formats import require_format
 
-__all__ = ["read_history", "say_history"]
-
 
 def say_history(root: Root, policy_id: str, history: RewardHistory) -> None:
     """Replace a policy's history. Raises OSError."""

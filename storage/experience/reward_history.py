@@ -19,18 +19,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BEFORE",
-    "LEVELS",
-    "MOST_LOGP",
-    "NOTHING",
-    "OTHERS",
-    "Cell",
-    "Measure",
-    "Moments",
-    "RewardHistory",
-]
-
 LEVELS = ((60, 240), (900, 288), (14_400, 270), (86_400, 730))
 """(seconds of a slot, how many are kept): 4 hours, 3 days, 45 days, 2 years."""
 FEWEST = 24

@@ -13,8 +13,6 @@ from blake3 import blake3
 
 from storage.shards.footers import footer_bytes
 
-__all__ = ["digest_of", "digest_of_written"]
-
 _BLAKE3 = b"\x18\x0fheadrace.digest\x18\x06blake3"  # a pair in Thrift's compact protocol
 
 

@@ -27,8 +27,6 @@ from storage.shards.schema import (
     stored_schema,
 )
 
-__all__ = ["in_file", "in_memory", "stored_form"]
-
 
 def in_file(table: pa.Table, specs: Mapping[str, ColumnSpec]) -> pa.Table:
     """A table in memory with the names of the file."""

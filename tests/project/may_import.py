@@ -16,17 +16,17 @@ MAY_IMPORT = {
     "headrace.cli": (
         "headrace.demo headrace.extras headrace.output headrace.up ingest.access"
         " ingest.backup ingest.client ingest.collector ingest.delivery ingest.episodes"
-        " ingest.erasure ingest.importing ingest.protocol ingest.server ingest.verification"
-        " policy.algorithms policy.data policy.exporting policy.inference policy.judging"
-        " policy.tracking policy.training storage.declarations storage.errors storage.experience"
-        " storage.journal storage.maintenance storage.objects storage.system storage.verify"
-        " storage.weights storage.wording msgspec typer"
+        " ingest.erasure ingest.importing ingest.protocol ingest.server ingest.status"
+        " ingest.verification policy.algorithms policy.data policy.exporting policy.inference"
+        " policy.judging policy.tracking policy.training storage.declarations storage.errors"
+        " storage.experience storage.journal storage.maintenance storage.objects"
+        " storage.system storage.verify storage.weights storage.wording msgspec typer"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
         " storage.spaces storage.wording gymnasium matplotlib numpy pyarrow urllib3"
     ),
-    "headrace.output": "storage.wording rich",
+    "headrace.output": "ingest.status storage.wording rich",
     # `backup` copies roots; `verification` compares journals, shards and indexes
     "ingest": (
         "ingest.access ingest.client ingest.collector ingest.delivery ingest.episodes"
@@ -88,10 +88,9 @@ MAY_IMPORT = {
     # gymnasium: the space of an environment's name, in `declare`
     "ingest.server": (
         "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.erasure"
-        " ingest.histogram"
-        " ingest.protocol ingest.web storage storage.declarations storage.errors"
-        " storage.experience storage.objects storage.shards storage.spaces storage.system"
-        " storage.weights storage.wording"
+        " ingest.histogram ingest.protocol ingest.status ingest.web storage"
+        " storage.declarations storage.errors storage.experience storage.objects"
+        " storage.shards storage.spaces storage.system storage.weights storage.wording"
         " gymnasium msgspec numpy prometheus_client urllib3 uvicorn uvloop"
     ),
     "ingest.status": "storage.experience storage.wording",
