@@ -31,7 +31,14 @@ from storage.objects.interface import Objects
 from storage.objects.opening import Root, objects_at
 from storage.objects.ranged import RangedFile
 from storage.reading.position import Position
-from storage.shards.names import MAX_SHARD, ShardDamaged, ShardName, remove_leftovers
+from storage.shards.names import (
+    MAX_SHARD,
+    ShardDamaged,
+    ShardName,
+    remove_leftovers,
+    shard_names,
+    streams,
+)
 from storage.shards.replacements import FOLDER, REPLACED, MadeShard, Replacements
 from storage.shards.shard import shard_metadata
 from storage.system.formats import require_format
@@ -190,10 +197,17 @@ class _Application:
                     raise ValueError(f"plan {self._plan.digest} is stale: {place} is gone")
 
     def clean(self) -> None:
-        """Remove the incomplete files of an application that was killed."""
+        """Finish what applications that were killed have left, also those of other plans.
+
+        They are incomplete files, and replaced shards that still have their names.
+        """
         if isinstance(self._root, FolderObjects):
             for owner in sorted({step.stream.rpartition("-")[0] for step in self._plan.steps}):
                 remove_leftovers(self._root.root / "shards", owner, own=False)
+        for stream in streams(self._shards):
+            for name in map(str, shard_names(self._shards, stream)):
+                if (record := self._successor(stream, name)) is not None:
+                    self._set_aside(stream, name, record.command)
 
     def run(self, step: Merge | Delete | Remove | Discard) -> None:
         if isinstance(step, Delete):
@@ -292,13 +306,14 @@ class _Application:
         for name in old:
             self._set_aside(stream, str(name))
 
-    def _set_aside(self, stream: str, name: str) -> None:
+    def _set_aside(self, stream: str, name: str, command: str = "") -> None:
         """Give a replaced shard its suffix. This need not be durable, because of the record.
 
-        An erased one is deleted: nobody can be asked to wait for that.
+        An erased one is deleted: nobody can be asked to wait for that. `command`: what replaced
+        it, by default this plan's.
         """
         place = f"{stream}/{name}"
-        if self._plan.command == "erase":
+        if (command or self._plan.command) == "erase":
             for one in (place, place + REPLACED):
                 if self._shards.status(one) is not None:
                     self._shards.delete(one)

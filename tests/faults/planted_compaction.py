@@ -66,8 +66,8 @@ def a_grace_period_of_zero(patch: Patch) -> None:
     """A replaced shard is deleted at once."""
     set_aside = patch.original(plans._Application, "_set_aside")
 
-    def deleted(self: Any, stream: str, name: str) -> None:
-        set_aside(self, stream, name)
+    def deleted(self: Any, stream: str, name: str, *given: str) -> None:
+        set_aside(self, stream, name, *given)
         self._shards.delete(f"{stream}/{name}{REPLACED}")
 
     patch.replace(plans._Application, "_set_aside", deleted)
