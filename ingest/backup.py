@@ -141,7 +141,8 @@ def restore(source: Path, root: Path, *, on_progress: OnProgress = no_progress) 
     _copy_all(_files(source, but=("journal-", MARK)), source, root, done, on_progress)
     if mark.journal and not (root / "journal").exists():
         shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(source / mark.journal, place)
+        journal = source / mark.journal
+        _copy_all(_files(journal), journal, place, done, on_progress)
         done.adopted = _adopted(root, place)
         place.rename(root / "journal")
     if mark.journal:

@@ -34,7 +34,7 @@ from storage.shards.replacements import REPLACED, Replacements
 from tests.faults.crash import ROOT, Traffic, judge_root
 from tests.faults.scenario import Scenario, Trial, Verdict
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 LATEST_KILL = 0.3  # s after the application has begun
 KILLED = -9
 IMPORT_KILLS = 0.5, 6.0  # s after its start, which takes most of the time
