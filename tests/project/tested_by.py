@@ -127,7 +127,7 @@ TESTED_BY = {
     "storage.reading.retries": "storage/reading/test_shard_reader_left_out",
     "storage.shards.arrow_arrays": "storage/shards/test_shard",
     "storage.shards.content": "storage/reading/test_loading_content",
-    "storage.shards.digests": "storage/shards/test_shard",
+    "storage.shards.digests": "storage/shards/test_stored_tables",
     "storage.shards.names": "storage/shards/test_shard",
     "storage.shards.part_block": "storage/shards/test_shard",
     "storage.shards.replacements": "storage/maintenance/test_compaction",
