@@ -1,4 +1,4 @@
-"""Access control: tokens and their rates, key files, admission of requests.
+"""Access control: tokens and their rates, logins of browsers, key files, admission of requests.
 
 Imports the protocol's errors, declarations (which fields are hashed) and file functions; nothing of
 episodes or routes.

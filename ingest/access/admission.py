@@ -11,12 +11,13 @@ import ipaddress
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ingest.access.log_rate import FewLines
+from ingest.access.logins import cookies, is_secure, set_cookie
 from ingest.access.tokens import LOCAL, NOBODY, Caller, TokenBook, masked, require_allowance
 from ingest.protocol.errors import Refusal
 
@@ -152,7 +153,7 @@ class Admission:
         """
         try:
             self._hosts.check(scope["headers"])
-            caller = self._caller(scope["headers"], needed)
+            caller = self._caller(scope, needed)
             caller.require(needed, f"{scope['method']} {scope['path']:.80}")
         except Refusal as refusal:
             self.tell(scope, refusal)
@@ -161,13 +162,31 @@ class Admission:
             require_allowance(caller, self._clock())
         return caller
 
-    def _caller(self, headers: Sequence[tuple[bytes, bytes]], needed: frozenset[str]) -> Caller:
+    def log_in(self, headers: Mapping[bytes, bytes], token: str) -> str:
+        """The `Set-Cookie` header for a browser that sent a token. Raises Refusal: 401, 403.
+
+        `__call__` has compared the origin with the host.
+        """
+        host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+        secure, wall = is_secure(origin or None), self._wall()
+        if not self.book.required:
+            raise Refusal("forbidden", "this collector has no tokens: nobody needs to log in")
+        caller = self.book.caller(b"Bearer " + token.encode("latin-1", "replace"), wall)
+        value, seconds = self.book.login(caller.token_id, wall)
+        audit("login", token=caller.token_id, seconds=seconds)
+        return set_cookie(value, host, seconds, secure=secure)
+
+    def _caller(self, scope: MutableMapping[str, Any], needed: frozenset[str]) -> Caller:
         if not self.book.required:
             return LOCAL
+        headers, wall = scope["headers"], self._wall()
         text = _only(headers, b"authorization")
+        if text is None and scope["method"] in ("GET", "HEAD") and needed:
+            for value in cookies(headers, _only(headers, b"host") or ""):
+                return self.book.caller_of_login(value, wall)
         given = None if text is None else text.encode("latin-1")
         try:
-            return self.book.caller(given, self._wall())
+            return self.book.caller(given, wall)
         except Refusal:
             if needed:
                 raise

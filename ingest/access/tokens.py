@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from ingest.access import logins
 from ingest.protocol.errors import IngestError, Refusal
 
 LOG, ACT, READ, PUBLISH, ADMIN = "log", "act", "weights:read", "weights:publish", "admin"
@@ -247,6 +249,25 @@ class TokenBook:
         same = hmac.compare_digest(hashed(parts[2]), known)
         if token is None or not same:
             raise Refusal("unauthorized", "expected a token of this collector, got an unknown one")
+        self.require_live(token.id, wall)
+        return self._callers[token.id]
+
+    def login(self, token_id: str, wall: float) -> tuple[str, int]:
+        """The value of a cookie for a token's bearer, and the seconds that it lasts."""
+        token = self._tokens[token_id]
+        until = min(int(wall) + logins.SECONDS, token.expires or math.inf)
+        return logins.signed(token.id, token.sha256, int(until)), int(until) - int(wall)
+
+    def caller_of_login(self, value: str, wall: float) -> Caller:
+        """The caller of a cookie. Raises Refusal (401)."""
+        found = logins.parsed(value)
+        token = None if found is None else self._tokens.get(found[0])
+        if found is None or token is None:
+            raise Refusal("unauthorized", "expected a login of this collector, got another cookie")
+        if not hmac.compare_digest(value, logins.signed(token.id, token.sha256, found[1])):
+            raise Refusal("unauthorized", "expected a login of this collector, got a false cookie")
+        if found[1] <= wall:
+            raise Refusal("unauthorized", "the login is over: log in again", token_id=token.id)
         self.require_live(token.id, wall)
         return self._callers[token.id]
 

@@ -103,7 +103,7 @@ class VersionMetrics:
         history.note_counted(stream, _last_ordinal(parts))
 
     def _go_on(
-        self, stream: str, row: _Row, version: int, earned: float
+        self, stream: str, row: _PartEnd, version: int, earned: float
     ) -> tuple[int | None, float]:
         """(version of the episode's first step, its return so far); None if it is unknown.
 
@@ -138,7 +138,7 @@ class VersionMetrics:
             return RewardHistory() if found is None else deepcopy(found)
 
 
-class _Row(NamedTuple):
+class _PartEnd(NamedTuple):
     """What a return needs of one part."""
 
     part: int
@@ -148,12 +148,12 @@ class _Row(NamedTuple):
     agent_id: str
 
 
-def _rows(part: Part | PartColumns) -> Iterable[_Row]:
+def _rows(part: Part | PartColumns) -> Iterable[_PartEnd]:
     if isinstance(part, Part):
-        return [_Row(part.part, part.steps, part.ended, part.episode_ordinal, part.agent_id)]
+        return [_PartEnd(part.part, part.steps, part.ended, part.episode_ordinal, part.agent_id)]
     own = part.scalars
     columns = own.part, own.steps, own.ended, own.episode_ordinal, own.agent_id
-    return map(_Row._make, zip(*columns, strict=True))
+    return map(_PartEnd._make, zip(*columns, strict=True))
 
 
 def _last_ordinal(parts: Sequence[Part | PartColumns]) -> int:

@@ -538,6 +538,15 @@ class Rollback(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     why: Annotated[str, Meta(max_length=500)] = ""
 
 
+class Login(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /login`: a token of the collector, from a browser."""
+
+    token: str
+
+    def __repr__(self) -> str:
+        return "Login()"
+
+
 class Resume(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """`POST /v1/policies/{id}/resume`: end the pin of a rollback. A repetition changes nothing."""
 

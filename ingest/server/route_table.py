@@ -353,5 +353,15 @@ ROUTES = (
         "What the status page shows, as `headrace status --json` prints it.",
         query=_STATUS,
     ),
+    RouteEntry(
+        "POST",
+        "/login",
+        NOBODY_NEEDED,
+        "login",
+        "Set a cookie for a browser that sends a token; it is accepted with GET alone.",
+        body=wire.Login,
+        status=204,
+        refuses=("invalid",),
+    ),
     RouteEntry("GET", "/", ANY, "status_page", "The status page.", reply=HTML, query=_STATUS),
 )

@@ -35,7 +35,7 @@ from ingest.server.rank_routes import Ranker
 from ingest.server.route_table import ROUTES
 from ingest.server.weight_routes import WeightChanges, WeightDownloads
 from ingest.status.answers import NOTHING, Facts, PolicyFacts, status_document
-from ingest.status.page import status_page
+from ingest.status.page import login_page, status_page
 from ingest.web.asgi import Admit, Request, Response, Router
 from ingest.web.connections import ConnectionWatch
 from ingest.web.limits import Budget, ServerLimits
@@ -46,6 +46,18 @@ from storage.wording import counted
 if TYPE_CHECKING:
     from ingest.server.metrics import Metrics  # loaded at the first request for metrics
 
+HTML = "text/html; charset=utf-8"
+_LOADS = (
+    b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE = (
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", _LOADS),
+)
+"""The headers of pages: they load nothing, call this collector alone, and stand in no frame."""
 _NUMBER_EVENTS = (
     "register an instance and number the events (start, seq), or send them as single calls"
 )
@@ -95,7 +107,8 @@ class Routes:
 
     def router(self, budget: Budget | None = None, *, admit: Admit | None = None) -> Router:
         """The application; all bodies share `budget`, and `admit` authorizes callers."""
-        router = Router(self.limits, budget=budget, admit=admit)
+        login = Response(401, login_page(), HTML, PAGE)
+        router = Router(self.limits, budget=budget, admit=admit, login=login)
         for route in ROUTES:
             handler = getattr(self, route.handler)
             limit = route.limit(self.limits)
@@ -401,7 +414,14 @@ class Routes:
     async def status_page(self, request: Request) -> Response:
         await self.live.look()
         page = status_page(self._status(request))
-        return Response(200, page, "text/html; charset=utf-8", ((b"cache-control", b"no-store"),))
+        return Response(200, page, HTML, PAGE)
+
+    async def login(self, request: Request) -> Response:
+        if self._router is None:
+            raise Refusal("no_route", "there is no router that knows tokens")
+        given = request.decode(wire.Login)
+        cookie = self._router.admit.log_in(request.headers, given.token)
+        return Response(204, headers=((b"set-cookie", cookie.encode()),))
 
     async def status(self, request: Request) -> Response:
         await self.live.look()

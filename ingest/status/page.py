@@ -57,6 +57,20 @@ def status_page(document: Json) -> bytes:
     ).encode()
 
 
+def login_page() -> bytes:
+    """The page that asks a browser for a token, once."""
+    form = (
+        "<form id=login><label for=token>A token of this collector, with any scope:</label>"
+        "<input id=token type=password autocomplete=current-password required autofocus>"
+        "<button>Show the page</button><p role=alert id=why></p></form>"
+        "<p>It is kept for at most 12 hours, in a cookie that reads and changes nothing. "
+        "<code>headrace token create --scope log NAME</code> makes a token.</p>"
+    )
+    title = "Headrace collector"
+    page = f"{head(title)}<body><h1>{title}</h1><main>{form}</main>{_LOGIN}</body></html>"
+    return page.encode()
+
+
 def head(title: str, more: str = "") -> str:
     """The head of a page, with the style of all pages."""
     return (
@@ -269,6 +283,7 @@ th[scope=row]{font-weight:400}.n{text-align:right;font-variant-numeric:tabular-n
 .dot{stroke:currentColor;stroke-width:6;
 stroke-linecap:round}.spark *{vector-effect:non-scaling-stroke}
 .bars{max-width:44rem}
+form{display:grid;gap:.5rem;max-width:26rem;margin:1rem 0}input,button{font:inherit;padding:.4rem}
 #age{font-size:.85rem;color:var(--dim)}"""
 
 REFRESH = "<noscript><meta http-equiv=refresh content=10></noscript>"
@@ -284,3 +299,12 @@ age.textContent="As of "+new Date().toLocaleTimeString()+"; refreshes every 5 se
 age.className=""}catch(error){
 age.textContent="The collector does not answer: this page is out of date.";age.className="bad"}}
 setInterval(again,5000)</script>"""
+
+_LOGIN = """<script>
+const form=document.getElementById("login"),why=document.getElementById("why");
+form.addEventListener("submit",async event=>{event.preventDefault();
+const token=document.getElementById("token").value.trim();
+try{const answer=await fetch("/login",{method:"POST",headers:{"Content-Type":"application/json"},
+body:JSON.stringify({token})});
+if(answer.ok)location.reload();else why.textContent=(await answer.json()).error.message
+}catch(error){why.textContent="The collector does not answer."}})</script>"""

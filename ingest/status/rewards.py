@@ -34,7 +34,7 @@ Series: TypeAlias = Mapping[int, Mapping[int, Moments]]
 """Group -> version -> moments."""
 
 
-class Difference(NamedTuple):
+class Apart(NamedTuple):
     """Of two means: with its 95 % interval, and as a number of standard errors."""
 
     value: float
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
         return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
 
 
-def difference(mine: Moments, other: Moments) -> Difference | None:
+def difference(mine: Moments, other: Moments) -> Apart | None:
     """The difference of two means; None with fewer than `FEWEST` values of one."""
     if min(mine.n, other.n) < FEWEST:
         return None
@@ -54,7 +54,7 @@ def difference(mine: Moments, other: Moments) -> Difference | None:
     error = math.sqrt(mine.variance / mine.n + other.variance / other.n)
     radius = NORMAL * error
     errors = value / error if error else math.copysign(math.inf, value) if value else 0.0
-    return Difference(value, value - radius, value + radius, errors)
+    return Apart(value, value - radius, value + radius, errors)
 
 
 def interval(found: Moments) -> Json:

@@ -160,6 +160,9 @@ class Admit(Protocol):
     def tell(self, scope: Scope, refusal: Refusal, /) -> None:
         """Log a refusal of a caller that was admitted first."""
 
+    def log_in(self, headers: Mapping[bytes, bytes], token: str, /) -> str:
+        """Return the `Set-Cookie` header for a browser that sent a token. Raises Refusal."""
+
 
 class _Everybody:
     """Admits everybody as a local caller."""
@@ -168,6 +171,9 @@ class _Everybody:
         return LOCAL
 
     def tell(self, scope: Scope, refusal: Refusal) -> None: ...
+
+    def log_in(self, headers: Mapping[bytes, bytes], token: str) -> str:
+        raise Refusal("forbidden", "this collector has no tokens: nobody needs to log in")
 
 
 class Route(NamedTuple):
@@ -182,7 +188,8 @@ class Router:
     """Routes by method and path; `{name}` in a path matches one segment.
 
     `admit` returns a request's caller, given the scopes that its route needs, or raises Refusal;
-    without it everybody is a local caller. All bodies in memory share `budget`.
+    without it everybody is a local caller. All bodies in memory share `budget`. `login` is the page
+    for browsers that ask for `/` without a token.
     """
 
     def __init__(
@@ -191,9 +198,10 @@ class Router:
         *,
         budget: Budget | None = None,
         admit: Admit | None = None,
+        login: Response | None = None,
     ) -> None:
-        self._limits = limits or ServerLimits()
-        self._admit = admit or _Everybody()
+        self._limits, self._login = limits or ServerLimits(), login
+        self.admit = admit or _Everybody()
         self.penalties = Penalties()
         self.budget = budget or Budget(self._limits.max_bodies)
         self.latency = Histogram()  # from complete body to 2xx answer, for changes
@@ -232,7 +240,7 @@ class Router:
         except Refusal as refusal:
             self.refusals[refusal.code] += 1
             # without the traceback, whose frames refer to the refusal in a cycle
-            response = Response.refused(refusal.with_traceback(None))
+            response = self._refused(scope, refusal.with_traceback(None))
         except CollectorFailed as error:
             self.refusals["draining"] += 1
             response = Response.refused(Refusal("draining", str(error), retry_after=1.0))
@@ -249,13 +257,19 @@ class Router:
             self._log(scope, response)
         await _send(send, response)
 
+    def _refused(self, scope: Scope, refusal: Refusal) -> Response:
+        page = scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+        if page and refusal.code == "unauthorized" and self._login is not None:
+            return self._login
+        return Response.refused(refusal)
+
     async def _respond(self, scope: Scope, receive: Receive, held: _Held) -> Response:
         try:
             route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
         except Refusal:
-            self._admit(scope, ANY)  # without a token nobody may learn which routes exist
+            self.admit(scope, ANY)  # without a token nobody may learn which routes exist
             raise
-        caller = self._admit(scope, route.needed)
+        caller = self.admit(scope, route.needed)
         try:
             answer = await self._admitted(scope, receive, held, route, params, caller)
             if answer.wait:  # the body is no longer needed
@@ -264,7 +278,7 @@ class Router:
             return answer.response_or_raise()
         except Refusal as refusal:
             if refusal.code in WHO_MAY:  # its token has expired, or the body requires more scopes
-                self._admit.tell(scope, refusal)
+                self.admit.tell(scope, refusal)
             raise
 
     async def _admitted(
