@@ -22,6 +22,7 @@ from storage.declarations.history_files import read_history, say_history
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns
 from storage.experience.reward_history import MOST_LOGP, NOTHING, Measure, Moments, RewardHistory
+from storage.experience.step_columns import SOURCES
 
 log = logging.getLogger("headrace.collector")
 
@@ -29,6 +30,8 @@ OPEN = 10_000
 """The maximum number of incomplete episodes whose returns are summed; the oldest are dropped."""
 FULL = 100
 """Policies with a full history each; more of them have shorter ones, so that memory is bounded."""
+
+REPLAYED = SOURCES.index("replayed")
 
 MEASURES: Mapping[str, Measure] = {
     "episode_return": "returns",
@@ -79,6 +82,8 @@ class VersionMetrics:
         logp = np.frombuffer(b"".join([part.action_logp for part in parts]), np.float64)
         versions = np.frombuffer(b"".join([part.policy_version for part in parts]), np.int64)
         came = np.frombuffer(b"".join([part.received_ts for part in parts]), np.int64)
+        sources = np.frombuffer(b"".join([part.source for part in parts]), np.uint8)
+        history.imported += int((sources == REPLAYED).sum())
         known = ~np.isnan(logp)
         history.add("rewards", came, versions, rewards)
         history.add(
@@ -130,6 +135,11 @@ class VersionMetrics:
             if history is None or version is None:
                 return dict.fromkeys(MEASURES, NOTHING)
             return {name: history.total(version, one) for name, one in MEASURES.items()}
+
+    def imported(self, policy_id: str) -> int:
+        """The steps of a policy's imports."""
+        found = self._histories.get(policy_id)
+        return 0 if found is None else found.imported
 
     def history(self, policy_id: str) -> RewardHistory:
         """A copy of a policy's history."""

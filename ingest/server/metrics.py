@@ -162,6 +162,12 @@ def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
     yield _gauges("headrace_live_generation", "Its generation.", "policy", generations)
     yield from _wanted(live, names)
     yield from _played(collector, live, names)
+    family = CounterMetricFamily(
+        "headrace_imported_steps", "Steps of imports in shards.", labels=["policy"]
+    )
+    for name in names:
+        family.add_metric([name], collector.played.imported(name))
+    yield family
     held = collector.flow.held()
     holds = {name: int(name in held) for name in names}
     yield _gauges("headrace_policy_held", "1 while clients wait for weights.", "policy", holds)

@@ -87,14 +87,15 @@ class Cell(msgspec.Struct, array_like=True):
 class RewardHistory(msgspec.Struct):
     """The history of one policy.
 
-    `share` of the slots of `LEVELS` is kept. `counted` is stream -> the ordinal of the first part
-    that is not counted; `begin` the earliest second of all; `totals` version -> moments over all
-    time, of the latest `TOTAL_VERSIONS` versions; `levels` slot -> version -> moments, for each of
-    `LEVELS`.
+    `share` of the slots of `LEVELS` is kept. `imported` counts steps of imports; `counted` is stream
+    -> the ordinal of the first part that is not counted; `begin` the earliest second of all;
+    `totals` version -> moments over all time, of the latest `TOTAL_VERSIONS` versions; `levels`
+    slot -> version -> moments, for each of `LEVELS`.
     """
 
     format: int = 1
     share: float = 1.0
+    imported: int = 0
     counted: dict[str, int] = {}
     begin: int | None = None
     totals: dict[int, Cell] = {}

@@ -123,3 +123,5 @@ def test_imported_columns_count_as_their_parts_do() -> None:
     assert both[0].history("default") == both[1].history("default")
     assert both[0].of("default", 2)["episode_return"] == Moments(1, 12.0, 144.0)
     assert both[0].of("default", -1)["episode_return"] == Moments(1, 3.0, 9.0)
+    both[0].note("s", [msgspec.structs.replace(given[0], source=b"\2\1")])
+    assert (both[0].imported("default"), both[1].imported("default")) == (1, 0)

@@ -200,6 +200,22 @@ ALERTED = {
         {'headrace_disk_hours_left{folder="shards"}': "5x40"},
         {"folder": "shards"},
     ),
+    "HeadraceNothingSealed": ({"headrace_steps_in_shards_total": "7x40"}, {}),
+    "HeadraceImportStopped": (
+        {'headrace_imported_steps_total{policy="p"}': "7x1700"},
+        {"policy": "p"},
+    ),
+    "HeadraceEarnsLessThanBefore": (
+        {
+            **{
+                f'headrace_episode_return_{name}{{policy="p", role="{role}"}}': f"{value}x40"
+                for role, returns in (("live", (400, 40, 40)), ("before", (400, 200, 200)))
+                for name, value in zip(("n", "sum", "sum_of_squares"), returns, strict=True)
+            },
+            'headrace_role_version{policy="p", role="canary"}': "-1x40",
+        },
+        {"policy": "p", "role": "live"},
+    ),
     "HeadraceNotReady": ({"headrace_ready": "0x40"}, {}),
     "HeadraceShardsBehind": (
         {
@@ -265,7 +281,7 @@ def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
                     ],
                     "alert_rule_test": [
                         {
-                            "eval_time": "35m",
+                            "eval_time": "27h" if "Import" in alert else "35m",
                             "alertname": alert,
                             "exp_alerts": [] if quiet else [expected],
                         }
