@@ -4,8 +4,9 @@
 
 Each size is logged (not measured), then judged, with bounds, against the logging policy by separate
 processes, which print their peak memory: with one thread; with several threads that read ahead of
-the sums; with the estimators that fit q to episodes of several steps (fitted Q evaluation); and q
-alone, as fitted for the bound of one-step decisions, to as many rows in blocks.
+the sums; with the estimators that fit q to episodes of several steps (fitted Q evaluation); q
+alone, as fitted for the bound of one-step decisions, to as many rows in blocks; and the command
+`headrace evaluate`, with everything that it shows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SPACES = Box((8,)), Discrete(4)
 SCHEMA = schema_id(*SPACES)
 SHARD = 20_000  # episodes
 BLOCK = 20_000  # rows
-WAYS = ("one thread", "several threads", "with dm and dr", "q alone")
+WAYS = ("one thread", "several threads", "with dm and dr", "q alone", "the command")
 
 
 def main() -> None:
@@ -114,6 +115,8 @@ def part(rng: np.random.Generator, number: int, steps: int) -> Part:
 def measured(way: str, root: Path, rows: int) -> dict[str, float]:
     """One kind of judgement of the root's only candidate, by all of its log."""
     judged_sample.MOST_THREADS = 1 if way == "one thread" else 8
+    if way == "the command":
+        return commanded(root)
     before, began, spent = peak(), time.monotonic(), time.process_time()
     if way == "q alone":
         fit(rows)
@@ -132,6 +135,18 @@ def measured(way: str, root: Path, rows: int) -> dict[str, float]:
         "bytes": peak(),
         "before": before,
     }
+
+
+def commanded(root: Path) -> dict[str, float]:
+    """The same by `headrace evaluate`, as a process."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "headrace", "evaluate", "--root", str(root), "--split", "all"]
+    subprocess.run([*command, "--reward-range", "0", "1"], check=True, stdout=subprocess.DEVNULL)
+    seconds, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = used.ru_utime + used.ru_stime
+    return {
+        "seconds": seconds, "processor": processor, "bytes": used.ru_maxrss * 1024, "before": 0
+    }  # fmt: skip
 
 
 def fit(rows: int) -> None:

@@ -89,7 +89,7 @@ class LiveRun:
 
 
 @contextlib.contextmanager
-def _running(words: list[str], on_line: Callable[[Json], None]) -> Iterator[subprocess.Popen[str]]:
+def running(words: list[str], on_line: Callable[[Json], None]) -> Iterator[subprocess.Popen[str]]:
     """A process whose JSON lines are passed to `on_line`; it is stopped at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", *words], stdout=subprocess.PIPE, text=True
@@ -113,7 +113,7 @@ def _running(words: list[str], on_line: Callable[[Json], None]) -> Iterator[subp
             process.stdout.close()
 
 
-def _stop(process: subprocess.Popen[str], what: str) -> None:
+def end(process: subprocess.Popen[str], what: str) -> None:
     process.send_signal(signal.SIGTERM)
     try:
         code = process.wait(STOP_SECONDS)
@@ -139,18 +139,18 @@ def run_live(
     words = ["headrace", "up", "--root", str(root), "--env", ENV, "--port", "0"]
     with contextlib.ExitStack() as stack:
         say(f"$ {' '.join(words)} &")
-        up = stack.enter_context(_running([*words, "--seed", str(seed), "--json"], live.up_says))
+        up = stack.enter_context(running([*words, "--seed", str(seed), "--json"], live.up_says))
         if not live.listening.wait(START_SECONDS):
             raise LiveFailed("headrace up did not report its collector's address")
         players = [
-            stack.enter_context(_running(_player(live.address, seed, i), live.player_says))
+            stack.enter_context(running(_player(live.address, seed, i), live.player_says))
             for i in range(PLAYERS)
         ]
         killed, mean = _watch(live, [up, *players], began, say, goal, kill_at_version)
         seconds = time.monotonic() - began
         for player in players:
-            _stop(player, "a player")
-        _stop(up, "headrace up")
+            end(player, "a player")
+        end(up, "headrace up")
     return {
         "root": str(root),
         "seed": seed,
