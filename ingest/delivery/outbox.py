@@ -44,6 +44,9 @@ from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.wording import counted
 
+_ADVICE = {
+    "raise": "; on_full='block' waits for it, 'spool' keeps them on disk, 'drop' drops new episodes"
+}
 OPEN_SHARE = 0.25
 """With `drop`: the share of the queue that is reserved for episodes that are already open."""
 
@@ -300,7 +303,7 @@ class Outbox:
             most = f"{files.max_bytes} bytes on disk, in {files.directory}"
         error = BufferFull(
             f"{counted(self.waiting, 'event')} ({size}) waiting for the collector{why}; the "
-            f"client holds at most {most}"
+            f"client holds at most {most}{_ADVICE.get(self.on_full, '')}"
         )
         error.__cause__ = self.trouble
         return error

@@ -5,4 +5,4 @@ Only this folder of `ingest` both serves clients and feeds a learner.
 `external_multi_agent_env` is apart: a public class, which has spaces and policies by agent.
 """
 
-__all__ = ["external_env", "external_multi_agent_env", "policy_server_input"]
+__all__ = ["external_env", "external_multi_agent_env", "local_publisher", "policy_server_input"]

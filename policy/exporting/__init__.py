@@ -5,4 +5,4 @@ set; `opening` imports its module when it is asked for: `episodes` (packed ones)
 `tables` and `torchrl`. `ray_data` gives the same rows to Ray without a file.
 """
 
-__all__ = ["opening", "ray_data"]
+__all__ = ["opening", "ray_data", "runs"]

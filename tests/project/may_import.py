@@ -10,8 +10,8 @@ from __future__ import annotations
 # folder -> our folders, then third-party packages. `headrace/__init__` may name everything.
 MAY_IMPORT = {
     "headrace": (
-        "headrace.cli headrace.extras ingest.protocol ingest.server policy.exporting"
-        " storage.declarations storage.errors storage.system ray typer"
+        "headrace.cli headrace.extras ingest.protocol ingest.server storage.declarations"
+        " storage.errors storage.system typer"
     ),
     "headrace.cli": (
         "headrace.demo headrace.extras headrace.output headrace.up ingest.access"
@@ -21,6 +21,12 @@ MAY_IMPORT = {
         " policy.judging policy.tracking policy.training storage.declarations storage.errors"
         " storage.experience storage.journal storage.maintenance storage.objects"
         " storage.system storage.verify storage.weights storage.wording msgspec typer"
+    ),
+    "headrace.compat": "ingest.client storage.wording",
+    "headrace.rllib": (
+        "ingest.embedded policy.exporting policy.inference policy.networks storage.declarations"
+        " storage.errors storage.experience storage.reading storage.spaces gymnasium numpy ray"
+        " torch"
     ),
     "headrace.demo": (
         "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"

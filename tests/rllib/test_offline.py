@@ -19,7 +19,7 @@ import torch
 from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.marwil import MARWILConfig
 
-from headrace.rllib import RootData
+from headrace.rllib.offline import RootData
 from policy.exporting.opening import export
 from storage.experience.sample_batch import SampleBatch
 from storage.shards.output_writer import ParquetOutputWriter

@@ -1,7 +1,4 @@
-"""Ray's RLlib learns from what Headrace keeps. Needs the [rllib] extra.
-
-`RootData` is the data of an offline algorithm, read from a root.
-"""
+"""The data of an offline algorithm, read from a root, without files in between."""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""A program that logs faster than its collector takes it, with the client of RLlib's name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import headrace
+from headrace.compat.rllib import PolicyClient
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.spaces.descriptors import Box, Discrete
+from tests.collector_process import CollectorProcess, shard_rows
+
+EPISODES, ROOM = 60, 20
+
+
+def log(client: headrace.PolicyClient) -> None:
+    for _ in range(EPISODES):
+        episode = client.start_episode()
+        client.log_action(episode, [0.0, 1.0], 1)
+        client.end_episode(episode)
+
+
+def test_calls_wait_for_a_collector_and_close_delivers_all(tmp_path: Path) -> None:
+    """`headrace.PolicyClient` raises, and its error names the other ways."""
+    save_declaration(tmp_path, PolicyDeclaration(observation=Box((2,)), action=Discrete(2)))
+    with CollectorProcess(tmp_path) as collector:
+        plain = headrace.PolicyClient(collector.address, max_pending=ROOM)
+        client = PolicyClient(collector.address, max_pending=ROOM)
+        for one in (plain, client):
+            one.connect()
+        os.kill(collector.process.pid, signal.SIGSTOP)
+        with pytest.raises(headrace.BufferFull, match="on_full='block' waits for it"):
+            log(plain)
+        thread = Thread(target=log, args=(client,))
+        thread.start()
+        while client.stats.waiting < ROOM:
+            thread.join(0.01)
+        assert thread.is_alive()
+        os.kill(collector.process.pid, signal.SIGCONT)
+        thread.join()
+        client.close()
+        assert client.stats.waiting == 0
+        plain.close()
+        assert collector.stop() == 0
+    started = {row["eps_id"] for row in shard_rows(tmp_path)}
+    assert len(started) >= EPISODES
