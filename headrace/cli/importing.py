@@ -133,15 +133,10 @@ def _declare(root: Path, options: ImportOptions, *, redeclare: bool, as_json: bo
 
 def _declare_columns(root: Path, options: ImportOptions, *, redeclare: bool) -> PolicyDeclaration:
     """Declare the spaces that the columns need, for a collector that will be started on `root`."""
-    from ingest.importing.inference import infer_spaces
+    from ingest.importing.inference import infer_policy
     from ingest.server.declare import declare
-    from storage.declarations.declaration import PolicyDeclaration
-    from storage.experience.episode import DEFAULT_POLICY
 
-    observation, action = infer_spaces(options)
-    declared = PolicyDeclaration(
-        observation=observation, action=action, policy_id=options.policy_id or DEFAULT_POLICY
-    )
+    declared = infer_policy(options)
     for change in declare(root, declared, spaces_only=True, redeclare=redeclare):
         print(change, file=sys.stderr)
     return declared

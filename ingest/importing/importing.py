@@ -69,7 +69,7 @@ from ingest.importing.values import named_spaces
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.errors import NothingYet
 from storage.experience.episode import DEFAULT_POLICY
-from storage.spaces.descriptors import Space, schema_id
+from storage.spaces.descriptors import Discrete, Space, schema_id
 from storage.wording import counted
 
 log = logging.getLogger("headrace.import")
@@ -134,8 +134,11 @@ def run_import(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
     with Workspace() as space, contextlib.closing(transport):
-        options, units, notes = opened_units(options, space)
+        given, (options, units, notes) = options, opened_units(options, space)
         spec = _spec(transport, patient=not check)
+        declared = _declared_candidates(spec, options)
+        if declared:  # other columns than the log alone would have
+            options, units, notes = opened_units(replace(given, **declared), space)
         if not options.has_policies:  # omitted or not, it is the same import
             options = replace(options, policy_id=_policy_id(spec, options))
         if spec is None or options.policy is not None:
@@ -229,6 +232,20 @@ def _policy_id(spec: CollectorSpec | None, options: ImportOptions) -> str | None
     if spec is None:
         return options.policy_id or DEFAULT_POLICY
     return spec.policy(options.policy_id).policy_id
+
+
+def _declared_candidates(spec: CollectorSpec | None, options: ImportOptions) -> dict[str, Any]:
+    """The options of candidates by which a format has to read its log; none if it did so."""
+    if spec is None or not options.candidate_features:
+        return {}
+    name = spec.policy(options.policy_id).policy_id
+    names = spec.document["policies"][name].get("candidate_features") or []
+    action = spec.policy(name).action.space
+    if not names or not isinstance(action, Discrete):
+        text = "expected a policy with candidate_features for candidates, got one without"
+        raise ImportFailed(f"{text}: declare the log's with --declare (policy {name})")
+    found = {"candidate_features": tuple(names), "most_candidates": action.n}
+    return {} if all(getattr(options, key) == value for key, value in found.items()) else found
 
 
 def _spaces(

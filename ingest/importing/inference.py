@@ -25,7 +25,20 @@ from ingest.importing.sources import (
     require_whole,
 )
 from ingest.protocol.errors import ImportFailed
-from storage.spaces.descriptors import OTHER, Box, Dict, Discrete, MultiDiscrete, Space, SpaceError
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.episode import DEFAULT_POLICY
+from storage.spaces.action_mask import ACTION_MASK
+from storage.spaces.candidates import CANDIDATES
+from storage.spaces.descriptors import (
+    OTHER,
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    SpaceError,
+)
 
 
 def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
@@ -35,12 +48,29 @@ def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
     the observation become float32, because a later log may have numbers that this one lacks. The
     action's integers become choices, from the smallest to the largest.
     """
+    declared = infer_policy(options)
+    return declared.observation, declared.action
+
+
+def infer_policy(options: ImportOptions) -> PolicyDeclaration:
+    """The declaration of these spaces, with the names of candidates' features. Raises ImportFailed.
+
+    A leaf `candidates` with an `action_mask` has as many rows as the mask has elements, and so has
+    the action space.
+    """
     if options.has_policies:
         raise ImportFailed("expected one policy: the spaces of several are declared one by one")
     with Workspace() as space:
         options, units, _ = opened_units(options, space)
         units = several_passes(units, options, space)
-        return spaces_of(units, options, declared_categories(units, options))
+        spaces = spaces_of(units, options, declared_categories(units, options))
+    observation, action = spaces
+    return PolicyDeclaration(
+        observation=observation,
+        action=action,
+        policy_id=options.policy_id or DEFAULT_POLICY,
+        candidate_features=tuple(options.candidate_features),
+    )
 
 
 def opened_units(
@@ -92,10 +122,35 @@ def spaces_of(
             cells = Cells(block.table, options, CellFaults(len(block.table)))
             for name in names:
                 ranges[name].add(cells.lists(name))
+    with_candidates = _with_candidates(options.observations, ranges, found)
+    if with_candidates is not None:
+        return with_candidates
     return (
         _space(options.observations, ranges, found, has_choices=False),
         _space(options.actions, ranges, found, has_choices=True),
     )
+
+
+def _with_candidates(
+    columns: Sequence[ColumnOption], ranges: Mapping[str, Range], found: Categories
+) -> tuple[Space, Space] | None:
+    """(observation space, action space) if columns are candidates and their mask, else None."""
+    if not {CANDIDATES, ACTION_MASK} <= {column.part for column in columns}:
+        return None
+    spaces: dict[str, Space] = {}
+    for column in columns:
+        spaces[column.part] = inner = _space([column], ranges, found, has_choices=False)
+        if isinstance(inner, Box) and inner.shape == (1,):
+            spaces[column.part] = Box(())
+    (most,), (numbers,) = (
+        getattr(spaces[n], "shape", ()) or (1,) for n in (ACTION_MASK, CANDIDATES)
+    )
+    if numbers % most:
+        text = f"expected as many numbers for each of {most} candidates, got {numbers}"
+        raise ImportFailed(f"column {CANDIDATES}: {text}")
+    spaces[ACTION_MASK] = MultiBinary((most,))
+    spaces[CANDIDATES] = Box((most, numbers // most))
+    return Dict(tuple(spaces.items())), Discrete(most)
 
 
 @dataclass

@@ -29,7 +29,10 @@ _APART = frozenset(
 
 
 _ADDED = frozenset(
-    ("sql", "types", "sample_prob", "sample_weight", "dedupe", "shards", "since", "until")
+    (
+        *("sql", "types", "sample_prob", "sample_weight", "dedupe", "shards", "since", "until"),
+        *("candidate_features", "most_candidates"),
+    )
 )
 """Options that the first release did not have: unused, they leave an import's name as it was."""
 
@@ -157,6 +160,8 @@ class ImportOptions:
         default: column -> the value of its missing cells, which overrides `missing`.
         since, until: only episodes whose earliest time is in this period, in microseconds.
         shards: whether the columns of SHARD_COLUMNS are taken as shards have them.
+        candidate_features: the names of the columns of candidates, as a format finds them, or as
+            they are declared, for at most `most_candidates`.
         name: the import's name; default: a digest of the content and of these options.
         timeout: seconds without an answer after which the import gives up.
     """
@@ -253,6 +258,8 @@ class ImportOptions:
         Mapping[str, str], "COLUMN=VALUE for the column's empty cells. May be repeated."
     ] = field(default_factory=dict)
     shards: bool = False
+    candidate_features: Sequence[str] = ()
+    most_candidates: int = 0
     categories: Annotated[
         Path | str | None,
         "For spaces without names: file of codes, one for all of the policy's logs.",

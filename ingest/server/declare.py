@@ -148,4 +148,6 @@ def keeping_settings(
         action=declared.action,
         # a spec is valid only for its own spaces
         spec=(before.spec if same else None) or declared.spec,
+        candidate_features=declared.candidate_features
+        or (before.candidate_features if same else ()),
     )

@@ -189,7 +189,7 @@ class Ranker:
     ) -> list[float]:
         """The features of a candidate as numbers. Raises Refusal."""
         place, given = f"$.actions[{at}].features", action.features
-        if isinstance(given, dict):
+        if isinstance(given[0] if isinstance(given, list) and given else given, dict):
             if not names:
                 text = (
                     f"expected a list of {found.width} numbers, got an object: the policy's file "

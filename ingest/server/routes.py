@@ -292,6 +292,7 @@ class Routes:
                 "reward_combination": policy.reward_combination,
                 "reward_default": policy.reward_default,
                 "reward_range": policy.reward_range,
+                "candidate_features": policy.candidate_features,
                 "flow": {
                     "steps_per_version": policy.steps_per_version,
                     "max_policy_lag": policy.max_policy_lag,

@@ -1,8 +1,8 @@
 """Features of candidates by name: `{"price": 0.3, "color": "red"}` as a row of numbers.
 
 A number or truth value belongs to the column with its name, a text to the column `name=text`, which
-is 1, or else to `name=*`. The keys of inner objects are joined with dots. A column without a value
-is 0; a value without a column is an error.
+is 1, or else to `name=*`. The keys of inner objects are joined with dots; a list of objects is one
+object. A column without a value is 0; a value without a column is an error.
 
     features = NamedFeatures(("price", "color=blue", "color=red"))
     features.row({"price": 0.3, "color": "red"})    # [0.3, 0.0, 1.0]
@@ -26,6 +26,8 @@ def flat_features(features: Any, where: str = "features") -> Iterator[tuple[str,
     while waiting:
         name, value, depth = waiting.pop()
         place = f"{where}.{name}" if name else where
+        if isinstance(value, list) and all(isinstance(inner, dict) for inner in value):
+            value = {key: item for inner in value for key, item in inner.items()}
         if isinstance(value, dict):
             if depth == _DEPTH:
                 raise SpaceError(f"{place:.80}: expected objects at most {_DEPTH} deep, got more")

@@ -1,13 +1,16 @@
 """Vowpal Wabbit's JSON logs of contextual bandits: `dsjson`, and `cb_json`.
 
 A line is a decision, or in dsjson a dangling observation: a reward that arrived after its decision
-had been written. In dsjson the context is the object `c`, in cb_json the line itself.
+had been written. In dsjson the context is the object `c`, in cb_json the line itself. The features
+of candidates (`_multi`) become the leaf `candidates`, with a column for each number and for each
+text (storage.spaces.named_features); without features they are a fixed set of actions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from ingest.importing.formats.recipes import Recipe, json_files
 from ingest.importing.options import ImportOptions
 from ingest.importing.sources import KeptUnit
 from ingest.protocol.errors import ImportFailed
+from storage.spaces.action_mask import ACTION_MASK
+from storage.spaces.candidates import CANDIDATES
 from storage.wording import counted
 
 _LABELS = ("_label_cost", "_label_probability", "_label_Action", "_labelIndex")
@@ -28,26 +33,34 @@ _DECISIONS = f"""
 WITH lines AS (
     SELECT *, coalesce("EventId", event_id)::JSON ->> '$' AS _id,
         "RewardValue" IS NOT NULL AND "_label_cost" IS NULL AS _dangling,
-        coalesce("_skipLearn" = 'true', false) AS _skipped
+        coalesce("_skipLearn" = 'true', false) AS _skipped,
+        coalesce(TRY_CAST("_labelIndex" AS BIGINT),
+            TRY_CAST(coalesce("_label_Action", a::JSON ->> 0) AS BIGINT) - 1) AS _chosen
     FROM source
 ), late AS (
     SELECT _id AS _late, sum(TRY_CAST("RewardValue" AS DOUBLE)) AS _reward
     FROM lines WHERE _dangling GROUP BY _id
 )
 SELECT {FILE}, {ROW}, _id AS event_id, _dangling AS dangling, _skipped AS skipped,
-    coalesce(TRY_CAST("_labelIndex" AS BIGINT),
-        TRY_CAST(coalesce("_label_Action", a::JSON ->> 0) AS BIGINT) - 1) AS action,
+    _chosen AS action,
     "_label_cost" AS cost, coalesce(_reward, 0) AS observed,
     coalesce("_label_probability", p::JSON ->> 0) AS probability,
     CASE WHEN pdrop IS NULL THEN 1 ELSE 1 - TRY_CAST(pdrop AS DOUBLE) END AS pass_prob,
     "Timestamp"::JSON ->> '$' AS timestamp{{features}}
 FROM lines LEFT JOIN late ON NOT _dangling AND _id = _late
 """
+_MOST_FEATURES = 1_000
+"""Of a candidate: texts that differ between most decisions are no categories."""
+_RANK = "rank"
 _OWN = (
     *(FILE, ROW, "event_id", "dangling", "skipped", "action", "cost", "observed", "probability"),
-    *("pass_prob", "timestamp"),
+    *("pass_prob", "timestamp", CANDIDATES, ACTION_MASK, _RANK),
 )
 """The columns of the decisions: a feature with the name of one gets a prefix."""
+_NOTHING = ("NULL", "JSON")
+"""The types of null and of an empty object."""
+_EACH = "[*]"
+"""Stands in a path for the objects of a list."""
 _ABSENT = "(absent)"
 """Stands for an absent text, because the names of a space cannot be empty."""
 _LEARNABLE = "NOT dangling AND NOT skipped AND cost IS NOT NULL"
@@ -63,15 +76,15 @@ _NUMBERS = ("UBIGINT", "BIGINT", "HUGEINT", "UHUGEINT", "DOUBLE")
 
 def dsjson(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
     """Files whose lines have the context under `c`."""
-    return _opened(path, space, "c")
+    return _opened(path, options, space, "c")
 
 
 def cb_json(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
     """Files whose lines are the context, or have it under `c`, beside the label's keys."""
-    return _opened(path, space, None)
+    return _opened(path, options, space, None)
 
 
-def _opened(path: Path, space: Workspace, context: str | None) -> Recipe:
+def _opened(path: Path, options: ImportOptions, space: Workspace, context: str | None) -> Recipe:
     more = (*_LABELS, *_OF_LINE, *_CANDIDATES, *([context] if context else ()))
     kept = KeptUnit.every(json_files(path), space.connection(), more, raw=True)
     names = kept.names()
@@ -80,16 +93,20 @@ def _opened(path: Path, space: Workspace, context: str | None) -> Recipe:
     roots = [name for name in names if name.lower() not in own and name[:1] != "_"]
     roots = [context] if context else roots
     kept.rows.show({})
-    _require_fixed_actions(kept, context)
+    found_candidates = _candidates(kept, context, options)
     features = list(_features(kept, roots))
-    columns = [f"{sql} AS {name_sql(name)}" for name, _, sql in features] or ["1 AS constant"]
+    columns = [f"{sql} AS {name_sql(name)}" for name, _, sql in features]
+    if found_candidates is None and not features:
+        columns = ["1 AS constant"]
+    elif found_candidates is not None:
+        columns += found_candidates.columns
     decisions = _DECISIONS.format(features="".join(f", {column}" for column in columns))
     ((learnable, *unused),) = _found(kept, f"WITH decisions AS ({decisions}) {_UNUSED}")
     if not learnable:
         raise ImportFailed(f"{path}: expected decisions with _label_cost, got none")
     kept.select(f"SELECT * FROM ({decisions}) WHERE {_LEARNABLE}", (FILE, ROW))
-    found = {
-        "observation": [name + suffix for name, suffix, _ in features] or ["constant"],
+    found: dict[str, Any] = {
+        "observation": [name + suffix for name, suffix, _ in features],
         "action": ["action"],
         "reward": ["-cost", "observed"],
         "action_prob": "probability",
@@ -97,6 +114,12 @@ def _opened(path: Path, space: Workspace, context: str | None) -> Recipe:
         "tags": {"event_id": "event_id"} if _any(kept, "event_id") else {},
         "time": "timestamp" if _any(kept, "timestamp") else None,
     }
+    if found_candidates is not None:
+        found["observation"] = [ACTION_MASK, CANDIDATES, *found["observation"]]
+        found["candidate_features"] = found_candidates.names
+        found["most_candidates"] = found_candidates.most
+        found["infos"] = {_RANK: _RANK} if found_candidates.has_tags else {}
+    found["observation"] = found["observation"] or ["constant"]
     return Recipe([kept], {name: value for name, value in found.items() if value}, _notes(unused))
 
 
@@ -125,31 +148,114 @@ def _found(kept: KeptUnit, query: str) -> list[Any]:
         return list(kept.rows.connection.execute(query).fetchall())
 
 
-def _require_fixed_actions(kept: KeptUnit, context: str | None) -> None:
-    """Raise ImportFailed for candidates with features, and for decisions of several slots."""
-    for key in _CANDIDATES:
-        inner = (
-            f"{name_sql(key)}::JSON"
-            if context is None
-            else f"json_extract({context}::JSON, '/{key}')"
+@dataclass(frozen=True)
+class _Candidates:
+    """The columns of the leaves `candidates` and `action_mask` in SQL, and of the items' tags."""
+
+    names: tuple[str, ...]  # of the features
+    most: int
+    columns: list[str]
+    has_tags: bool
+
+
+def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> _Candidates | None:
+    """The candidates of a log; None for a fixed set of actions, which have no features.
+
+    Raises ImportFailed for decisions of several slots, for different sets without features, and for
+    features that `options` do not name.
+    """
+    for key in _CANDIDATES[1:]:
+        where = f"{_inner(key, context)} IS NOT NULL"
+        _refuse(kept, key, where, "expected one decision in each line, got those of slots")
+    key, items = _CANDIDATES[0], _inner(_CANDIDATES[0], context)
+    size = f"json_array_length({items})"
+    kinds = _kinds(kept, items, (key,))
+    if not kinds:
+        text = "expected candidates with features, or as many in each decision, got another number"
+        _refuse(kept, key, f"{size} <> (SELECT min({size}) FROM source)", text)
+        return None
+    none = f"coalesce({size}, 0) = 0 AND _label_cost IS NOT NULL"
+    _refuse(kept, key, none, "expected one or more candidates, got none")
+    most = options.most_candidates
+    if most:
+        _refuse(kept, key, f"{size} > {most}", f"expected at most {most} candidates, got more")
+    listed = f"from_json({items}, '[\"JSON\"]')"
+    columns = _feature_columns(kept, kinds, listed, options.candidate_features)
+    ((longest,),) = _found(kept, f"SELECT max({size}) FROM source")
+    most = most or longest
+    row = ", ".join(f"CAST({sql} AS DOUBLE)" for sql in columns.values())
+    rows = f"flatten(list_transform({listed}, lambda item: [{row}]))"
+    tags = f"list_transform({listed}, lambda item: item ->> '_tag')"
+    any_tag = f"len(list_filter({tags}, lambda tag: tag IS NOT NULL)) > 0"
+    ((tagged,),) = _found(kept, f"SELECT count(*) FROM source WHERE {any_tag}")
+    rank = f"{{'item': {tags}[_chosen + 1], 'items': {tags}}}"
+    return _Candidates(
+        tuple(columns),
+        most,
+        [
+            f"list_resize({rows}, {most * len(columns)}, 0.0) AS {CANDIDATES}",
+            f"list_resize(list_transform({listed}, lambda item: 1), {most}, 0) AS {ACTION_MASK}",
+            *([f"{rank} AS {_RANK}"] if tagged else []),
+        ],
+        bool(tagged),
+    )
+
+
+def _feature_columns(
+    kept: KeptUnit,
+    kinds: Mapping[tuple[str, ...], set[str]],
+    listed: str,
+    declared: Sequence[str],
+) -> dict[str, str]:
+    """Name -> SQL of each feature of the candidate `item`; `listed` are all of a line.
+
+    `kinds` are by the path of a value in their list.
+
+    Raises ImportFailed for one that is not among the `declared` ones, if there are any.
+    """
+    columns: dict[str, str] = {}
+    for path, found in kinds.items():
+        name = ".".join(part for part in path[2:] if part != _EACH)
+        cell = _cell("item", path[2:])
+        if found <= {*_NUMBERS, "BOOLEAN"}:
+            columns[name] = _number_sql(cell)
+            continue
+        query = f"SELECT DISTINCT {cell} FROM (SELECT unnest({listed}) AS item FROM source)"
+        texts = sorted(text for (text,) in _found(kept, f"{query} WHERE {cell} <> ''"))
+        rest = [text for text in texts if declared and f"{name}={text}" not in declared]
+        if not declared:
+            columns[f"{name}=*"] = "0"  # for texts of later logs
+        for text in texts:
+            other = text in rest and f"{name}=*" in declared
+            known = columns.get(f"{name}=*", "0") if other else "0"
+            sql = f"CASE WHEN {cell} = {text_sql(text)} THEN 1 ELSE {known} END"
+            columns[f"{name}=*" if other else f"{name}={text}"] = sql
+    if len(columns) > _MOST_FEATURES:
+        raise ImportFailed(
+            f"{_CANDIDATES[0]}: expected at most {_MOST_FEATURES} features of a candidate, a text "
+            f"being one for each of its values, got {len(columns)}"
         )
-        found = f"coalesce({inner}, {name_sql(key)}::JSON)"
-        where = f"{found} IS NOT NULL"
-        if key == "_multi":  # candidates without features are no more than their number
-            counts = f"SELECT count(DISTINCT json_array_length({found})) FROM source"
-            ((sizes,),) = _found(kept, counts)
-            if sizes <= 1:
-                where = (
-                    f"len(list_filter(from_json({found}, '[\"JSON\"]'), lambda x: x <> '{{}}')) > 0"
-                )
-        query = f"SELECT {FILE}, {ROW} FROM source WHERE {where} ORDER BY {FILE}, {ROW} LIMIT 1"
-        for file, row in _found(kept, query):
-            raise ImportFailed(
-                f"{file} row {row}: {key}: expected decisions over a fixed set of actions, "
-                "got candidates of their own, which are not read yet. To import the position of "
-                "the chosen one, name the columns without a format: --observation c.KEY --action "
-                "_labelIndex --reward -_label_cost --action-prob _label_probability"
-            )
+    unknown = next((name for name in columns if declared and name not in declared), None)
+    if unknown is not None:
+        shown = ", ".join(declared)
+        raise ImportFailed(
+            f"{_CANDIDATES[0]}: expected the declared candidate_features ({shown:.300}), got "
+            f"{unknown!r:.80}"
+        )
+    return {name: columns.get(name, "0") for name in declared or columns}
+
+
+def _inner(key: str, context: str | None) -> str:
+    """A value of a line that is not a feature, in the context or beside it, in SQL."""
+    own = f"{name_sql(key)}::JSON"
+    return own if context is None else f"coalesce(json_extract({context}::JSON, '/{key}'), {own})"
+
+
+def _refuse(kept: KeptUnit, key: str, where: str, text: str) -> None:
+    """Raise ImportFailed for the first row with a condition."""
+    query = f"SELECT {FILE}, {ROW} FROM source WHERE {where} ORDER BY {FILE}, {ROW} LIMIT 1"
+    for file, row in _found(kept, query):
+        raise ImportFailed(f"{file} row {row}: {key}: {text}")
 
 
 def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]]:
@@ -157,26 +263,44 @@ def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]
     seen: set[str] = set()
     for root in roots:
         column = f"{name_sql(root)}::JSON"
-        structures = _found(kept, f"SELECT DISTINCT json_structure({column}) FROM source")
-        kinds: dict[tuple[str, ...], set[str]] = {}
-        for (structure,) in sorted(structures, key=str):
-            for path, kind in _leaves(json.loads(structure or '"NULL"'), (root,)):
-                kinds.setdefault(path, set()).add(kind)
-        for path, found in kinds.items():
-            name = "_".join(path[1:] or path)
+        for path, found in _kinds(kept, column, (root,)).items():
+            name = "_".join(part for part in path[1:] or path if part != _EACH)
             name = f"c_{name}" if name.lower() in ("", *_OWN) else name
             if name.lower() in seen:
                 raise ImportFailed(f"{'.'.join(path)}: expected one feature {name}, got two")
             seen.add(name.lower())  # SQL does not distinguish cases
-            pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path[1:])
-            cell = f"json_extract_string({column}, {text_sql(pointer or '$')})"
+            cell = _cell(column, path[1:])
             if found <= {*_NUMBERS, "BOOLEAN"}:
-                numbers = f"CASE {cell} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {cell} END"
-                yield name, "", f"coalesce({numbers}, '0')"
+                yield name, "", _number_sql(cell)
             elif found == {"LIST"}:
                 yield name, "", cell
             else:
                 yield name, ":categories", f"coalesce(nullif({cell}, ''), {text_sql(_ABSENT)})"
+
+
+def _kinds(kept: KeptUnit, column: str, path: tuple[str, ...]) -> dict[tuple[str, ...], set[str]]:
+    """Path -> the types of its values in a column of JSON."""
+    structures = _found(kept, f"SELECT DISTINCT json_structure({column}) FROM source")
+    kinds: dict[tuple[str, ...], set[str]] = {}
+    for (structure,) in sorted(structures, key=str):
+        for inner, kind in _leaves(json.loads(structure or '"NULL"'), path):
+            kinds.setdefault(inner, set()).add(kind)
+    return kinds
+
+
+def _cell(column: str, path: Sequence[str]) -> str:
+    """A value of JSON as text in SQL; of a list of objects, that of the first that has it."""
+    if _EACH not in path:
+        pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
+        return f"json_extract_string({column}, {text_sql(pointer or '$')})"
+    parts = (part if part == _EACH else f".{json.dumps(part)}" for part in path)
+    return f"json_extract_string({column}, {text_sql('$' + ''.join(parts))})[1]"
+
+
+def _number_sql(cell: str) -> str:
+    """A number or truth value as a number's text in SQL; 0 if there is none."""
+    numbers = f"CASE {cell} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {cell} END"
+    return f"coalesce({numbers}, '0')"
 
 
 def _leaves(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -186,10 +310,13 @@ def _leaves(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             if not key.startswith("_"):
                 yield from _leaves(inner, (*path, key))
     elif isinstance(structure, list):
+        if isinstance(structure[0], dict) or structure[0] in _NOTHING:
+            yield from _leaves(structure[0], (*path, _EACH))
+            return
         if structure[0] not in _NUMBERS:
             raise ImportFailed(
-                f"{'.'.join(path)}: expected numbers or a text, got a list of others"
+                f"{'.'.join(path)}: expected numbers, a text or objects, got a list of others"
             )
         yield path, "LIST"
-    elif structure not in ("NULL", "JSON"):  # JSON is an empty object
+    elif structure not in _NOTHING:
         yield path, structure

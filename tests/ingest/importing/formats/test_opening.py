@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from ingest.importing.formats import hdf5, lerobot, obd, rllib_batches, rllib_ep
 from ingest.importing.formats.opening import FORMATS
 from ingest.importing.formats.recipes import arrow_column
 from ingest.importing.importing import import_table
-from ingest.importing.inference import infer_spaces
+from ingest.importing.inference import infer_policy, infer_spaces
 from ingest.importing.options import ImportOptions
 from ingest.importing.report import ImportReport
 from ingest.protocol.errors import ImportFailed
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
+from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.fixtures.formats.write import ENDS, episodes
 
@@ -174,20 +176,93 @@ def checked(source: Path, format: str, **more: Any) -> ImportReport:
 
 
 def test_the_files_of_vw(tmp_path: Path) -> None:
-    """One without features of candidates is imported, one with them refused by name."""
+    """Without features of candidates their number is the action space; with them they are the leaf
+    `candidates`, a column for each text."""
     report = checked(FILES / "cb_features_w_zero_vals.dsjson", "dsjson")
     assert (report.steps, report.understood["rewards"]["mean"]) == (1, 1.0)
     for name in ("dsjson", "cb_json"):
-        with pytest.raises(ImportFailed, match=r"cb_simple_pdrop.json row 1: _multi: expected"):
-            checked(FILES / "cb_simple_pdrop.json", name)
+        log = FILES / "cb_simple_pdrop.json"
+        assert checked(log, name).understood["propensities"]["mean"] == 0.5
+        declared = infer_policy(ImportOptions(source=log, format=name))
+        assert declared.candidate_features == ("action.f=*", "action.f=1", "action.f=2")
+        assert declared.action == Discrete(2)
     flat = tmp_path / "cb.json"
     flat.write_text('{"age": 3, "_label_Cost": 2, "_label_Probability": 0.5, "_label_Action": 2}\n')
     report = checked(flat, "cb_json")
     assert report.understood["rewards"]["mean"] == -2
     assert report.understood["spaces"]["action"] == {"kind": "discrete", "n": 1, "start": 1}
     flat.write_text('{"words": ["a"], "_label_cost": 2, "_label_Action": 2}\n')
-    with pytest.raises(ImportFailed, match=r"^words: expected numbers or a text"):
+    with pytest.raises(ImportFailed, match=r"^words: expected numbers, a text or objects"):
         checked(flat, "cb_json")
+
+
+def personalizer(path: Path, count: int, *items: dict[str, Any]) -> Path:
+    """The log of events with Personalizer's structure: the first candidates, of which the last is
+    chosen; a reward comes later, and half of the lines were dropped."""
+    lines: list[dict[str, Any]] = []
+    for at in range(count):
+        among = items[: 2 + at % (len(items) - 1)]
+        lines.append(
+            {
+                "_label_cost": 0,
+                "_label_probability": 0.5,
+                "_labelIndex": len(among) - 1,
+                "EventId": f"{path.stem}-{at}",
+                "c": {"FromUrl": [{"hour": at}, {"device": "phone" if at % 2 else "desk"}]}
+                | {
+                    "_multi": [{"_tag": one["id"], "i": one, "j": [{"new": True}]} for one in among]
+                },
+                "pdrop": 0.5,
+            }
+        )
+    lines.append({"EventId": f"{path.stem}-1", "RewardValue": 3.0})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_log_of_personalizer_with_candidates(tmp_path: Path) -> None:
+    """Each candidate is a row of its numbers and texts, with a mask of how many there are. A later
+    log is read by the declared columns: a text without one belongs to `=*`, and a feature without
+    one is refused by name."""
+    items = [{"id": "a", "price": 0.5}, {"id": "b"}, {"id": "c", "price": 2}]
+    first = personalizer(tmp_path / "first.dsjson", 6, *items)
+    declared = infer_policy(ImportOptions(source=first, format="dsjson"))
+    columns = ("i.id=*", "i.id=a", "i.id=b", "i.id=c", "i.price", "j.new")
+    assert declared.candidate_features == columns
+    assert declared.observation == Dict(
+        {
+            "FromUrl_device": Discrete.of(["desk", "phone"]),
+            "FromUrl_hour": Box(()),
+            "action_mask": MultiBinary((3,)),
+            "candidates": Box((3, 6)),
+        }
+    )
+    root = tmp_path / "root"
+    save_declaration(root, replace(declared, seal_seconds=0.1))
+    later = personalizer(tmp_path / "later.dsjson", 2, {"id": "c"}, {"id": "new"})
+    odd = personalizer(tmp_path / "odd.dsjson", 1, {"id": "a", "size": 1}, {"id": "b"})
+    many = personalizer(tmp_path / "many.dsjson", 3, *items, {"id": "d"})
+    with CollectorProcess(root) as collector:
+        for log in (first, later):
+            assert import_table(log, format="dsjson", address=collector.address).rows_left_out == 0
+        collector.settle(8)
+        with pytest.raises(ImportFailed, match=r"candidate_features .*got 'i\.size'"):
+            import_table(odd, format="dsjson", address=collector.address)
+        with pytest.raises(ImportFailed, match="row 3: _multi: expected at most 3 candidates"):
+            import_table(many, format="dsjson", address=collector.address)
+    rows = {json.loads(row["tags"])["event_id"]: row for row in shard_rows(root)}
+    for at in range(6):
+        row, count = rows[f"first-{at}"], 2 + at % 2
+        assert (row["actions"], row["rewards"]) == (count - 1, 3.0 * (at == 1))
+        assert (math.exp(row["action_logp"]), row["pass_prob"]) == (0.5, 0.5)
+        mask = np.frombuffer(row["obs.action_mask"], np.int8)
+        assert mask.tolist() == [1] * count + [0] * (3 - count)
+        seen = np.frombuffer(row["obs.candidates"], "<f4").reshape(3, 6)
+        expected = [[0, 1, 0, 0, 0.5, 1], [0, 0, 1, 0, 0, 1], [0, 0, 0, 1, 2, 1]]
+        assert seen.tolist() == expected[:count] + [[0] * 6] * (3 - count)
+        assert json.loads(row["infos"])["rank"]["item"] == "abc"[count - 1]
+    seen = np.frombuffer(rows["later-0"]["obs.candidates"], "<f4").reshape(3, 6)
+    assert seen.tolist() == [[0, 0, 0, 1, 0, 1], [1, 0, 0, 0, 0, 1], [0] * 6]
 
 
 def decisions(tmp_path: Path, *contexts: dict[str, Any]) -> ImportReport:
