@@ -187,7 +187,8 @@ class CollectorProcess(Closing):
         pause = threading.Event()
         for _ in range(int(seconds / 0.1)):
             counts = self.get("/readyz")[1]
-            if counts["episodes_open"] == counts["bytes_waiting"] == 0:
+            waiting = ("episodes_open", "steps_awaiting_rewards", "bytes_waiting")
+            if not any(counts[name] for name in waiting):
                 return True
             pause.wait(0.1)
         return False

@@ -16,6 +16,9 @@ from storage.shards.digests import digest_of
 from storage.shards.names import ShardName
 from tests.faults.scenario import Verdict
 
+UNREWARDED = -1.0
+"""The default reward of an event whose client was killed before it sent the reward."""
+
 Place: TypeAlias = tuple[str, int | None]
 """An agent, and the step of the environment; none, where the episode has one agent."""
 
@@ -51,9 +54,9 @@ class Account:
             if is_whole(path):
                 table = pq.read_table(path, columns=["rewards", "agent_id", "env_t"])
                 rewards, agents, env_t = (column.to_pylist() for column in table)
-                account.stored.update(rewards)
+                account.stored.update(reward for reward in rewards if reward != UNREWARDED)
                 rows = zip(rewards, agents, env_t, strict=True)
-                account.found |= {reward: (agent, t) for reward, agent, t in rows}
+                account.found |= {reward: (agent, t) for reward, agent, t in rows if reward >= 0}
             else:
                 account.partial.append(path.name)
         return account

@@ -20,9 +20,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.spaces.descriptors import Discrete
 from tests.closing import Closing
 from tests.collector_process import PLAIN, CollectorProcess, declare
-from tests.faults.account import Account, ShardWatch
+from tests.faults.account import UNREWARDED, Account, ShardWatch
+from tests.faults.logging_client import SHOP
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +55,9 @@ class Traffic(Closing):
         self.root, self._folder = folder / "root", folder
         self._is_forked = program is None and env is None
         declare(self.root, part_steps=3, seal_seconds=0.3, episode_timeout=episode_timeout)
+        shop = {"observation": SHOP, "action": Discrete(4), "policy_id": "shop"}
+        rules = {"seal_seconds": 0.3, "reward_window": 15.0, "reward_default": UNREWARDED}
+        save_declaration(self.root, PolicyDeclaration(**shop, **rules))
         self._random = random.Random(seed)
         self._stack = ExitStack()
         self.collector = self._stack.enter_context(

@@ -7,7 +7,8 @@ JSON object with the rewards of a batch: `sent` before it is sent, `acknowledged
 answered; `episodes` gives the episode of each step; `places` gives, for each step of an episode of
 two agents, its agent and its step of the environment. A client repeats a batch unchanged until it
 is answered. Once FOLDER/stop exists, it ends its episodes and exits. Clients with even numbers also
-log episodes of two agents.
+log episodes of two agents, those with odd ones rank candidates, and reward what was chosen: the
+ranking must be the same afterwards.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import msgspec
 import urllib3
+
+from storage.spaces.descriptors import Box, Dict, MultiBinary
 
 MSGPACK = {"content-type": "application/msgpack"}
 AGAIN_SECONDS = 0.02
@@ -50,7 +53,7 @@ class LoggingClient:
         self._steps = 0
         self._instance: str = self._post("/v1/instances", {})["instance"]
 
-    def _post(self, path: str, body: Any) -> Any:
+    def _post(self, path: str, body: Any, *, may_conflict: bool = False) -> Any:
         data = msgspec.msgpack.encode(body)
         while True:
             try:
@@ -60,6 +63,8 @@ class LoggingClient:
             except urllib3.exceptions.HTTPError:
                 threading.Event().wait(AGAIN_SECONDS)
                 continue
+            if may_conflict and answer.status == 409:
+                return {"error": answer.data.decode()}
             if answer.status < 300:
                 return msgspec.msgpack.decode(answer.data)
             threading.Event().wait(AGAIN_SECONDS)
@@ -86,6 +91,21 @@ class LoggingClient:
         self._note("acknowledged", rewards)
         if answer.get("refused"):
             self._note("refused", answer["refused"])
+
+    def rank(self) -> None:
+        """A ranked event and its reward; a kill may come between any two requests."""
+        reward = self._reward()
+        name = f"ranked-{reward:.0f}"
+        self._note("sent", [reward])
+        first = self._post("/v1/rank", {**RANK, "event_id": name})
+        rewarded = {"reward": reward, "reward_id": "r"}
+        answers = [
+            self._post(f"/v1/reward/{name}", rewarded, may_conflict=True),
+            self._post("/v1/rank", {**RANK, "event_id": name}, may_conflict=True),
+        ]
+        self._note("acknowledged", [reward])
+        if "error" in answers[0] or answers[1] != first:
+            self._note("refused", answers)
 
     def _begin(self, events: list[dict[str, Any]]) -> None:
         while len(self._open) < 3:
@@ -126,6 +146,12 @@ class LoggingClient:
 
 
 AGENTS = ("agent0", "b")  # the first has the name under which single agents are stored
+RANK = {
+    "policy_id": "shop",
+    "context": {},
+    "actions": [{"id": name, "features": [n, 1.0]} for n, name in enumerate(("hat", "sock"))],
+}
+SHOP = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2))})
 _STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 
 
@@ -134,6 +160,8 @@ def log(address: str, folder: Path, number: int) -> None:
     client = LoggingClient(address, folder / f"notes-{number}", number)
     while not (folder / "stop").exists():
         client.turn()
+        if number % 2:
+            client.rank()
         threading.Event().wait(PACE_SECONDS)
     client.turn(last=True)
 

@@ -24,6 +24,7 @@ from ingest.episodes.judge import Judge
 from ingest.episodes.open_episode import OpenEpisode
 from ingest.episodes.sealed_parts import Sealed
 from ingest.protocol import messages as wire
+from ingest.server.rank_routes import Ranker
 from storage.journal.database import HighWater
 from storage.journal.records import Journal
 from storage.journal.sqlite_journal import SqliteJournal
@@ -49,6 +50,23 @@ def ack_before_commit(patch: Patch) -> None:
 
     patch.replace(SqliteJournal, "commit", slow)
     patch.replace(LoopJournal, "durable", durable)
+
+
+@mutant(crash=("refused", "lost"))
+def ranked_before_commit(patch: Patch) -> None:
+    """A ranking is answered before its commit, which is slow."""
+    commit, logs = patch.original(SqliteJournal, "commit"), patch.original(Ranker, "_log")
+
+    def slow(self: SqliteJournal, *args: Any, **given: Any) -> None:
+        patch.wait()
+        commit(self, *args, **given)
+
+    def at_once(self: Ranker, *args: Any) -> int:
+        logs(self, *args)
+        return -1
+
+    patch.replace(SqliteJournal, "commit", slow)
+    patch.replace(Ranker, "_log", at_once)
 
 
 @mutant(crash="doubled", network="refused", simulation="doubled")
