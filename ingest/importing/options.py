@@ -161,7 +161,8 @@ class ImportOptions:
         since, until: only episodes whose earliest time is in this period, in microseconds.
         shards: whether the columns of SHARD_COLUMNS are taken as shards have them.
         candidate_features: the names of the columns of candidates, as a format finds them, or as
-            they are declared, for at most `most_candidates`.
+            they are declared.
+        most_candidates: the most candidates of a decision, found or declared likewise.
         name: the import's name; default: a digest of the content and of these options.
         timeout: seconds without an answer after which the import gives up.
     """
