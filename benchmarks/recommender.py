@@ -37,7 +37,7 @@ SPEC = PolicySpec(
     Dict(
         {
             "action_mask": MultiBinary((SHOWN,)),
-            "candidates": Box((SHOWN, FEATURES)),
+            "candidates": Box((SHOWN, FEATURES), ragged=True),
             "user": Box((USER,)),
         }
     ),

@@ -28,7 +28,7 @@ from ingest.columns.faults import Got, RowFaults, nothing, shown
 from ingest.protocol.errors import Refusal
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Discrete, MultiBinary
-from storage.spaces.leaves import Leaf, bounds_of, describe
+from storage.spaces.leaves import Leaf, bounds_of, describe, rows_of
 
 Values: TypeAlias = Any
 """An array (rows, *shape); for Text, a list of strings."""
@@ -158,32 +158,34 @@ class LeafColumn(LeafRule):
     def _numbers(self, values: Any, faults: RowFaults) -> Array:
         """Numbers as they came, (rows, *shape); zeros for rows that are null or of wrong length."""
         rows, size = len(values), self.size
-        kept: Mask | None = None
+        places: Mask | None = None  # (rows, size), where the numbers belong if not everywhere
         if self._is_flat and not values.null_count:
             values = values.flatten()
         elif self._is_list:
             counts = flattened(values)[0]
             kept = counts == size
-            if kept.all():
-                kept = None
-            else:
+            if self.leaf.is_ragged:
+                kept = (counts <= size) & (counts % self.shape[1] == 0)
+            if not kept.all():
                 self.fault(faults, ~kept, lambda row: f"{counts[row]} values")
                 values = values.filter(load_arrow().array(kept))
+            if self.leaf.is_ragged or not kept.all():
+                places = np.arange(size) < np.where(kept, counts, 0)[:, None]
             while is_list(values.type):
                 values = values.flatten()
         if values.null_count:
             if self._is_list:
-                none = to_numpy(values.is_null()).reshape(-1, size).any(axis=1)
+                whole = np.ones((rows, size), np.bool_) if places is None else places
                 bad = np.zeros(rows, np.bool_)
-                bad[slice(None) if kept is None else kept] = none
+                bad[np.nonzero(whole)[0][to_numpy(values.is_null())]] = True
                 self.fault(faults, bad, lambda row: "a list with a null")
             values = values.fill_null(False if str(values.type) == "bool" else 0)
         flat = to_numpy(values)
-        if kept is None:
+        if places is None:
             return flat.reshape(rows, *self.shape)
-        found = np.zeros((rows, *self.shape), flat.dtype)
-        found[kept] = flat.reshape(int(kept.sum()), *self.shape)
-        return found
+        found = np.zeros((rows, size), flat.dtype)
+        found[places] = flat
+        return found.reshape(rows, *self.shape)
 
 
 def _shown(value: Any) -> str:
@@ -213,8 +215,8 @@ def _word(word: str | bytes, space: Any) -> str | None:
 
 
 def encode(codec: Codec, columns: Mapping[str, Values], rows: int) -> tuple[bytes, bytes]:
-    """Canonical bytes of all rows by leaf path, and uint32 lengths if the space has Text leaves."""
-    fixed = [leaf for leaf in codec.leaves if not leaf.is_text]
+    """Canonical bytes of all rows by leaf path, and uint32 lengths if their sizes vary."""
+    fixed = [leaf for leaf in codec.leaves if not leaf.varies]
     if len(codec.leaves) == 1 and fixed:
         return np.ascontiguousarray(columns[fixed[0].path]).tobytes(), b""
     raw = [
@@ -223,19 +225,22 @@ def encode(codec: Codec, columns: Mapping[str, Values], rows: int) -> tuple[byte
         if math.prod(leaf.shape)
     ]
     joined = np.concatenate(raw, axis=1) if raw else np.zeros((rows, 0), np.uint8)
-    texts = [columns[leaf.path] for leaf in codec.leaves if leaf.is_text]
-    if not texts:
+    varied = [_records(leaf, columns[leaf.path]) for leaf in codec.leaves if leaf.varies]
+    if not varied:
         return joined.tobytes(), b""
-    records = {text: _record(text) for column in texts for text in {*column}}
     ahead = [row.tobytes() for row in joined]
-    pieces = [
-        b"".join([head, *(records[text] for text in row)])
-        for head, row in zip(ahead, zip(*texts, strict=True), strict=True)
-    ]
+    pieces = [b"".join(record) for record in zip(ahead, *varied, strict=True)]
     lengths = np.fromiter(map(len, pieces), np.uint32, rows)
     return b"".join(pieces), lengths.tobytes()
 
 
-def _record(text: str) -> bytes:
-    data = text.encode()
+def _records(leaf: Leaf, column: Values) -> list[bytes]:
+    """What follows the fixed-size leaves: a size and a text, or the rows of a ragged leaf."""
+    if leaf.is_ragged:
+        return [_record(rows_of(row.tobytes(), leaf)) for row in column]
+    known = {text: _record(text.encode()) for text in {*column}}
+    return [known[text] for text in column]
+
+
+def _record(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data

@@ -35,8 +35,8 @@ class RecordSplitter:
 
     def __init__(self, space: Space) -> None:
         self.leaves = leaves(space)
-        self._texts = sum(leaf.is_text for leaf in self.leaves)
-        self._fixed = sum(_size(leaf) for leaf in self.leaves if not leaf.is_text)
+        self._texts = sum(leaf.varies for leaf in self.leaves)
+        self._fixed = sum(_size(leaf) for leaf in self.leaves)
         self.itemsize = None if self._texts else self._fixed
 
     def offsets(self, rows: int, data: bytes, lengths: bytes, what: str) -> Array:
@@ -70,8 +70,8 @@ class RecordSplitter:
         values: list[LeafValues] = []
         at = 0
         for leaf in self.leaves:
-            if leaf.is_text:
-                values.append(next(texts))
+            if leaf.varies:
+                values.append(_rows(next(texts), leaf) if leaf.is_ragged else next(texts))
                 continue
             size = _size(leaf)
             raw = np.ascontiguousarray(fixed[:, at : at + size])
@@ -89,7 +89,7 @@ class RecordSplitter:
         return data[starts[:-1, None] + np.arange(self._fixed)]
 
     def _text_parts(self, data: Array, starts: Array) -> list[Texts]:
-        """The values of each Text leaf. In a record they follow the fixed-size leaves."""
+        """The values of each Text or ragged leaf. In a record they follow the fixed-size leaves."""
         at, ends, found = starts[:-1] + self._fixed, starts[1:], []
         for _ in range(self._texts):
             if (at + 4 > ends).any():
@@ -103,7 +103,14 @@ class RecordSplitter:
 
 
 def _size(leaf: Leaf) -> int:
-    return 0 if leaf.is_text else leaf.dtype.itemsize * math.prod(leaf.shape)
+    return 0 if leaf.varies else leaf.dtype.itemsize * math.prod(leaf.shape)
+
+
+def _rows(records: Texts, leaf: Leaf) -> Texts:
+    """The numbers of a ragged leaf, as lists."""
+    if (records.offsets % (leaf.dtype.itemsize * leaf.shape[1])).any():
+        raise ShardError("expected whole rows, got cut ones")
+    return Texts(records.offsets // leaf.dtype.itemsize, records.data.view(leaf.dtype))
 
 
 def _empty(leaf: Leaf, shape: tuple[int, ...]) -> Array:
@@ -267,6 +274,8 @@ def given_values(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
     pieces = [items_of(chunk, spec) for chunk in column.chunks]
     sizes = [np.diff(offsets) for offsets, _ in pieces if len(offsets) > 1]
     size, shape = math.prod(spec.shape), spec.shape
+    if spec.encoding == "ragged":
+        return _padded(spec, pieces, len(column))
     if -1 in shape:
         size = int(sizes[0][0]) if sizes else 0
         shape = (size,)
@@ -276,6 +285,17 @@ def given_values(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
             raise ShardError(f"{spec.name}: expected {size} numbers in each row, got {other}")
     values = _joined([values for _, values in pieces], spec.item).astype(dtype, copy=False)
     return values.reshape(len(column), *shape)
+
+
+def _padded(spec: ColumnSpec, pieces: list[tuple[Array, Array]], rows: int) -> Array:
+    """Lists of different lengths as an array, with zeros at their ends."""
+    sizes = np.concatenate([np.zeros(0, np.int64), *(np.diff(offsets) for offsets, _ in pieces)])
+    most, width = spec.shape
+    if ((sizes > most * width) | (sizes % width != 0)).any():
+        raise ShardError(f"{spec.name}: expected up to {most} times {width} numbers in each row")
+    padded = np.zeros((rows, most * width), spec.dtype)
+    padded[np.arange(most * width) < sizes[:, None]] = _joined([v for _, v in pieces], spec.item)
+    return padded.reshape(rows, *spec.shape)
 
 
 def present(table: pa.Table, name: str) -> Array:

@@ -4,6 +4,7 @@ How a leaf of a space is stored (`ColumnSpec.encoding`):
 
 * `scalar`  a number: a plain column of its dtype
 * `list`    up to 1,024 numbers, flattened in C order: a list, without nulls inside
+* `ragged`  a list without the rows at its end that are zeros (`Box.ragged`)
 * `binary`  larger arrays, and those of uint8 and int8: little-endian bytes in C order
 * `text`    a string
 
@@ -42,7 +43,7 @@ FORMAT_VERSION = 2
 PREFIX = "headrace."
 MAX_LIST = 1024
 
-Encoding: TypeAlias = Literal["scalar", "list", "binary", "text"]
+Encoding: TypeAlias = Literal["scalar", "list", "ragged", "binary", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ def _encoding(leaf: Leaf) -> Encoding:
         return "text"
     if not leaf.shape:
         return "scalar"
+    if leaf.is_ragged:
+        return "ragged"
     # lists of single bytes take several times as long to read, those of two values hardly
     numbers = leaf.dtype.itemsize > 1 or leaf.dtype.kind == "b" or type(leaf.space) is MultiBinary
     return "list" if numbers and 0 < math.prod(leaf.shape) <= MAX_LIST else "binary"

@@ -1,8 +1,9 @@
 """Candidates: the leaf `candidates` of an observation has the features of what can be chosen now.
 
-A `Dict` of observations has candidates if it has the keys `candidates`, a `Box` of floats of shape
+A `Dict` of observations has candidates if it has the keys `candidates`, a ragged `Box` of shape
 (most, F), and `action_mask`, next to an action space `Discrete(most)`: row i has the F features of
-what action i stands for this time. Rows beyond the candidates of a decision are zeros, and masked.
+what action i stands for this time. Rows beyond the candidates of a decision are zeros, and masked;
+they are neither sent nor stored.
 
     candidates = Candidates(observation, action)
     candidates.observed({"age": 31.0}, rows)    # pads rows (k, F), and adds the mask
@@ -32,13 +33,12 @@ class Candidates:
 
     def __init__(self, observation: Space, action: Space) -> None:
         space = inner_spaces(observation).get(CANDIDATES)
-        is_table = isinstance(space, Box) and space.dtype.kind == "f" and len(space.shape) == 2
-        shape = space.shape if isinstance(space, Box) and is_table else (0, 0)
+        shape = space.shape if isinstance(space, Box) and space.ragged else (0, 0)
         if space is None or not isinstance(action, Discrete) or shape[0] != action.n:
             raise SpaceError(
-                f"observation.{CANDIDATES}: expected a Box of floats of shape (n, features) next "
-                f"to an action space Discrete(n), got {space} and {action}; give the leaf another "
-                "name if its rows are not what actions stand for"
+                f"observation.{CANDIDATES}: expected candidates:NxFEATURES, as in Box((n, "
+                f"features), ragged=True), next to an action space Discrete(n), got {space} and "
+                f"{action}; give the leaf another name if its rows are not what actions stand for"
             )
         mask = ActionMask.of(observation, action)
         if mask is None:

@@ -1,8 +1,9 @@
 """The codec of a space: values <-> canonical bytes, with validation, also for whole columns.
 
 The canonical encoding of a value is the concatenation of its fixed-size leaves (little-endian, C
-order, Dict keys sorted, Tuple items in order), followed by its Text leaves, each as a 4-byte length
-and UTF-8. All values of a space without Text have the same size, so T values are one buffer.
+order, Dict keys sorted, Tuple items in order), followed by its Text and ragged leaves, each as a
+4-byte length and UTF-8, or float32 rows without those at the end that are zeros. All values of a
+space without such leaves have the same size, so T values are one buffer.
 
 Example:
     >>> codec = Codec(Box(shape=(2,), low=-1.0, high=1.0))
@@ -13,6 +14,7 @@ Example:
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +30,6 @@ from storage.spaces.descriptors import (
     MultiBinary,
     Space,
     SpaceError,
-    Text,
     Tuple,
 )
 from storage.spaces.leaves import (
@@ -40,6 +41,7 @@ from storage.spaces.leaves import (
     describe,
     leaves,
     quick_numbers,
+    rows_of,
 )
 
 LONG_LIST = 1_000
@@ -79,23 +81,25 @@ def _slot_of(leaf: Leaf, offset: int) -> _Slot:
 class Codec:
     """Values of one space <-> canonical bytes, with validation in both directions.
 
-    Attributes: `space`; `leaves`; `itemsize`, bytes per value, None when the space holds Text;
+    Attributes: `space`; `leaves`; `itemsize`, bytes per value, None if it varies (Text, ragged);
     `has_names`, whether a leaf has names.
     """
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self.leaves = leaves(space)
-        self._texts = [leaf for leaf in self.leaves if leaf.is_text]
+        self._varied = [leaf for leaf in self.leaves if leaf.varies]
+        self._ragged = {leaf.path: _slot_of(leaf, 0) for leaf in self._varied if leaf.is_ragged}
         self._slots: list[_Slot] = []
         offset = 0
         for leaf in self.leaves:
-            if not leaf.is_text:
+            if not leaf.varies:
                 self._slots.append(_slot_of(leaf, offset))
                 offset += self._slots[-1].size
         self._fixed = offset
-        self.itemsize: int | None = None if self._texts else offset
-        self._single = self._slots[0] if not isinstance(space, (Dict, Text, Tuple)) else None
+        self.itemsize: int | None = None if self._varied else offset
+        inside = isinstance(space, (Dict, Tuple))
+        self._single = None if inside or self._varied else self._slots[0]
         self.has_names = any(isinstance(x.space, Discrete) and x.space.names for x in self.leaves)
 
     # one value
@@ -118,14 +122,16 @@ class Codec:
                     return data
             return _leaf_bytes(single, value, where, check_range)
         fixed: list[bytes] = []
-        texts: list[bytes] = []
-        slots = iter(self._slots)
+        varied: list[bytes] = []
+        slots, ragged = iter(self._slots), iter(self._ragged.values())
         for leaf, item, place in _walk(self.space, value, where):
             if leaf.is_text:
-                texts.append(_text_record(leaf.space, item, place))
+                varied.append(_text_record(leaf.space, item, place))
+            elif leaf.is_ragged:
+                varied.append(_ragged_record(next(ragged), item, place, check_range))
             else:
                 fixed.append(_leaf_bytes(next(slots), item, place, check_range))
-        return b"".join(fixed + texts)
+        return b"".join(fixed + varied)
 
     def from_wire(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
         """Encode a value of decoded JSON or msgpack; a leaf may also be `{"dtype","shape","data"}`.
@@ -161,8 +167,12 @@ class Codec:
             if single.quick.is_valid(data, check_range):
                 return
         elif self.itemsize is None:
-            for leaf, text in zip(self._texts, self._split_texts(data, where), strict=True):
-                _text_bytes(leaf.space, text, f"{where}.{leaf.path}" if leaf.path else where)
+            for leaf, piece in zip(self._varied, self._split_varied(data, where), strict=True):
+                place = f"{where}.{leaf.path}" if leaf.path else where
+                if isinstance(piece, str):
+                    _text_bytes(leaf.space, piece, place)
+                else:
+                    _check_rows(self._ragged[leaf.path], piece, place, check_range)
         if self.itemsize is not None and len(data) != self.itemsize:
             raise SpaceError(
                 f"{where}: expected {_describe_all(self.leaves)} in {self.itemsize} bytes, "
@@ -196,14 +206,14 @@ class Codec:
         """Decode `count` values to columns: path -> array `(count, *shape)`, or list of str.
 
         For a fixed-size space with one leaf the array is a read-only view. `lengths`: the size of
-        each value in bytes, required if the space has Text. Raises SpaceError if sizes do not fit.
+        each value in bytes, required if it varies. Raises SpaceError if sizes do not fit.
         """
         if self.itemsize is None:
             if lengths is None or len(lengths) != count or sum(lengths) != len(data):
                 raise SpaceError(
                     f"expected {count} lengths that sum to {len(data)} bytes, got others"
                 )
-            return self._text_columns(bytes(data), lengths)
+            return self._varied_columns(bytes(data), lengths)
         if len(data) != count * self.itemsize:
             raise SpaceError(
                 f"expected {count} values of {self.itemsize} bytes, got {len(data)} bytes"
@@ -224,62 +234,106 @@ class Codec:
         rows = np.empty((count, self._fixed), np.uint8)
         _require_columns(self.leaves, columns, count)
         for slot in self._slots:
-            where = slot.leaf.path or "column"
-            values = np.asarray(columns[slot.leaf.path])
-            if values.shape != (count, *slot.leaf.shape):
-                raise SpaceError(
-                    f"{where}: expected shape {(count, *slot.leaf.shape)}, got {values.shape}"
-                )
-            if values.dtype != slot.leaf.dtype:
-                values = _cast(values, slot.leaf, where)
-            values = np.ascontiguousarray(values)
+            values = _column(slot.leaf, columns, count)
             if slot.size:
                 rows[:, slot.offset : slot.offset + slot.size] = (
                     values.reshape(-1).view(np.uint8).reshape(count, slot.size)
                 )
-        if not self._texts:
+        if not self._varied:
             joined = rows.tobytes()
             size = self._fixed
             return [joined[i * size : (i + 1) * size] for i in range(count)]
-        texts = [
-            [_text_record(leaf.space, text, leaf.path or "column") for text in columns[leaf.path]]
-            for leaf in self._texts
+        varied = [
+            [_record(rows_of(row.tobytes(), leaf)) for row in _column(leaf, columns, count)]
+            if leaf.is_ragged
+            else [
+                _text_record(leaf.space, one, leaf.path or "column") for one in columns[leaf.path]
+            ]
+            for leaf in self._varied
         ]
-        return [b"".join((rows[i].tobytes(), *(t[i] for t in texts))) for i in range(count)]
+        return [b"".join((rows[i].tobytes(), *(v[i] for v in varied))) for i in range(count)]
 
-    def _text_columns(self, data: bytes, lengths: Sequence[int]) -> dict[str, Any]:
+    def _varied_columns(self, data: bytes, lengths: Sequence[int]) -> dict[str, Any]:
         fixed: list[bytes] = []
-        texts: list[list[str]] = [[] for _ in self._texts]
+        varied: list[list[Any]] = [[] for _ in self._varied]
         at = 0
         for length in lengths:
             record = data[at : at + length]
             at += length
             fixed.append(record[: self._fixed])
-            for column, text in zip(texts, self._split_texts(record, "$"), strict=True):
-                column.append(text)
+            for column, piece in zip(varied, self._split_varied(record, "$"), strict=True):
+                column.append(piece)
         result: dict[str, Any] = {}
         rows = np.frombuffer(b"".join(fixed), np.uint8).reshape(len(lengths), self._fixed)
         for slot in self._slots:
             result[slot.leaf.path] = _slot_values(slot, rows, len(lengths))
-        for leaf, column in zip(self._texts, texts, strict=True):
-            result[leaf.path] = column
+        for leaf, column in zip(self._varied, varied, strict=True):
+            result[leaf.path] = _padded_rows(leaf, column) if leaf.is_ragged else column
         return result
 
-    def _split_texts(self, data: bytes, where: str) -> list[str]:
-        at, found = self._fixed, []
-        for _ in self._texts:
+    def _split_varied(self, data: bytes, where: str) -> list[str | bytes]:
+        """The texts, and the bytes of the rows of ragged leaves."""
+        at, found = self._fixed, list[str | bytes]()
+        for leaf in self._varied:
             size = int.from_bytes(data[at : at + 4], "little")
-            text = data[at + 4 : at + 4 + size]
-            if len(data) < at + 4 or len(text) != size:
+            piece = data[at + 4 : at + 4 + size]
+            if len(data) < at + 4 or len(piece) != size:
                 raise SpaceError(f"{where}: expected {_describe_all(self.leaves)}, got cut bytes")
             at += 4 + size
             try:
-                found.append(text.decode())
+                found.append(piece if leaf.is_ragged else piece.decode())
             except UnicodeDecodeError as error:
-                raise SpaceError(f"{where}: expected UTF-8, got {text[:40]!r}") from error
+                raise SpaceError(f"{where}: expected UTF-8, got {piece[:40]!r}") from error
         if at != len(data):
             raise SpaceError(f"{where}: expected {at} bytes, got {len(data)}")
         return found
+
+
+def _record(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def _ragged_record(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes:
+    """The record of a value with as many rows as there are, or as there may be."""
+    leaf = slot.leaf
+    if isinstance(value, list) or np.ndim(value) == 2:
+        with contextlib.suppress(ValueError):  # rows of different lengths are refused below
+            rows = np.asarray(value if len(value) else np.zeros((0, leaf.shape[1]), leaf.dtype))
+            if rows.ndim == 2 and rows.shape[1] == leaf.shape[1] and len(rows) < leaf.shape[0]:
+                value = np.zeros(leaf.shape, rows.dtype)
+                value[: len(rows)] = rows
+    return _record(rows_of(_leaf_bytes(slot, value, where, check_range), leaf))
+
+
+def _check_rows(slot: _Slot, data: bytes, where: str, check_range: bool) -> None:
+    """Raise SpaceError unless these are the rows of an allowed value."""
+    leaf, whole = slot.leaf, data.ljust(slot.size, b"\0")
+    if len(whole) > slot.size or rows_of(whole, leaf) != data:
+        raise SpaceError(
+            f"{where}: expected {describe(leaf.space)}, the last one not of zeros, got {len(data)} "
+            "bytes"
+        )
+    _leaf_bytes(slot, np.frombuffer(whole, leaf.dtype).reshape(leaf.shape), where, check_range)
+
+
+def _padded_rows(leaf: Leaf, pieces: Sequence[bytes]) -> Array:
+    """The values of a ragged leaf (N, *shape), with zeros at their ends. Raises SpaceError."""
+    size = leaf.dtype.itemsize * math.prod(leaf.shape)
+    if any(len(piece) > size for piece in pieces):
+        raise SpaceError(f"{leaf.path or '$'}: expected {describe(leaf.space)}, got more")
+    joined = b"".join(piece.ljust(size, b"\0") for piece in pieces)
+    return np.frombuffer(joined, leaf.dtype).reshape(len(pieces), *leaf.shape)
+
+
+def _column(leaf: Leaf, columns: Mapping[str, Any], count: int) -> Array:
+    """A column of a leaf's dtype and shape, contiguous. Raises SpaceError for another."""
+    where = leaf.path or "column"
+    values = np.asarray(columns[leaf.path])
+    if values.shape != (count, *leaf.shape):
+        raise SpaceError(f"{where}: expected shape {(count, *leaf.shape)}, got {values.shape}")
+    return np.ascontiguousarray(
+        values if values.dtype == leaf.dtype else _cast(values, leaf, where)
+    )
 
 
 def _describe_all(found: Sequence[Leaf]) -> str:
@@ -436,8 +490,7 @@ def _text_bytes(space: Any, value: Any, where: str) -> bytes:
 
 
 def _text_record(space: Any, value: Any, where: str) -> bytes:
-    data = _text_bytes(space, value, where)
-    return len(data).to_bytes(4, "little") + data
+    return _record(_text_bytes(space, value, where))
 
 
 def _require_columns(found: Sequence[Leaf], columns: Mapping[str, Any], count: int) -> None:

@@ -113,12 +113,17 @@ def _require_elements(what: str, shape: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """An array of numbers: `dtype`, `shape`, and inclusive bounds (a number or an array each)."""
+    """An array of numbers: `dtype`, `shape`, and inclusive bounds (a number or an array each).
+
+    `ragged`: a table of float32 (rows, F) whose last rows are often zeros. These are neither sent
+    nor stored; in memory all rows are there.
+    """
 
     shape: tuple[int, ...] = ()
     dtype: np.dtype[Any] = np.dtype("float32")  # noqa: RUF009  a dtype is immutable
     low: Array = None  # type: ignore[assignment]  # None becomes the widest bound of the dtype
     high: Array = None  # type: ignore[assignment]  # as for low
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -139,12 +144,20 @@ class Box:
                 raise SpaceError(f"box: expected a {name} bound without NaN, got {given!r}")
             bound.flags.writeable = False
             object.__setattr__(self, name, bound)
+        if self.ragged and not ((self.low <= 0) & (self.high >= 0)).all():
+            raise SpaceError("box: expected bounds around 0, which fills rows, if it is ragged")
+        if self.ragged and (dtype.name, len(shape), 0 in shape) != ("float32", 2, False):
+            raise SpaceError(
+                f"box: expected float32 and a shape (rows, features) if it is ragged, got {dtype} "
+                f"and {shape}"
+            )
         if not (self.low <= self.high).all():
             raise SpaceError(f"box: expected low <= high, got low {self.low}, high {self.high}")
 
     def __repr__(self) -> str:
         low, high = _shown_bound(self.low), _shown_bound(self.high)
-        return f"Box({self.shape}, {self.dtype.name!r}, low={low}, high={high})"
+        ragged = ", ragged=True" if self.ragged else ""
+        return f"Box({self.shape}, {self.dtype.name!r}, low={low}, high={high}{ragged})"
 
     def to_json(self) -> Json:
         """The JSON node of this space, without the version."""
@@ -154,6 +167,7 @@ class Box:
             "shape": list(self.shape),
             "low": bound_to_json(self.low),
             "high": bound_to_json(self.high),
+            **({"ragged": True} if self.ragged else {}),
         }
 
     def __eq__(self, other: object) -> bool:
@@ -432,7 +446,7 @@ _KEYS = {
     "dict": {"spaces"},
     "tuple": {"spaces"},
 }
-_OPTIONAL = {"discrete": {"names", "other"}}
+_OPTIONAL = {"box": {"ragged"}, "discrete": {"names", "other"}}
 _MAX_DEPTH = 32
 
 
@@ -487,7 +501,9 @@ def _build(kind: str, node: dict[str, Json], where: str, depth: int) -> Space:
         dtype, shape = np.dtype(node["dtype"]), _sizes(node["shape"])
         _require_elements("box", shape)
         low, high = (_bound_from_json(node[name], dtype, shape) for name in ("low", "high"))
-        return Box(shape, dtype, low, high)
+        if node.get("ragged", True) is not True:
+            raise SpaceError(f"expected true as ragged, or no such key, got {node['ragged']!r:.80}")
+        return Box(shape, dtype, low, high, "ragged" in node)
     if kind == "discrete":
         return _discrete(node)
     if kind == "multi_discrete":
@@ -571,7 +587,8 @@ _EXAMPLES = {
 def parse_space(text: str) -> Space:
     """The space of a short form: `box:4`, `box:84x84x4:uint8`, `box:2::-1:1` (dtype, low, high),
     `discrete:2`, `discrete:5:1` (start), `discrete:["DE","FR"]` (names), `discrete:["DE"]:other`
-    (what is no name is `other`), `multi_discrete:3,4`, `multi_binary:8`, `text:32`.
+    (what is no name is `other`), `multi_discrete:3,4`, `multi_binary:8`, `text:32`,
+    `candidates:64x20` (at most 64, with 20 features each).
 
     A Dict is JSON text: `{"country": ["DE", "FR"], "age": "box:1"}`, with a short form or a list of
     names for each of its spaces. Raises SpaceError with the forms that exist.
@@ -587,6 +604,8 @@ def parse_space(text: str) -> Space:
             return Dict(tuple((name, _parse_inner(name, inner)) for name, inner in given))
         if kind == "box" and parts and parts[0]:
             return _parse_box(parts)
+        if kind == "candidates" and len(parts) == 1:
+            return Box(tuple(int(n) for n in parts[0].split("x")), ragged=True)
         if kind == "discrete" and rest.lstrip()[:1] not in "-0123456789":
             return _parse_names(rest)
         if kind == "discrete" and 1 <= len(parts) <= 2:
@@ -609,7 +628,8 @@ def parse_space(text: str) -> Space:
         raise SpaceError(f"{text!r:.200}: {error}") from error
     raise SpaceError(
         'expected box:SHAPE[:DTYPE[:LOW:HIGH]], discrete:N[:START], discrete:["NAME",...][:other], '
-        f"multi_discrete:N,N,..., multi_binary:SHAPE, text:MAX or a JSON object of those, got "
+        f"multi_discrete:N,N,..., multi_binary:SHAPE, text:MAX, candidates:MOSTxFEATURES or a "
+        f"JSON object of those, got "
         f"{text!r:.200}"
     )
 

@@ -35,6 +35,10 @@ class NamedDiscrete(gym.spaces.Discrete):
         self.names, self.other = space.names, space.other
 
 
+class RaggedBox(gym.spaces.Box):
+    """A Box of candidates: the rows at its end are often zeros, which are not stored."""
+
+
 def from_gym(space: gym.Space[Any], where: str = "$") -> Space:
     """The descriptor of a gymnasium space.
 
@@ -49,7 +53,8 @@ def from_gym(space: gym.Space[Any], where: str = "$") -> Space:
     if isinstance(space, spaces.Tuple):
         return Tuple(tuple(from_gym(s, f"{where}[{i}]") for i, s in enumerate(space.spaces)))
     if isinstance(space, spaces.Box):
-        return Box(space.shape, space.dtype, space.low, space.high)
+        ragged = isinstance(space, RaggedBox)
+        return Box(space.shape, space.dtype, space.low, space.high, ragged)
     if isinstance(space, NamedDiscrete):
         return Discrete(int(space.n), 0, space.names, space.other)
     if isinstance(space, spaces.Discrete):
@@ -91,7 +96,8 @@ def to_gym(space: Space) -> gym.Space[Any]:
     if isinstance(space, Tuple):
         return spaces.Tuple([to_gym(inner) for inner in space.spaces])
     if isinstance(space, Box):
-        return spaces.Box(space.low, space.high, space.shape, space.dtype.type)
+        kind = RaggedBox if space.ragged else spaces.Box
+        return kind(space.low, space.high, space.shape, space.dtype.type)
     if isinstance(space, Discrete) and space.names:
         return NamedDiscrete(space)
     if isinstance(space, Discrete):

@@ -44,6 +44,15 @@ class Leaf:
         return isinstance(self.space, Text)
 
     @property
+    def is_ragged(self) -> bool:
+        return isinstance(self.space, Box) and self.space.ragged
+
+    @property
+    def varies(self) -> bool:
+        """Whether encodings of its values have different sizes."""
+        return self.is_text or self.is_ragged
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         if isinstance(self.space, Box):
             return self.space.dtype
@@ -99,6 +108,12 @@ def _one(bound: Array) -> Array:
     return bound.flat[:1].reshape(()) if bound.size and (bound == bound.flat[0]).all() else bound
 
 
+def rows_of(data: bytes, leaf: Leaf) -> bytes:
+    """The bytes of a ragged leaf's value without the rows at its end that are zeros."""
+    size = leaf.dtype.itemsize * leaf.shape[1]
+    return data[: -(-len(data.rstrip(b"\0")) // size) * size]
+
+
 def one_of_names(names: Sequence[str]) -> str:
     """A choice of these names, for messages: the first of them, and how many there are."""
     shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
@@ -119,6 +134,9 @@ def describe(space: Any) -> str:
         return f"a string of {space.min_length} to {space.max_length} characters{letters}"
     low, high = bound_to_json(space.low), bound_to_json(space.high)
     finite = "finite " if space.dtype.kind == "f" else ""
+    if space.ragged:
+        most, width = space.shape
+        return f"up to {most} rows of {width} finite {space.dtype} in [{low}, {high}]"
     return f"{finite}{space.dtype} of shape {space.shape} in [{low}, {high}]"
 
 

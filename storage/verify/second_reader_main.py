@@ -69,7 +69,10 @@ def _read(content: bytes) -> Iterator[tuple[ColumnReply, ColumnValues | None]]:
 
 
 def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnValues:
-    if spec is not None and spec["encoding"] == "list":
+    if spec is not None and spec["encoding"] == "ragged":
+        size = int(np.prod(spec["shape"]))
+        column = column.map(lambda row: [*row, *[0.0] * (size - len(row))], na_action="ignore")
+    if spec is not None and spec["encoding"] in ("list", "ragged"):
         there = column.notna().to_numpy()
         rows = np.array(column[there].tolist())
         spread = np.zeros((len(column), *rows.shape[1:]), rows.dtype)

@@ -48,8 +48,12 @@ def named_spaces(draw: st.DrawFn) -> Discrete:
 
 
 named = named_spaces()
+ragged = st.builds(
+    lambda shape: Box(shape, ragged=True), hnp.array_shapes(min_dims=2, max_dims=2, max_side=3)
+)
 leaf_spaces: st.SearchStrategy[Space] = st.one_of(
     boxes(),
+    ragged,
     st.builds(Discrete, st.integers(1, 2**40), st.integers(-(2**50), 2**50)),
     named,
     st.lists(st.tuples(st.integers(1, 9), st.integers(-3, 3)), min_size=1, max_size=4).map(

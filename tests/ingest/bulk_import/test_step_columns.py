@@ -46,6 +46,7 @@ from tests.ingest.bulk_import.test_handler import PATIENT, body, importing, step
 MIXED = Dict(
     (
         ("image", Box((2, 2), np.dtype(np.uint8))),
+        ("items", parse_space("candidates:3x2")),
         ("many", MultiDiscrete((3, 4))),
         ("place", Discrete(5)),
         ("who", Text(40)),
@@ -79,6 +80,7 @@ INFOS = [None, "", "{}", '{"a": 1.50, "b": {"c": "x"}}', '{"ü": [1, {"c": "\\u0
 def _step(draw: random.Random) -> dict[str, Any]:
     return {
         "obs.image": draw.randbytes(4),
+        "obs.items": [[draw.random(), 1.0] for _ in range(draw.randrange(4))],
         "obs.many": [draw.randrange(3), draw.randrange(4)],
         "obs.place": draw.randrange(5),
         "obs.who": draw.choice(["", "a", "häß", "x" * 40]),
@@ -110,6 +112,8 @@ def drawn(seed: int) -> list[dict[str, Any]]:
 
 NUMBERS = {
     "obs.many": pa.list_(pa.int16()),
+    "obs.items": pa.list_(pa.list_(pa.float64())),
+    "final_obs.items": pa.list_(pa.list_(pa.float32())),
     "obs.place": pa.uint8(),
     "actions.0": pa.int32(),
     "actions.1": pa.list_(pa.bool_()),
@@ -140,7 +144,7 @@ def table_of(episodes: list[dict[str, Any]]) -> pa.Table:
 
 def value_of(step: Mapping[str, Any]) -> dict[str, Any]:
     image = np.frombuffer(step["obs.image"], np.uint8).reshape(2, 2)
-    return {"image": image, **{n: step[f"obs.{n}"] for n in ("many", "place", "who")}}
+    return {"image": image, **{n: step[f"obs.{n}"] for n in ("items", "many", "place", "who")}}
 
 
 def events_of(episodes: list[dict[str, Any]]) -> list[wire.Event]:
@@ -247,6 +251,11 @@ def _joined(parts: list[Any]) -> Any:
         (Box((), np.dtype(np.uint8)), pa.array([0, 256, -1, 255, 7]), [1, 2]),
         (Box((2,)), pa.array([[0, 1], [1], None, [1, None], [1, 2, 3]]), [1, 2, 3, 4]),
         (Box((2, 1)), pa.array([[[0], [1]], [[1, 2]], [[]], [[1]], None]), [2, 3, 4]),
+        (
+            parse_space("candidates:2x2"),
+            pa.array([[[1, 2]], [[1, 2], [3]], None, [[1, 2], [3, None]], [[1, 2]] * 3]),
+            [1, 2, 3, 4],
+        ),
         (Box((2,)), pa.array([b"12345678", b"1234", None, b"", b"\0" * 8]), [1, 2, 3]),
         (Box((2,), np.dtype("?")), pa.array([b"\0\1", b"\2\0", b"\1"] + 2 * [b"\1\1"]), [1, 2]),
         (MultiBinary((2,)), pa.array([[0, 1], [2, 0], [1, 1], [0], [0, 0]]), [1, 3]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from ingest.client.policy_client import PolicyClient
@@ -19,7 +20,13 @@ from tests.collector_process import CollectorProcess
 
 MOST, DECISIONS = 8, 40
 SPEC = PolicySpec(
-    Dict({"action_mask": MultiBinary((MOST,)), "candidates": Box((MOST, 2)), "user": Box((1,))}),
+    Dict(
+        {
+            "action_mask": MultiBinary((MOST,)),
+            "candidates": Box((MOST, 2), ragged=True),
+            "user": Box((1,)),
+        }
+    ),
     Discrete(MOST),
     ModuleSpec(kind="scorer", hidden=()),
 )
@@ -61,10 +68,13 @@ def test_the_best_of_what_there_is_is_chosen_and_stored_with_it(tmp_path: Path) 
     counts = stored["obs.action_mask"].sum(axis=1)
     assert sorted(counts.tolist()) == sorted(expected)
     assert (stored["actions"] < counts).all()
+    files = [pq.read_table(path) for path in tmp_path.glob("shards/*/*.parquet")]
+    sizes = [len(row) for one in files for row in one["obs__candidates"].to_pylist()]
+    assert sorted(sizes) == [2 * count for count in sorted(expected)]  # and no rows of zeros
 
 
 def test_candidates_without_a_mask_are_refused_where_they_are_declared(tmp_path: Path) -> None:
-    spaces = Dict({"candidates": Box((MOST, 2))}), Discrete(MOST)
+    spaces = Dict({"candidates": Box((MOST, 2), ragged=True)}), Discrete(MOST)
     declared = PolicyDeclaration(observation=spaces[0], action=spaces[1])
     with pytest.raises(DeclarationError, match="expected the key 'action_mask' beside it"):
         save_declaration(tmp_path, declared)

@@ -156,7 +156,7 @@ def test_rows_that_masks_make_useless_are_left_out_and_counted(name):
 
 @pytest.mark.parametrize("name", ["iql", "torchrl:sac"])
 def test_critics_of_places_refuse_a_scorer(name):
-    space = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2))})
+    space = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2), ragged=True)})
     spec = PolicySpec(space, Discrete(4), ModuleSpec(kind="scorer"))
     with pytest.raises(ValueError, match=f"{name}: expected a policy without candidates"):
         algorithm(name).build(Policy(spec))

@@ -19,7 +19,7 @@ def scorer(**changes) -> PolicySpec:
     space = Dict(
         {
             "action_mask": MultiBinary((MOST,)),
-            "candidates": Box((MOST, WIDTH)),
+            "candidates": Box((MOST, WIDTH), ragged=True),
             "user": Box((2,)),
             "where": Discrete(3),
         }
@@ -94,7 +94,13 @@ def test_a_score_is_that_of_the_candidate_not_of_its_place() -> None:
 def test_a_score_follows_its_formula() -> None:
     """[s; 1]^T W [c; 1] + f(s, c), computed by hand without a filter."""
     spec = PolicySpec(
-        Dict({"action_mask": MultiBinary((2,)), "candidates": Box((2, 2)), "user": Box((1,))}),
+        Dict(
+            {
+                "action_mask": MultiBinary((2,)),
+                "candidates": Box((2, 2), ragged=True),
+                "user": Box((1,)),
+            }
+        ),
         Discrete(2),
         ModuleSpec(kind="scorer", hidden=(), value_head=False),
     )
@@ -120,9 +126,11 @@ def test_a_spec_of_a_scorer_comes_back_and_needs_candidates() -> None:
     assert PolicySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     with pytest.raises(SpecError, match="expected the keys 'candidates' and 'action_mask'"):
         PolicySpec(Box((2,)), Discrete(3), ModuleSpec(kind="scorer"))
-    with pytest.raises(SpaceError, match=r"observation\.candidates: expected a Box of floats"):
+    with pytest.raises(
+        SpaceError, match=r"observation\.candidates: expected candidates:NxFEATURES"
+    ):
         PolicySpec(
-            Dict({"action_mask": MultiBinary((3,)), "candidates": Box((4, 2))}),
+            Dict({"action_mask": MultiBinary((3,)), "candidates": Box((4, 2), ragged=True)}),
             Discrete(3),
             ModuleSpec(kind="scorer"),
         )

@@ -26,7 +26,7 @@ MOST, WIDTH, ROWS = 6, 3, 3_000
 OBSERVATION = Dict(
     {
         "action_mask": MultiBinary((MOST,)),
-        "candidates": Box((MOST, WIDTH)),
+        "candidates": Box((MOST, WIDTH), ragged=True),
         "user": Box((2,)),
     }
 )

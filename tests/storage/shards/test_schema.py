@@ -48,6 +48,7 @@ ENCODINGS: list[tuple[Space, str]] = [
     (MultiBinary((4,)), "list"),
     (MultiBinary((1025,)), "binary"),
     (MultiDiscrete((2, 3)), "list"),
+    (Box((64, 20), ragged=True), "ragged"),
     (Discrete(2), "scalar"),
     (Text(5), "text"),
 ]

@@ -51,6 +51,7 @@ from storage.spaces.descriptors import (
     schema_id,
 )
 from storage.spaces.leaves import Leaf, leaves
+from tests.storage.space_strategies import ragged
 
 OBS, ACT = Box((4,)), Discrete(2)
 CANONICAL = canonical_json(OBS, ACT)
@@ -523,6 +524,7 @@ boxes = st.builds(
 )
 leaf_spaces: st.SearchStrategy[Space] = st.one_of(
     boxes,
+    ragged,
     st.builds(Discrete, st.integers(1, 5), st.integers(-3, 3)),
     st.builds(lambda n: MultiDiscrete(tuple(n)), st.lists(small, min_size=1, max_size=3)),
     st.builds(lambda n: MultiBinary(tuple(n)), st.lists(small, min_size=1, max_size=2)),

@@ -19,7 +19,7 @@ import pytest
 
 from storage.experience.episode import Part
 from storage.shards.schema import stored_names
-from storage.shards.shard import ShardWriter, read_shard, shard_metadata
+from storage.shards.shard import ShardWriter, decode_column, read_shard, shard_metadata
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import (
     Box,
@@ -66,6 +66,15 @@ PAIRS: dict[str, tuple[Space, Space, Callable[[int], Any], Callable[[int], Any]]
         lambda i: i % 2 == 0,
     ),
     "text": (Text(20), MultiBinary((3,)), lambda i: f"\N{SNOWMAN} {i}", lambda i: [0, i % 2, 1]),
+    "candidates": (
+        Dict({"action_mask": MultiBinary((5,)), "candidates": Box((5, 2), ragged=True)}),
+        Discrete(5),
+        lambda i: {
+            "action_mask": np.arange(5) <= i % 5,
+            "candidates": np.where(np.arange(5)[:, None] < i % 5, [[0.0, i]], 0),
+        },
+        lambda i: 0,
+    ),
     "empty": (Box((0,)), Discrete(1), lambda i: [], lambda i: 0),
     "nested": (
         NESTED,
@@ -274,6 +283,19 @@ def test_the_values_that_the_tools_agree_on_are_not_trivial(tmp_path: Path) -> N
     assert rows["ended"] == [None] * 5 + ["terminated"]
     assert rows["env_t"] == [None] * 5 + [7]
     assert rows["agents"] == [None] * 5 + [3]
+
+
+def test_lists_of_candidates_are_as_long_as_they_are(tmp_path: Path) -> None:
+    """Rows beyond the candidates of a decision are neither in the encoding nor in the file."""
+    canonical = canonical_json(*PAIRS["candidates"][:2])
+    path = ShardWriter(tmp_path).write("s", canonical, parts_of("candidates")).path
+    rows = by_duckdb(path)["obs__candidates"]
+    assert rows == [[], [0, 1], [], [0, 11] * 1, [0, 12] * 2, []]
+    table = read_shard(path)
+    whole = decode_column(table, "obs.candidates")
+    assert whole.shape == (6, 5, 2)
+    assert whole[4].tolist() == [[0, 12], [0, 12], [0, 0], [0, 0], [0, 0]]
+    assert decode_column(table, "final_obs.candidates")[5].tolist() == [[0, 99]] * 4 + [[0, 0]]
 
 
 def test_bytes_decode_by_what_the_footer_says(tmp_path: Path) -> None:

@@ -23,8 +23,12 @@ def observation(rows: Space, **others: Space) -> Dict:
     return Dict({"candidates": rows, "age": Box(()), **others})
 
 
+def rows(*shape: int) -> Box:
+    return Box(shape, ragged=True)
+
+
 def made() -> Candidates:
-    return Candidates(observation(Box((4, 2)), action_mask=MASK), Discrete(4))
+    return Candidates(observation(rows(4, 2), action_mask=MASK), Discrete(4))
 
 
 def test_rows_are_padded_and_the_others_masked() -> None:
@@ -76,16 +80,12 @@ def test_rows_that_do_not_fit_are_refused(context, rows, text) -> None:
 @pytest.mark.parametrize(
     ("spaces", "text"),
     [
-        ((observation(Box((4, 2))), Discrete(4)), "expected the key 'action_mask' beside it"),
-        ((observation(Box((3, 2)), action_mask=MASK), Discrete(4)), "expected a Box of floats"),
-        ((observation(Box((4,)), action_mask=MASK), Discrete(4)), "expected a Box of floats"),
+        ((observation(rows(4, 2)), Discrete(4)), "expected the key 'action_mask' beside it"),
+        ((observation(rows(3, 2), action_mask=MASK), Discrete(4)), "expected candidates:NxFEAT"),
+        ((observation(Box((4, 2)), action_mask=MASK), Discrete(4)), "expected candidates:NxFEAT"),
         (
-            (observation(Box((4, 2), "int8"), action_mask=MASK), Discrete(4)),
-            "expected a Box of floats",
-        ),
-        (
-            (observation(Box((4, 2)), action_mask=MASK), MultiDiscrete((2, 2))),
-            r"expected a Box of floats of shape \(n, features\) next to an action space Discrete",
+            (observation(rows(4, 2), action_mask=MASK), MultiDiscrete((2, 2))),
+            r"expected candidates:NxFEATURES, as in Box\(\(n, features\), ragged=True\), next to",
         ),
     ],
 )

@@ -24,6 +24,7 @@ from storage.spaces.descriptors import (
     SpaceError,
     Text,
     Tuple,
+    parse_space,
 )
 from storage.spaces.leaves import QuickInteger, QuickNumbers
 from tests.storage.space_strategies import spaces, values
@@ -62,7 +63,7 @@ def test_columns_round_trip(space: Space, data: st.DataObject) -> None:
     codec = Codec(space)
     rows = [codec.encode(v) for v in data.draw(st.lists(values(space), max_size=4))]
     columns = codec.columns(b"".join(rows), len(rows), [len(row) for row in rows])
-    assert list(columns) == [leaf.path for leaf in codec.leaves] or codec._texts
+    assert list(columns) == [leaf.path for leaf in codec.leaves] or codec._varied
     assert {len(column) for column in columns.values()} <= {len(rows)}
     assert codec.encode_columns(columns, len(rows)) == rows
 
@@ -229,3 +230,51 @@ def test_the_wire_form_of_an_array() -> None:
     for change in (*wrong, {"dtype": "float64"}, {"shape": [1, 2]}):
         with pytest.raises(SpaceError):
             codec.from_wire({**form, **change})
+
+
+ROWS = Codec(parse_space("candidates:64x20"))
+
+
+def test_a_ragged_value_has_the_bytes_of_its_rows() -> None:
+    """12 candidates of 20 features take 964 bytes, also if they come as the 64 that they may be."""
+    rows = np.ones((12, 20), np.float32)
+    rows[3] = 0
+    data = ROWS.encode(rows)
+    assert len(data) == 964
+    assert data == ROWS.encode(rows.tolist())
+    whole = ROWS.decode(data)
+    assert whole.shape == (64, 20)
+    assert (whole[:12] == rows).all()
+    assert not whole[12:].any()
+    assert ROWS.encode(whole) == data
+    assert ROWS.encode([]) == bytes(4)
+    ROWS.check(data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(np.ones((65, 20)), np.ones((3, 19)), [[1.0] * 20, [1.0]], [1.0] * 20),
+        *("x", 3.0, None, np.full((2, 20), np.nan), [["a"] * 20], [[None] * 20]),
+    ],
+    ids=range(10),
+)
+def test_rows_that_do_not_fit_are_refused(value: Any) -> None:
+    with pytest.raises(SpaceError, match="expected up to 64 rows of 20 finite float32"):
+        ROWS.encode(value)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.zeros(20),
+        np.ones(19),
+        np.ones(65 * 20),
+        np.full(20, np.inf),
+    ],
+)
+def test_bytes_of_rows_are_those_that_encode_makes(rows: Any) -> None:
+    """Zeros at the end would give one value two encodings."""
+    data = rows.astype("<f4").tobytes()
+    with pytest.raises(SpaceError, match="expected up to 64 rows"):
+        ROWS.check(len(data).to_bytes(4, "little") + data)
