@@ -18,10 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags d3rlpy exports rllib unit long attack faults faults-long judge format demo demo-seeds bench docs release clean
+.PHONY: help setup test lint dags airflow-e2e d3rlpy exports rllib unit long attack faults faults-long judge format demo demo-seeds bench docs release clean
 
 help:  ## list the commands
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: $(STAMP)  ## build .venv with every extra, at the tested versions
 
@@ -52,6 +52,9 @@ lint: setup  ## rules, format, types, import contracts
 dags: setup $(AIRFLOW_STAMP)  ## the Airflow DAGs, in their own environment
 	$(AIRFLOW)/python -m pytest -c tests/airflow/pytest.ini --rootdir=. --confcutdir=tests/airflow \
 		tests/airflow
+
+airflow-e2e: setup $(AIRFLOW_STAMP)  ## Airflow's four components, a collector and a client on loopback
+	$(AIRFLOW)/python -m tests.airflow.e2e
 
 # d3rlpy holds gymnasium 1.0.0, which `[train]` does not accept.
 d3rlpy:  ## the d3rlpy program of docs/own_loop.md, in an environment of its own

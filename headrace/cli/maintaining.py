@@ -256,7 +256,7 @@ def erase(
     from storage.maintenance.search import search
     from storage.weights.decisions import without_texts
 
-    queued = [] if queue is None else _queued(queue, apply)
+    queued = [] if queue is None else _queued(queue, root, apply)
     files = [*queued, *([] if requests is None else [requests])]
     wanted = _requests(episode, tag, files)
     if proof and not wanted.texts:
@@ -305,14 +305,14 @@ def erase(
         raise typer.Exit(1)
 
 
-def _queued(queue: Path, apply: str | None) -> list[Path]:
+def _queued(queue: Path, root: Path, apply: str | None) -> list[Path]:
     """The files of a queue. Raises NothingYet without any."""
     from storage.errors import NothingYet
 
     if apply != "new":
         raise ValueError("--queue: expected --apply new")
-    if not queue.is_dir():
-        raise ValueError(f"--queue: expected a folder, found none at {queue}")
+    if not queue.is_dir() or queue.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"--queue: expected a folder outside of the root, got {queue}")
     found = sorted(one for one in queue.glob("*.txt") if one.is_file())
     if not found:
         raise NothingYet(f"{queue}: no request (*.txt) waits")

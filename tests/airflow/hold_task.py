@@ -1,6 +1,7 @@
 """A task's process that runs a long training: hold_task.py VALUES tied|loose."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,6 @@ task = cli_task(
     "--epochs=1000000",
     **json.loads(sys.argv[1]),
 )
-if sys.argv[2] == "loose":
-    task.bash_command = task.bash_command.removeprefix("HEADRACE_PARENT=$PPID ")
-task.execute({})
+if sys.argv[2] == "loose":  # as with a command that has another parent than the task
+    os.environ["HEADRACE_COMMAND"] = sys.argv[3]
+task.execute({"params": {}})

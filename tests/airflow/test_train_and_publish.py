@@ -1,80 +1,26 @@
 """The DAG end to end on real shards, by Headrace's own command line; each task twice."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.airflow.commands import headrace
 
 TASKS = ("freeze", "train", "evaluate", "publish")
 DAGS = Path(__file__).parents[2] / "airflow_dags"
 
 
 @pytest.fixture
-def run(dag_bag):
+def run(run_dag):
     """run(root, **params): one run of the DAG; gives task -> (state, XCom)."""
-    dag = dag_bag.dags["train_and_publish"]
-    for task in dag.tasks:
-        task.retries = 0  # dag.test() would wait for the delay
-
-    def once(root, **params):
-        settings = {"root": str(root), "algorithm": "ips", "min_ess": 5}
-        done = dag.test(run_conf=settings | params)
-        tasks = {one.task_id: one for one in done.get_task_instances()}
-        found = {}
-        for name in TASKS:
-            value = tasks[name].xcom_pull(task_ids=name)
-            found[name] = (tasks[name].state, value)
-        return str(done.state), found
-
-    return once
-
-
-@pytest.fixture
-def quick(loaded, monkeypatch):
-    """quick(): the tasks' commands from now on, from a process with torch loaded."""
-    return lambda: monkeypatch.setenv("HEADRACE_COMMAND", str(loaded / "headrace"))
-
-
-def headrace(root, *words):
-    result = subprocess.run(
-        [os.environ["HEADRACE_COMMAND"], *words, "--root", root, "--json"],
-        check=True,
-        capture_output=True,
-        text=True,
+    return lambda root, **params: run_dag(
+        "train_and_publish", root=str(root), **{"algorithm": "ips", "min_ess": 5, **params}
     )
-    return json.loads(result.stdout)
 
 
 def versions(root):
     return [one["version"] for one in headrace(root, "versions")["versions"]]
-
-
-def test_the_dags_load_without_errors(dag_bag):
-    """Airflow's own processor finds them, in the order freeze, train, evaluate, publish."""
-    assert dag_bag.import_errors == {}
-    (dag,) = dag_bag.dags.values()
-    assert [task.task_id for task in dag.topological_sort()] == list(TASKS)
-    assert (dag.max_active_runs, dag.catchup) == (1, False)
-
-
-def test_a_dag_file_imports_nothing_heavy():
-    """Airflow parses a DAG file every few seconds, so that it leaves the heavy imports to
-    Headrace's commands."""
-    heavy = ["torch", "pyarrow", "pandas", "numpy", "headrace", "storage", "policy", "ingest"]
-    code = (
-        f"import sys; sys.path.insert(0, {str(DAGS)!r})\n"
-        "import airflow.sdk, airflow.providers.standard.operators.bash\n"
-        "before = set(sys.modules)\n"
-        f"import runpy; runpy.run_path({str(DAGS / 'dags' / 'train_and_publish.py')!r})\n"
-        f"print([name for name in {heavy} if name in set(sys.modules) - before])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=DAGS
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_run_publishes_and_a_second_one_does_nothing(run, quick, write_log, tmp_path):
@@ -87,6 +33,7 @@ def test_a_run_publishes_and_a_second_one_does_nothing(run, quick, write_log, tm
     assert first["freeze"][1]["rows"] == 1_000
     assert first["publish"][1]["published"]
     assert [first[name][1]["unchanged"] for name in TASKS] == [False] * 4
+    assert first["start_canary"][0] == "skipped"
     assert {first[name][1]["manifest"] for name in TASKS[1:]} == {first["freeze"][1]["hash"]}
     files = sorted((tmp_path / "manifests").glob("*.json"))
     assert len(files) == 4
@@ -120,6 +67,7 @@ def test_a_closed_gate_is_a_green_run_with_a_record(run, quick, write_log, tmp_p
         state, found = run(tmp_path, min_ess=1e9)
         assert state == "success"
         assert [found[name][0] for name in TASKS] == ["success"] * 3 + ["skipped"]
+        assert "effective sample size" in found["publish"][2]
         (record,) = (tmp_path / "manifests").glob("*.publish-*.json")
         decided = json.loads(record.read_text())
         assert not decided["published"]
@@ -138,3 +86,37 @@ def test_a_parameter_is_a_value_and_never_a_command(run, quick, write_log, tmp_p
     assert found["freeze"][0] == "success"
     assert found["train"][0] == "failed"
     assert not planted.exists()
+
+
+def test_before_the_first_traffic_a_run_is_skipped_with_the_reason(run, quick, write_log, tmp_path):
+    """Green, not red after three tries; so is a run while a person's pin holds the policy."""
+    quick()
+    write_log(tmp_path, 0, 0)
+    state, found = run(tmp_path)
+    assert (state, found["freeze"][0]) == ("success", "skipped")
+    assert "expected shards of schema" in found["freeze"][2]
+    write_log(tmp_path, 0, 1_000)
+    digest = headrace(tmp_path, "train", "--set", "updates=1")["candidate"]
+    headrace(tmp_path, "publish", digest, "--no-gate", "--wait", "none")
+    headrace(tmp_path, "pause", "--why", "a release of the shop")
+    state, found = run(tmp_path, since="2020-01-01")
+    assert (state, found["publish"][0]) == ("success", "skipped")
+    assert "a release of the shop" in found["publish"][2]
+    assert versions(tmp_path) == [1]
+
+
+def test_a_candidate_that_is_not_worse_becomes_a_canary_once(run, quick, write_log, tmp_path):
+    """A second run, and one that is cleared after the canary's end, start no other."""
+    quick()
+    write_log(tmp_path, 0, 1_000)
+    digest = headrace(tmp_path, "train", "--set", "updates=1")["candidate"]
+    headrace(tmp_path, "publish", digest, "--no-gate", "--wait", "none")
+    first, second = (run(tmp_path, canary="30%", since="2020-01-01")[1] for _ in range(2))
+    assert (first["start_canary"][0], first["publish"][0]) == ("success", "skipped")
+    assert first["start_canary"][1]["canary"] == 2
+    assert second["start_canary"][1]["unchanged"]
+    headrace(tmp_path, "rollback", "--why", "fewer clicks", "--wait", "none")
+    _, cleared = run(tmp_path, canary="30%", since="2020-01-01")
+    assert cleared["start_canary"][1]["unchanged"]
+    live = headrace(tmp_path, "versions")["live"]
+    assert (live["version"], live["canary_version"]) == (1, None)

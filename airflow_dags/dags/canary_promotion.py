@@ -1,0 +1,12 @@
+"""The promotion of canaries for Airflow; headrace_dags.py describes it."""
+
+import os
+
+from headrace_dags import headrace_dags
+
+headrace_dags(
+    os.environ.get("HEADRACE_ROOT", "/var/lib/headrace"),
+    "default",
+    only=["canary_promotion"],
+    canary_hours=72.0,
+)
