@@ -87,8 +87,8 @@ class Cell(msgspec.Struct, array_like=True):
 class RewardHistory(msgspec.Struct):
     """The history of one policy.
 
-    `share` of the slots of `LEVELS` is kept. `imported` counts steps of imports; `counted` is stream
-    -> the ordinal of the first part that is not counted; `begin` the earliest second of all;
+    `share` of the slots of `LEVELS` is kept. `imported` counts steps of imports; `counted` is
+    stream -> the ordinal of the first part that is not counted; `begin` the earliest second of all;
     `totals` version -> moments over all time, of the latest `TOTAL_VERSIONS` versions; `levels`
     slot -> version -> moments, for each of `LEVELS`.
     """

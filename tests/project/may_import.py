@@ -82,8 +82,9 @@ MAY_IMPORT = {
     ),
     # ADBC drivers are imported by `importlib`, if a URL names them
     "ingest.importing": (
-        "ingest.columns ingest.delivery ingest.protocol storage.errors storage.experience"
-        " storage.spaces storage.system storage.wording duckdb msgspec numpy pyarrow sqlalchemy"
+        "ingest.columns ingest.delivery ingest.protocol storage.declarations storage.errors"
+        " storage.experience storage.spaces storage.system storage.wording duckdb msgspec"
+        " numpy pyarrow sqlalchemy"
     ),
     # `shards` reads those of a root
     "ingest.importing.formats": (
