@@ -13,6 +13,7 @@ from storage.spaces.action_mask import ActionMask
 from storage.spaces.candidates import Candidates
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, SpaceError
+from storage.spaces.named_features import NamedFeatures
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class PolicyRules:
         if self.action_mask is None:
             return None
         return Candidates.of(self.observation.space, self.action.space)
+
+    @cached_property
+    def named_features(self) -> NamedFeatures:
+        """The columns of candidates by their declared names."""
+        return NamedFeatures(self.declaration.candidate_features)
 
     def require_allowed(self, obs: bytes, action: bytes | None = None) -> None:
         """Raise SpaceError if the observation's mask forbids the action, or allows no action."""

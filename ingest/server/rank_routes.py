@@ -32,8 +32,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.spaces.action_mask import ACTION_MASK, inner_spaces
 from storage.spaces.candidates import CANDIDATES, Candidates
-from storage.spaces.descriptors import Discrete, SpaceError
-from storage.spaces.named_features import NamedFeatures
+from storage.spaces.descriptors import Array, Discrete, SpaceError
 
 RANK = "rank"
 """The key of the info."""
@@ -84,8 +83,11 @@ class _Asked:
     def slots(self) -> Sequence[wire.Slot]:
         return self.message.slots or (wire.Slot(),)
 
-    def observed(self, slot: int, taken: set[str]) -> bytes:
-        """The observation of a slot in canonical bytes. Raises Refusal."""
+    def observed(self, slot: int, taken: set[str]) -> tuple[bytes, Array]:
+        """A slot's observation in canonical bytes, and the mask (k,) of the candidates.
+
+        Raises Refusal.
+        """
         asked = self.slots[slot]
         place = f"$.slots[{slot}]" if self.message.slots else "$"
         gone = {*self.message.excluded, *asked.excluded, *taken}
@@ -99,7 +101,7 @@ class _Asked:
             raise Refusal("invalid", text, f"{place}.context")
         try:
             seen = self.candidates.observed({**context, ACTION_MASK: allowed}, self.rows)
-            return self.rules.observation.from_wire(seen, "context")
+            return self.rules.observation.from_wire(seen, "context"), allowed
         except SpaceError as error:
             where, _, text = str(error).partition(": ")
             if self.rules.declaration.redact:
@@ -113,14 +115,14 @@ class Ranker:
     def __init__(self, collector: Collector, live: LivePolicies) -> None:
         self._collector, self._live = collector, live
         self._rng = np.random.default_rng()
-        self._named: dict[tuple[str, ...], NamedFeatures] = {}
 
     async def rank(self, message: wire.Rank, caller: Caller = NOBODY) -> wire.RankReply:
         """Choose, and log what was chosen. Raises Refusal."""
         caller.require(LOGGING, "a ranked event")
-        asked = self._asked(message)
-        await self._live.look_for_first([asked.policy_id])
+        policies = self._collector.assembler.policies
+        await self._live.look_for_first([policies.named(message.policy_id)])
         caller.require_live(time.time())
+        asked = self._asked(message)
         caller.charge(2 + len(asked.slots))
         name = message.event_id or secrets.token_hex(12)
         known = self._known(name)
@@ -151,14 +153,13 @@ class Ranker:
     # --- what a request means ----------------------------------------------------------------
 
     def _asked(self, message: wire.Rank) -> _Asked:
-        policies = self._collector.assembler.policies
         start = wire.Start(policy_id=message.policy_id, episode_id=message.event_id or "")
         policy_id, rules = self._collector.judge.policy_of(start)
-        found, declared = rules.candidates, rules.declaration
+        found = rules.candidates
         if found is None:
             text = f"policy {policy_id!r}: expected an observation with {CANDIDATES}, got none"
             raise Refusal("invalid", text, "$.policy_id")
-        if not declared.reward_window:
+        if not rules.declaration.reward_window:
             text = "expected a reward_window above 0, because rewards come later, got 0"
             raise Refusal("invalid", f"policy {policy_id!r}: {text}", "$.policy_id")
         items = [action.id for action in message.actions]
@@ -179,37 +180,10 @@ class Ranker:
             wanted = "a number in (0, 1]" if message.apprentice else "none without apprentice"
             raise Refusal("invalid", f"expected {wanted}, got {prob}", "$.action_prob")
         rows = [
-            self._row(action, at, found, declared.candidate_features)
+            _row(action.features, rules, found.width, f"$.actions[{at}].features")
             for at, action in enumerate(message.actions)
         ]
-        return _Asked(message, policies.named(policy_id), rules, found, rows, items)
-
-    def _row(
-        self, action: wire.RankedAction, at: int, found: Candidates, names: tuple[str, ...]
-    ) -> list[float]:
-        """The features of a candidate as numbers. Raises Refusal."""
-        place, given = f"$.actions[{at}].features", action.features
-        if isinstance(given[0] if isinstance(given, list) and given else given, dict):
-            if not names:
-                text = (
-                    f"expected a list of {found.width} numbers, got an object: the policy's file "
-                    "has no candidate_features"
-                )
-                raise Refusal("invalid", text, place)
-            named = self._named.setdefault(names, NamedFeatures(names))
-            try:
-                return named.row(given)
-            except SpaceError as error:
-                raise Refusal("invalid", str(error), place) from error
-        try:
-            row = msgspec.convert(given, list[float])
-        except msgspec.ValidationError as error:
-            text = f"expected {found.width} numbers, or an object of features by name: {error}"
-            raise Refusal("invalid", text, place) from error
-        if len(row) != found.width or not all(map(math.isfinite, row)):
-            text = f"expected {found.width} finite numbers, got {len(row)} numbers"
-            raise Refusal("invalid", text, place)
-        return row
+        return _Asked(message, policy_id, rules, found, rows, items)
 
     # --- choosing ----------------------------------------------------------------------------
 
@@ -220,24 +194,20 @@ class Ranker:
         steps: list[RankedStep] = []
         events: list[wire.Decision | wire.LogAction] = []
         for slot in range(len(asked.slots)):
-            obs = asked.observed(slot, {step.item for step in steps})
-            event, shares = self._choose(asked, obs, canary)
+            obs, allowed = asked.observed(slot, {step.item for step in steps})
+            event, shares = self._choose(asked, obs, allowed, canary)
             at = asked.rules.action.decode(event.action) - _start(asked.rules)
-            step = RankedStep(
-                item=asked.items[at], items=asked.items, probabilities=shares[: len(asked.items)]
-            )
+            step = RankedStep(item=asked.items[at], items=asked.items, probabilities=shares)
             event.info = {RANK: msgspec.to_builtins(step)}
             steps.append(step)
             events.append(event)
         return steps, events
 
     def _choose(
-        self, asked: _Asked, obs: bytes, canary: bool
+        self, asked: _Asked, obs: bytes, allowed: Array, canary: bool
     ) -> tuple[wire.Decision | wire.LogAction, list[float]]:
         """The event that logs a choice, and the policy's probability of each candidate."""
         live, rules, apprentice = self._live, asked.rules, asked.message.apprentice
-        allowed = self._allowed(rules, obs)
-        start = _start(rules)
         if live.version(asked.policy_id) is None:
             refusal = live.nothing_served(asked.policy_id)
             if refusal.code == "busy":
@@ -245,8 +215,9 @@ class Ranker:
             shares = _baseline(allowed, _epsilon(rules))
         else:
             choice, shares = live.ranked(asked.policy_id, rules.schema_id, obs, canary=canary)
+            shares = shares[: len(allowed)]
             if not apprentice:
-                shares[rules.action.decode(choice.action) - start] = math.exp(choice.logp)
+                shares[rules.action.decode(choice.action) - _start(rules)] = math.exp(choice.logp)
                 decision = wire.Decision(
                     obs=obs,
                     action=choice.action,
@@ -257,16 +228,8 @@ class Ranker:
                 return decision, shares.tolist()
         at = int(allowed.argmax()) if apprentice else int(self._rng.choice(len(shares), p=shares))
         prob = asked.message.action_prob if apprentice else float(shares[at])
-        action = rules.action.encode(start + at, "action")
+        action = rules.action.encode(_start(rules) + at, "action")
         return wire.LogAction(obs=obs, action=action, action_prob=prob), shares.tolist()
-
-    @staticmethod
-    def _allowed(rules: PolicyRules, obs: bytes) -> Any:
-        """(n,) bool: which candidates an observation allows."""
-        mask = rules.action_mask
-        if mask is None:
-            raise TypeError("expected an action mask, which every policy with candidates has")
-        return mask.valid(rules.observation.columns(obs, 1, [len(obs)]))[0]
 
     def _log(
         self,
@@ -304,7 +267,8 @@ class Ranker:
             name,
         )
         steps = self._steps_of(known)
-        if len(steps) != len(asked.slots) or known.rules is not asked.rules:
+        spaces = known.started.policy_id, known.started.schema_id
+        if len(steps) != len(asked.slots) or spaces != (asked.policy_id, asked.rules.schema_id):
             raise other
         seen = b"".join(
             redactor.observation(obs, asked.rules) for obs in self._observed_again(asked, steps)
@@ -315,7 +279,7 @@ class Ranker:
 
     def _observed_again(self, asked: _Asked, steps: Sequence[RankedStep]) -> Iterator[bytes]:
         for slot in range(len(steps)):
-            yield asked.observed(slot, {step.item for step in steps[:slot]})
+            yield asked.observed(slot, {step.item for step in steps[:slot]})[0]
 
     def _steps_of(self, known: OpenEpisode) -> list[RankedStep]:
         """The ranked steps of an episode; none if it was not ranked, or its info is redacted."""
@@ -388,6 +352,25 @@ def _excluded(message: wire.Rank) -> Iterator[tuple[str, Sequence[str]]]:
         yield f"$.slots[{at}]", slot.excluded
 
 
+def _row(given: Any, rules: PolicyRules, width: int, place: str) -> list[float]:
+    """The features of a candidate as numbers. Raises Refusal."""
+    try:
+        if isinstance(given[0] if isinstance(given, list) and given else given, dict):
+            if not rules.declaration.candidate_features:
+                text = f"expected a list of {width} numbers, got an object: the policy's file has "
+                raise SpaceError(text + "no candidate_features")
+            return rules.named_features.row(given)
+        row = msgspec.convert(given, list[float])
+    except msgspec.ValidationError as error:
+        text = f"expected {width} numbers, or an object of features by name: {error}"
+        raise Refusal("invalid", text, place) from error
+    except SpaceError as error:
+        raise Refusal("invalid", str(error), place) from error
+    if len(row) != width or not all(map(math.isfinite, row)):
+        raise Refusal("invalid", f"expected {width} finite numbers, got {len(row)}", place)
+    return row
+
+
 def _start(rules: PolicyRules) -> int:
     """The number of the first action."""
     return rules.action.space.start if isinstance(rules.action.space, Discrete) else 0
@@ -401,8 +384,9 @@ def _epsilon(rules: PolicyRules) -> float:
     return float(given) if isinstance(given, (int, float)) and 0 < given <= 1 else EPSILON
 
 
-def _baseline(allowed: Any, epsilon: float) -> Any:
+def _baseline(allowed: Array, epsilon: float) -> Array:
     """(n,) probabilities: the first that is allowed, and `epsilon` spread over all of them."""
-    shares = allowed * (epsilon / allowed.sum())
+    shares: Array = allowed * (epsilon / allowed.sum())
     shares[int(allowed.argmax())] += 1.0 - epsilon
-    return shares / shares.sum()
+    shares /= shares.sum()
+    return shares

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -14,6 +15,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
+from ingest.client.async_client import AsyncPolicyClient
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import Refusal
 from policy.inference.action_rule import ActionRule
@@ -253,6 +255,20 @@ def test_an_event_id_stands_for_one_request(collector: CollectorProcess) -> None
         pytest.raises(Refusal, match="that is not known"),
     ):
         client.activate("unknown/1")
+
+
+def test_an_asyncio_client_awaits_what_asks_the_collector(collector: CollectorProcess) -> None:
+    async def shop() -> tuple[int, str]:
+        async with AsyncPolicyClient(collector.address, policy_id="default") as client:
+            reply = await client.rank({"age": 3}, OFFERS, active=False)
+            client.reward(reply.event_id, 1.0)
+            await client.flush()
+            await client.activate(reply.event_id)
+            return len(reply.ranking), reply.event_id
+
+    count, name = asyncio.run(shop())
+    assert count == 3
+    assert collector.get(f"/v1/episodes/{name}")[1]["state"] == "terminated"
 
 
 def test_no_request_is_answered_with_500(collector: CollectorProcess) -> None:
