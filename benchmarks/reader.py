@@ -148,7 +148,7 @@ def read_with_pyarrow(root: Path, size: int) -> int:
     for path in sorted(root.glob("shards/*/*.parquet")):
         source = pa.BufferReader(path.read_bytes())
         with pq.ParquetFile(source, read_dictionary=TEXTS) as file:
-            names = [n for n in file.schema_arrow.names if n.partition(".")[0] in SPACES]
+            names = [n for n in file.schema_arrow.names if n.partition("__")[0] in SPACES]
             table = file.read(columns=[*names, *COLUMNS], use_threads=False)
         names = [name for name in table.column_names if not name.startswith("final_obs")]
         columns = {name: _as_numpy(table.column(name)) for name in names}
@@ -165,7 +165,7 @@ def _as_numpy(column: pa.ChunkedArray) -> Array:
         if pa.types.is_dictionary(kind):
             words = chunk.dictionary.to_numpy(zero_copy_only=False)
             pieces.append(words[chunk.indices.to_numpy()])
-        elif pa.types.is_fixed_size_list(kind):
+        elif pa.types.is_list(kind):
             pieces.append(chunk.flatten().to_numpy().reshape(len(chunk), -1))
         elif pa.types.is_binary(kind):
             pieces.append(np.frombuffer(chunk.buffers()[2], np.uint8).reshape(len(chunk), -1))

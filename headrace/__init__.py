@@ -335,7 +335,15 @@ _SOURCES = (
     "storage.reading.objects_source",
     "storage.reading.sources",
 )
+_SHARDS = (
+    _SERVER,
+    *_READERS,
+    "storage.reading.adapters",
+    "storage.shards.output_writer",
+    "storage.shards.shard",
+)
 _NEEDED_BY = {
+    "blake3": _SHARDS,
     "gymnasium": (
         "policy.algorithms.trainable_policy",
         "policy.envs.base_env",
@@ -344,15 +352,7 @@ _NEEDED_BY = {
         "storage.spaces.gymnasium_spaces",
     ),
     "httptools": (_SERVER,),
-    "pyarrow": (
-        _SERVER,
-        "ingest.importing.importing",
-        *_READERS,
-        "storage.reading.adapters",
-        "storage.shards.arrow_arrays",
-        "storage.shards.output_writer",
-        "storage.shards.shard",
-    ),
+    "pyarrow": (*_SHARDS, "ingest.importing.importing", "storage.shards.arrow_arrays"),
     "scipy": (
         "policy.ope.estimators",
         "policy.ope.intervals",

@@ -149,7 +149,7 @@ def _with_candidates(
         text = f"expected as many numbers for each of {most} candidates, got {numbers}"
         raise ImportFailed(f"column {CANDIDATES}: {text}")
     spaces[ACTION_MASK] = MultiBinary((most,))
-    spaces[CANDIDATES] = Box((most, numbers // most))
+    spaces[CANDIDATES] = Box((most, numbers // most), ragged=True)
     return Dict(tuple(spaces.items())), Discrete(most)
 
 

@@ -151,7 +151,7 @@ RANK = {
     "context": {},
     "actions": [{"id": name, "features": [n, 1.0]} for n, name in enumerate(("hat", "sock"))],
 }
-SHOP = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2))})
+SHOP = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2), ragged=True)})
 _STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 
 

@@ -93,7 +93,7 @@ def test_names_go_in_and_come_out(collector: CollectorProcess) -> None:
     rows = shard_rows(collector.root)
     assert len(rows) == 252
     assert {type(row["actions"]) for row in rows} == {int}
-    assert Counter(row["obs.country"] for row in rows) == {0: 84, 1: 84, 2: 84}
+    assert Counter(row["obs__country"] for row in rows) == {0: 84, 1: 84, 2: 84}
     with ShardReader(collector.root, names=True) as reader, ShardReader(collector.root) as plain:
         named, codes = reader.next(), plain.next()
     assert set(named["obs.country"]) == {"DE", "FR", "other"}

@@ -185,7 +185,7 @@ def test_agents_of_two_policies_join_late_and_leave_early(river: River, mode: st
         "terminated",
         "truncated",
     ]
-    finals = [np.frombuffer(rows[-1]["final_obs"], np.float32)[0] for rows in (agent0, bird, late)]
+    finals = [rows[-1]["final_obs"][0] for rows in (agent0, bird, late)]
     assert finals == [5.0, 9.0, 8.0]
     assert {row["policy_id"] for row in (*agent0, *late)} == {"walker"}
     assert {row["tags"] for rows in found.values() for row in rows} == {'{"k":"v"}'}
@@ -496,7 +496,7 @@ def test_a_refused_get_action_may_be_repeated_as_it_was(tmp_path: Path) -> None:
         assert collector.stop() == 0
     found = tracks(tmp_path)
     assert column(found["e", "walker1"], "agents") == [None]
-    assert np.frombuffer(found["e", "walker1"][0]["final_obs"], np.float32)[0] == 3.0
+    assert found["e", "walker1"][0]["final_obs"][0] == 3.0
     assert column(found["e", "agent0"], "env_t") == [1]
     assert column(found["e", "bird"], "env_t") == [0, 1]
     assert column(found["e", "bird"], "agents") == [None, 3]

@@ -136,7 +136,7 @@ def test_steps_store_what_acted(collector: CollectorProcess) -> None:
     assert [row["rewards"] for row in rows] == [float(t) for t in range(20)]
     logp = acted.logp(flat, np.array(actions))
     np.testing.assert_allclose([row["action_logp"] for row in rows], logp, atol=1e-6)
-    inputs = np.stack([np.frombuffer(row["action_dist_inputs"], np.float32) for row in rows])
+    inputs = np.stack([row["action_dist_inputs"] for row in rows])
     np.testing.assert_allclose(inputs, acted.dist_inputs(flat), atol=1e-6)
 
 

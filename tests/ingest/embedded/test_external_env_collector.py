@@ -88,8 +88,7 @@ def by_collector(rows: list[dict[str, Any]]) -> dict[str, Seen]:
         if isinstance(row["ended"], str):  # pandas shows a null as NaN
             seen.ended = row["ended"]
             final = row["final_obs"]
-            known = isinstance(final, bytes)
-            seen.final_obs = np.frombuffer(final, np.float32).tolist() if known else None
+            seen.final_obs = final.tolist() if isinstance(final, np.ndarray) else None
     return dict(episodes)
 
 

@@ -290,8 +290,8 @@ def test_no_secret_is_on_the_disk(tmp_path: Path, redacts: bool) -> None:
     assert len(rows) == 81
     if redacts:
         stand_in = headrace("pseudonym", SECRET, "--root", root).stdout.strip()
-        assert {row["obs.user"] for row in rows} == {stand_in}
-        assert {row["obs.age"] for row in rows} == {0}
+        assert {row["obs__user"] for row in rows} == {stand_in}
+        assert {row["obs__age"] for row in rows} == {0}
         assert [json.loads(tags) for tags in {row["tags"] for row in rows}] == [{"user": stand_in}]
         (text,) = {row["infos"] for row in rows if isinstance(row["infos"], str)}
         assert json.loads(text) == {"account": {"name": stand_in}}

@@ -669,8 +669,8 @@ def test_spaces_of_several_leaves_are_filled_by_name(tmp_path: Path) -> None:
         reason = "observation.words: expected a string of 0 to 8 characters"
         assert report.bad_counts == {reason: 1}
         found = sorted(stored(collector), key=lambda row: row["rewards"])
-    sizes = [np.frombuffer(row["obs.size"], np.float32).tolist() for row in found]
-    named = [(row["obs.words"], row["obs.kind"]) for row in found]
+    sizes = [row["obs__size"].tolist() for row in found]
+    named = [(row["obs__words"], row["obs__kind"]) for row in found]
     assert named == [("ab", 0), ("c", 1)]
     assert sizes == [[1, 2], [3, 4]]
 

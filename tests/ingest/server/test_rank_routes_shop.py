@@ -29,7 +29,7 @@ SPEC = PolicySpec(
     Dict(
         {
             "action_mask": MultiBinary((OFFERS,)),
-            "candidates": Box((OFFERS, len(FEATURES))),
+            "candidates": Box((OFFERS, len(FEATURES)), ragged=True),
             "likes": Box((len(KINDS),)),
         }
     ),

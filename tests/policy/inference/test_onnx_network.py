@@ -82,7 +82,7 @@ def test_leaves_are_inputs_by_their_names() -> None:
     space = Dict(
         {
             "user": Discrete(10, 100),
-            "candidates": Box((3, 2)),
+            "candidates": Box((3, 2), ragged=True),
             "action_mask": MultiBinary((3,)),
         }
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -59,6 +60,20 @@ def test_a_small_file_of_many_rows_is_refused(
     check(path)
     monkeypatch.setattr(decoded_size, "MOST_GROUP_BYTES", 20_000_000)
     with pytest.raises(ShardDamaged, match="it decodes to 24"):
+        check(path)
+
+
+def test_the_numbers_in_lists_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal numbers take no room in a list either: 3 M of them, in lists of 1,000."""
+    values = pa.ListArray.from_arrays(
+        pa.array(range(0, 3_000_001, 1_000), pa.int32()), pa.array(np.zeros(3_000_000, np.float32))
+    )
+    path = tmp_path / "lists.parquet"
+    pq.write_table(pa.table({"obs": values}), path)
+    assert path.stat().st_size < 100_000
+    check(path)
+    monkeypatch.setattr(decoded_size, "MOST_GROUP_BYTES", 12_000_000)
+    with pytest.raises(ShardDamaged, match="it decodes to 12"):
         check(path)
 
 

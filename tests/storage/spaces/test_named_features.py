@@ -40,7 +40,7 @@ def test_a_value_without_a_column_is_refused(given: Any, text: str) -> None:
 
 def test_a_declaration_names_every_column() -> None:
     """Each once, and only those of candidates; a file without names is as it was."""
-    space = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2))})
+    space = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2), ragged=True)})
     declared = PolicyDeclaration(
         observation=space, action=Discrete(4), candidate_features=("a", "b")
     )
