@@ -30,7 +30,13 @@ from tests.collector_process import CollectorProcess, shard_rows
 
 MOST, NAMES = 6, ("price", "color=red", "color=*")
 SPEC = PolicySpec(
-    Dict({"action_mask": MultiBinary((MOST,)), "candidates": Box((MOST, 3), ragged=True), "age": Box(())}),
+    Dict(
+        {
+            "action_mask": MultiBinary((MOST,)),
+            "candidates": Box((MOST, 3), ragged=True),
+            "age": Box(()),
+        }
+    ),
     Discrete(MOST, 1),
     ModuleSpec(kind="scorer", hidden=()),
     action_rule=ActionRule("greedy", explore=0.3),
