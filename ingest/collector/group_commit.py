@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -244,10 +245,13 @@ class LoopJournal:
     async def ask(self, job: Callable[[Journal], T]) -> T:
         """Run a short job on the journal's thread, after earlier submissions; return its result.
 
-        Raises Refusal or CollectorFailed as `durable` does, if the epoch ends before.
+        Raises Refusal or CollectorFailed as `durable` does, if the epoch ends before, and Refusal
+        while the state is rebuilt: what the caller knows may not be in the journal.
         """
         if self.failure is not None:
             raise CollectorFailed(str(self.failure))
+        if self.rebuilding is not None:
+            raise replace(self.rebuilding)
         answer: asyncio.Future[T] = self._loop.create_future()
         self._asking.add(answer)
         answer.add_done_callback(self._asking.discard)

@@ -49,6 +49,8 @@ def test_after_a_full_disk_rows_go_on_from_what_the_journal_has() -> None:
         codes = [getattr(await answer(one), "code", None) for one in lost]
         assert codes == ["disk_full"] * 3
         assert journal.rebuilding is not None
+        with pytest.raises(Refusal, match="disk is full"):  # the caller's state is not on disk
+            await journal.ask(lambda found: found.last_row)
         async with asyncio.timeout(WAIT_SECONDS):
             while not taken:
                 await asyncio.sleep(0)
