@@ -98,9 +98,12 @@ def _alone(root: Path, marks: Iterable[str]) -> wire.Erased:
             redaction_key=stores.redaction_key,
         )
         collector.start()
+        patience = 0.0  # for shards that cannot be written, as with a full disk
         try:
-            return await erase_from(collector, marks)
+            found = await erase_from(collector, marks)
+            patience = WAIT_SECONDS
+            return found
         finally:
-            await collector.drain(WAIT_SECONDS)
+            await collector.drain(patience)
 
     return asyncio.run(run())
