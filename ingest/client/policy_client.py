@@ -75,8 +75,8 @@ from ingest.protocol.messages import (
     M,
     Rank,
     RankedAction,
+    RankedSlot,
     RankReply,
-    Slot,
     Start,
 )
 from storage.experience.hashed import SAMPLING, hash_fraction
@@ -617,7 +617,7 @@ class PolicyClient:
             context=dict(context),
             actions=[RankedAction(id=name, features=given) for name, given in actions.items()],
             excluded=list(excluded),
-            slots=msgspec.convert([*map(dict, slots)], list[Slot]),
+            slots=[RankedSlot(**slot) for slot in slots],
             event_id=uuid4().hex if event_id is None else event_id,
             policy_id=self.policy_id if policy_id is None else policy_id,
             active=active,

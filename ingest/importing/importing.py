@@ -136,8 +136,7 @@ def run_import(
     with Workspace() as space, contextlib.closing(transport):
         given, (options, units, notes) = options, opened_units(options, space)
         spec = _spec(transport, patient=not check)
-        declared = _declared_candidates(spec, options)
-        if declared:  # other columns than the log alone would have
+        if declared := _declared_candidates(spec, options):  # not the columns of the log alone
             options, units, notes = opened_units(replace(given, **declared), space)
         if not options.has_policies:  # omitted or not, it is the same import
             options = replace(options, policy_id=_policy_id(spec, options))
@@ -174,10 +173,9 @@ def run_import(
         ]
         meant = {"categories": categories, "columns": read_as}
         names = _names(units, options, meant, list(spaces))
+        told = (account, on_report, on_actions)
         with _naming(account.report):
-            run = _ImportRun(
-                units, options, spaces, categories, names, account, on_report, on_actions, space
-            )
+            run = _ImportRun(units, options, spaces, categories, names, *told, space)
         if check or spec is None:
             run.check()
         else:

@@ -302,7 +302,7 @@ class RankedAction(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     features: Any = []
 
 
-class Slot(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class RankedSlot(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A place of a slate: `context` is added to the event's, `excluded` to its exclusions."""
 
     context: dict[str, Any] = {}
@@ -321,7 +321,7 @@ class Rank(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
     context: dict[str, Any] = {}
     actions: Annotated[list[RankedAction], Meta(max_length=MAX_EVENTS)]
     excluded: list[Id] = []
-    slots: Annotated[list[Slot], Meta(max_length=MAX_EVENTS)] = []
+    slots: Annotated[list[RankedSlot], Meta(max_length=MAX_EVENTS)] = []
     event_id: Id | None = None
     policy_id: Id | None = None
     active: bool = True
@@ -359,7 +359,7 @@ class RankReply(Struct, omit_defaults=True, kw_only=True):
     durable: bool = True  # left out when true
 
 
-class Reward(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class RankedReward(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """`POST /v1/reward/{id}`: a reward for a ranked event, or one of its slots (from 0).
 
     `reward_id` identifies a reward, so that a repetition counts once.

@@ -80,8 +80,8 @@ class _Asked:
         return sorted(inner.keys() - {CANDIDATES, ACTION_MASK})
 
     @property
-    def slots(self) -> Sequence[wire.Slot]:
-        return self.message.slots or (wire.Slot(),)
+    def slots(self) -> Sequence[wire.RankedSlot]:
+        return self.message.slots or (wire.RankedSlot(),)
 
     def observed(self, slot: int, taken: set[str]) -> tuple[bytes, Array]:
         """A slot's observation in canonical bytes, and the mask (k,) of the candidates.
@@ -288,7 +288,7 @@ class Ranker:
         except (KeyError, msgspec.MsgspecError):
             return []
 
-    def reward(self, name: str, message: wire.Reward) -> wire.LogReturns:
+    def reward(self, name: str, message: wire.RankedReward) -> wire.LogReturns:
         """The reward as an event. Raises Refusal (409) for an event that is not known."""
         known = self._known(name)
         if known is None:
@@ -360,12 +360,12 @@ def _row(given: Any, rules: PolicyRules, width: int, place: str) -> list[float]:
                 text = f"expected a list of {width} numbers, got an object: the policy's file has "
                 raise SpaceError(text + "no candidate_features")
             return rules.named_features.row(given)
-        row = msgspec.convert(given, list[float])
-    except msgspec.ValidationError as error:
-        text = f"expected {width} numbers, or an object of features by name: {error}"
-        raise Refusal("invalid", text, place) from error
     except SpaceError as error:
         raise Refusal("invalid", str(error), place) from error
+    row: list[float] = given if isinstance(given, list) else []
+    if not all(type(x) is float or (type(x) is int and abs(x) < 2**63) for x in row):
+        text = f"expected {width} numbers, or an object of features by name, got {given!r:.80}"
+        raise Refusal("invalid", text, place)
     if len(row) != width or not all(map(math.isfinite, row)):
         raise Refusal("invalid", f"expected {width} finite numbers, got {len(row)}", place)
     return row

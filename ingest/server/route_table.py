@@ -228,7 +228,7 @@ ROUTES = (
         LOGGING,
         "reward",
         "Log a reward of a ranked event.",
-        body=wire.Reward,
+        body=wire.RankedReward,
         reply=wire.EventsReply,
         refuses=EVENT,
         headers=_SINGLE,

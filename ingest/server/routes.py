@@ -268,7 +268,7 @@ class Routes:
         return Response.of(reply, request, 201)
 
     async def reward(self, request: Request) -> Response:
-        event = self._ranker.reward(request.params["id"], request.decode(wire.Reward))
+        event = self._ranker.reward(request.params["id"], request.decode(wire.RankedReward))
         return Response.of(await self._accept_single(request, event), request)
 
     async def activate(self, request: Request) -> Response:

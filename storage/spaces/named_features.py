@@ -10,7 +10,6 @@ object. A column without a value is 0; a value without a column is an error.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -60,10 +59,9 @@ class NamedFeatures:
             if column is None and "=" in name:
                 column = self._columns.get(name.partition("=")[0] + "=*")
             if column is None:
-                near = difflib.get_close_matches(name, self._columns, 3, 0.0)
+                known = ", ".join(self._columns)
                 raise SpaceError(
-                    f"{where}: expected the declared features ({', '.join(near)}, ...), got "
-                    f"{name!r:.80}"
+                    f"{where}: expected the declared features ({known:.300}), got {name!r:.80}"
                 )
             row[column] = value
         return row

@@ -149,7 +149,7 @@ def _found(kept: KeptUnit, query: str) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class _ItemColumns:
     """The columns of the leaves `candidates` and `action_mask` in SQL, and of the items' tags."""
 
     names: tuple[str, ...]  # of the features
@@ -158,7 +158,7 @@ class _Candidates:
     has_tags: bool
 
 
-def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> _Candidates | None:
+def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> _ItemColumns | None:
     """The candidates of a log; None for a fixed set of actions, which have no features.
 
     Raises ImportFailed for decisions of several slots, for different sets without features, and for
@@ -189,7 +189,7 @@ def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> 
     any_tag = f"len(list_filter({tags}, lambda tag: tag IS NOT NULL)) > 0"
     ((tagged,),) = _found(kept, f"SELECT count(*) FROM source WHERE {any_tag}")
     rank = f"{{'item': {tags}[_chosen + 1], 'items': {tags}}}"
-    return _Candidates(
+    return _ItemColumns(
         tuple(columns),
         most,
         [
