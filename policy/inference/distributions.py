@@ -106,6 +106,7 @@ class DiagGaussian:
 
     def __init__(self, component: Component) -> None:
         self._component = component
+        self._largest = np.finfo(component.leaf.dtype).max
 
     def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array:
         mean = inputs[:, self._component.inputs]
@@ -115,6 +116,23 @@ class DiagGaussian:
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         """sum_i -((a_i - mean_i) / std_i)^2 / 2 - log std_i - log(2 pi) / 2."""
         return self._density(inputs, flat_actions(self._component, actions))
+
+    def draw_one(self, row: FloatArray, rng: np.random.Generator) -> tuple[Array, Array, float]:
+        """(action as stored, as sent, logp) for inputs (K,): as `sample`, faster for few elements.
+
+        The two have the shape of the leaf.
+        """
+        part = self._component
+        mean, log_std = row[part.inputs], row[part.log_std]
+        drawn = mean + np.exp(log_std) * rng.standard_normal(len(mean))
+        stored = self._stored(drawn[None])[0]
+        space: Any = part.leaf.space  # a Box
+        sent = np.minimum(np.maximum(stored, space.low), space.high)
+        total = 0.0
+        values = stored.ravel().tolist()
+        for value, middle, width in zip(values, mean.tolist(), log_std.tolist(), strict=True):
+            total += ((value - middle) * math.exp(-width)) ** 2 + 2 * width + _LOG_2PI
+        return stored, sent, -0.5 * total
 
     def _density(self, inputs: FloatArray, values: Array) -> FloatArray:
         log_std = inputs[:, self._component.log_std]
@@ -127,8 +145,7 @@ class DiagGaussian:
 
     def _stored(self, values: FloatArray) -> Array:
         leaf = self._component.leaf
-        largest = np.finfo(leaf.dtype).max
-        rounded = np.clip(values, -largest, largest).astype(leaf.dtype)
+        rounded = values.clip(-self._largest, self._largest).astype(leaf.dtype)
         return rounded.reshape(-1, *leaf.shape)
 
 
@@ -145,11 +162,8 @@ class SquashedGaussian(DiagGaussian):
 
     def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array:
         mean = inputs[:, self._component.inputs]
-        std, units = np.exp(inputs[:, self._component.log_std]), self._units
-        drawn = units.low + units.half * (1 + np.tanh(mean + std * rng.standard_normal(mean.shape)))
-        leaf = self._component.leaf
-        stored = drawn.astype(leaf.dtype).reshape(-1, *leaf.shape)
-        return np.asarray(_clipped(leaf.space, stored))
+        std = np.exp(inputs[:, self._component.log_std])
+        return self._stored(mean + std * rng.standard_normal(mean.shape))
 
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         """The density of u, less sum_i log((high_i - low_i) / 2 (1 - tanh(u_i)^2)).
@@ -160,6 +174,27 @@ class SquashedGaussian(DiagGaussian):
         normal, log_slopes = self._units.of(np.asarray(stored, np.float64))
         logp: FloatArray = self._density(inputs, normal) - log_slopes.sum(axis=1)
         return logp
+
+    def draw_one(self, row: FloatArray, rng: np.random.Generator) -> tuple[Array, Array, float]:
+        part = self._component
+        mean, log_std = row[part.inputs], row[part.log_std]
+        stored = self._stored((mean + np.exp(log_std) * rng.standard_normal(len(mean)))[None])[0]
+        found = zip(stored.ravel().tolist(), mean.tolist(), log_std.tolist(), strict=True)
+        total = 0.0
+        for (value, middle, width), (low, half, least, most) in zip(
+            found, self._units.each, strict=True
+        ):
+            u = math.atanh(min(max((value - low) / half - 1, least), most))
+            total += ((u - middle) * math.exp(-width)) ** 2 + 2 * width + _LOG_2PI
+            total += 4 * (math.log(2) - u - math.log1p(math.exp(-2 * u))) + 2 * math.log(half)
+        return stored, stored, -0.5 * total
+
+    def _stored(self, values: FloatArray) -> Array:
+        leaf, units = self._component.leaf, self._units
+        drawn = (units.low + units.half * (1 + np.tanh(values))).astype(leaf.dtype)
+        space: Any = leaf.space  # a Box, whose bounds rounding may pass
+        found = np.minimum(np.maximum(drawn.reshape(-1, *leaf.shape), space.low), space.high)
+        return np.asarray(found)
 
 
 class SquashedUnits:
@@ -173,6 +208,8 @@ class SquashedUnits:
         # tanh u of the elements that are next to a bound
         steps = [np.maximum(np.spacing(np.abs(one)) / 2 / self.half, 2**-53) for one in (low, high)]
         self.least, self.most = steps[0] - 1, 1 - steps[1]
+        columns = (self.low, self.half, self.least, self.most)
+        self.each = list(zip(*(one.tolist() for one in columns), strict=True))
 
     def of(self, actions: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(u, log da/du) of actions (B, D); the latter is infinite outside the bounds."""
@@ -196,6 +233,12 @@ class Product:
         self._parts: list[tuple[Component, Distribution]] = [
             (component, _KINDS[component.kind](component)) for component in layout.components
         ]
+
+    @property
+    def gaussian(self) -> DiagGaussian | None:
+        """The only leaf's distribution, if it is a Gaussian that the rule leaves as it is."""
+        only = self._parts[0][1] if len(self._parts) == 1 else None
+        return only if isinstance(only, DiagGaussian) and self.rule == SAMPLE else None
 
     def sample(self, inputs: npt.ArrayLike, rng: np.random.Generator) -> dict[str, Array]:
         """Sample actions as columns, in canonical order of the leaves."""

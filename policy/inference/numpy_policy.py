@@ -125,9 +125,11 @@ class NumpyPolicy:
         self._flatten_one = spec.flattener.value
         self._hidden, self._last = self._pi[:-1], self._pi[-1:]
         self._features = spec.flattener.features
-        self._mask = spec.action_mask
+        self._mask, self._head = spec.action_mask, spec.layout.head
         self._masked = spec.flattener.size - (spec.layout.head if self._mask else 0)
         self._start = spec.action.start if isinstance(spec.action, Discrete) else 0
+        few = spec.layout.size <= _FEW_NUMBERS
+        self._gaussian = self._products[True].gaussian if few else None
         self._few_options = isinstance(spec.action, Discrete) and spec.action.n <= _FEW_OPTIONS
 
     @classmethod
@@ -210,13 +212,17 @@ class NumpyPolicy:
             head[head < LEAST_LOGIT] = -np.inf  # it would be less than what is forbidden
             head[flat[:, self._masked :] == 0] = MASKED
         if self.spec.module.state_std:
-            stds = head[:, self.spec.layout.head :]
-            np.clip(stds, *LOG_STD_RANGE, out=stds)
-            return head
+            return self._limited(head)
         if not self._log_std.size:
             return head
         stds = np.broadcast_to(self._log_std, (len(head), self._log_std.size))
         return np.concatenate([head, stds], axis=1)
+
+    def _limited(self, outputs: FlatArray) -> FlatArray:
+        """The network's outputs (B, K) with log standard deviations in their range."""
+        stds = outputs[:, self._head :]
+        np.minimum(np.maximum(stds, LOG_STD_RANGE[0]), LOG_STD_RANGE[1], out=stds)
+        return outputs
 
     def _scores(self, found: Candidates, state: FlatArray, rest: FlatArray) -> FlatArray:
         """(B, n) scores of the candidates `rest` (B, n F) in states (B, S): see `ModuleSpec`."""
@@ -270,6 +276,17 @@ class NumpyPolicy:
             raise NotFinite("observation")
         if self._few_options:
             return self._act_discrete(flat, rng, explore)
+        if self._gaussian is not None and explore:
+            rows = flat[None]
+            if self._network is not None:  # `dist_inputs` without its checks
+                inputs = self._limited(self._network.outputs(rows))[0]
+            else:
+                inputs = self.dist_inputs(rows)[0]
+            row = inputs.astype(np.float64)
+            if not math.isfinite(sum(row.tolist())):
+                raise NotFinite("dist_inputs")
+            stored, sent, logp = self._gaussian.draw_one(row, rng)
+            return Action(stored, logp, inputs, sent)
         one = self.act(flat[None], rng, explore=explore)
         return Action(one.actions[0], float(one.logp[0]), one.dist_inputs[0], one.actions_env[0])
 
