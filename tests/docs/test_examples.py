@@ -1,6 +1,7 @@
 """Every file under examples/ is run by some test; the notebook is run here, without Jupyter.
 
 examples/service: tests/docs/test_web_service.py. examples/recommender: tests/docs/test_tutorial.py.
+examples/own_models: tests/docs/test_own_models.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-RUN_BY = {"service": "test_web_service.py", "recommender": "test_tutorial.py"}
+RUN_BY = {
+    "own_models": "test_own_models.py",
+    "recommender": "test_tutorial.py",
+    "service": "test_web_service.py",
+}
 
 
 def cells(notebook: Path) -> list[dict[str, Any]]:
