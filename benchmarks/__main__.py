@@ -18,6 +18,7 @@ MODULES = (
     "safety",
     "live",
     "acting",
+    "onnx_acting",
     "external_env",
     "reader",
     "content_checks",

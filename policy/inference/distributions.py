@@ -181,20 +181,21 @@ class SquashedGaussian(DiagGaussian):
         stored = self._stored((mean + np.exp(log_std) * rng.standard_normal(len(mean)))[None])[0]
         found = zip(stored.ravel().tolist(), mean.tolist(), log_std.tolist(), strict=True)
         total = 0.0
-        for (value, middle, width), (low, half, least, most) in zip(
+        for (value, at, width), (middle, half, least, most, log_half) in zip(
             found, self._units.each, strict=True
         ):
-            u = math.atanh(min(max((value - low) / half - 1, least), most))
-            total += ((u - middle) * math.exp(-width)) ** 2 + 2 * width + _LOG_2PI
-            total += 4 * (math.log(2) - u - math.log1p(math.exp(-2 * u))) + 2 * math.log(half)
+            u = math.atanh(min(max((value - middle) / half, least), most))
+            total += ((u - at) * math.exp(-width)) ** 2 + 2 * width + _LOG_2PI
+            total += 4 * (math.log(2) - u - math.log1p(math.exp(-2 * u))) + 2 * log_half
         return stored, stored, -0.5 * total
 
     def _stored(self, values: FloatArray) -> Array:
         leaf, units = self._component.leaf, self._units
-        drawn = (units.low + units.half * (1 + np.tanh(values))).astype(leaf.dtype)
+        drawn = (units.middle + units.half * np.tanh(values)).astype(leaf.dtype)
         space: Any = leaf.space  # a Box, whose bounds rounding may pass
-        found = np.minimum(np.maximum(drawn.reshape(-1, *leaf.shape), space.low), space.high)
-        return np.asarray(found)
+        drawn = drawn.reshape(-1, *leaf.shape)
+        found: Array = np.minimum(np.maximum(drawn, space.low), space.high)
+        return found
 
 
 class SquashedUnits:
@@ -203,17 +204,17 @@ class SquashedUnits:
     def __init__(self, component: Component) -> None:
         space: Any = component.leaf.space  # a Box
         low, high = (np.asarray(bound).reshape(-1) for bound in (space.low, space.high))
-        self.low = np.array(low, np.float64)
-        self.half = (np.asarray(high, np.float64) - self.low) / 2
+        self.half = (np.asarray(high, np.float64) - np.asarray(low, np.float64)) / 2
         # tanh u of the elements that are next to a bound
         steps = [np.maximum(np.spacing(np.abs(one)) / 2 / self.half, 2**-53) for one in (low, high)]
         self.least, self.most = steps[0] - 1, 1 - steps[1]
-        columns = (self.low, self.half, self.least, self.most)
+        self.middle = np.asarray(low, np.float64) + self.half
+        columns = (self.middle, self.half, self.least, self.most, np.log(self.half))
         self.each = list(zip(*(one.tolist() for one in columns), strict=True))
 
     def of(self, actions: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(u, log da/du) of actions (B, D); the latter is infinite outside the bounds."""
-        squashed = (actions - self.low) / self.half - 1
+        squashed = (actions - self.middle) / self.half
         normal = np.arctanh(np.clip(squashed, self.least, self.most))
         # log(1 - tanh(u)^2), which has no cancellation in this form
         slopes = 2 * (math.log(2) - normal - np.logaddexp(0.0, -2 * normal))

@@ -125,10 +125,10 @@ class TorchSquashedGaussian(TorchDiagGaussian):
     def __init__(self, component: Component, inputs: Tensor) -> None:
         super().__init__(component, inputs)
         self._units = SquashedUnits(component)
-        self.low, self.half = self._tensor(self._units.low), self._tensor(self._units.half)
+        self.middle, self.half = self._tensor(self._units.middle), self._tensor(self._units.half)
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        return self.low + self.half * (1 + torch.tanh(super().sample(generator)))
+        return self.middle + self.half * torch.tanh(super().sample(generator))
 
     def logp(self, actions: Tensor) -> Tensor:
         """The density before tanh, less log da/du; stored actions have no gradients."""
