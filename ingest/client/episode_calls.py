@@ -40,6 +40,7 @@ from ingest.delivery.events import (
     weight,
 )
 from ingest.delivery.outbox import Outbox, Reward
+from ingest.delivery.traces import with_trace
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
@@ -77,6 +78,7 @@ class EpisodeCalls:
     policies: PolicyLookup
     queueing: Queueing
     is_local: bool
+    trace: bool = False
 
     # --- the calls ---------------------------------------------------------------------------
 
@@ -140,6 +142,7 @@ class EpisodeCalls:
                 action_prob=prob,
                 action_logp=logp,
                 policy_version=version(episode_id, policy_version),
+                info=with_trace(episode_id) if self.trace else None,
                 ts=now_or(ts),
                 decided=track.decided,
                 env_t=turn.whole.clock,

@@ -16,6 +16,7 @@ from ingest.client.open_episodes import ClientEpisode
 from ingest.delivery.declarations import ClientPolicy
 from ingest.delivery.outbox import Outbox
 from ingest.delivery.sender import Sender
+from ingest.delivery.traces import with_trace
 from ingest.delivery.transport import Transport
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import Refusal
@@ -37,7 +38,9 @@ class LocalActor:
         update_interval: float | None,
         *,
         long_poll: bool,
+        trace: bool = False,
     ) -> None:
+        self._trace = trace
         self._transport = transport
         self._outbox = outbox
         self._sender = sender
@@ -101,6 +104,7 @@ class LocalActor:
             action_logp=None if isnan(chosen.logp) else float(chosen.logp),
             policy_version=version,
             action_dist_inputs=chosen.dist_inputs.tobytes(),
+            info=with_trace(label_of(episode)) if self._trace else None,
             ts=time_ns() // 1000,
             pass_prob=episode.pass_prob,
             schema_id=episode.schema_id,

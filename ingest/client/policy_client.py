@@ -56,6 +56,7 @@ from ingest.delivery.events import (
     now_or,
     number,
     propensity,
+    size_of,
     start_event,
     unsampled_names,
     version,
@@ -63,6 +64,7 @@ from ingest.delivery.events import (
 from ingest.delivery.outbox import OnFull, Outbox
 from ingest.delivery.sender import Sender
 from ingest.delivery.spool import Spool
+from ingest.delivery.traces import require_tracing, with_trace
 from ingest.delivery.transport import Delivery, HttpSession, TokenSource, Transport
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
@@ -139,6 +141,8 @@ class PolicyClient:
             such an id are only counted, in any client and at the collector.
         policy_file: the policy's file under `policies/`, the same as the collector's.
         cache_dir: a folder in which the declarations are cached for the next process.
+        trace: add `traceparent`, the current OpenTelemetry span, to the infos of each step that is
+            logged or that the client's own policy chooses. Needs headrace[otel].
         on_error: a function that is called with each Refusal of an event in the background, in the
             thread that receives it. Errors that it raises are logged. It may log events and call
             `close`, but not `flush`.
@@ -183,6 +187,7 @@ class PolicyClient:
         spool_bytes: int = 1_000_000_000,
         spool_sync: bool = False,
         sample_rate: float = 1.0,
+        trace: bool = False,
     ) -> None:
         if inference_mode not in ("local", "remote"):
             raise ValueError("inference_mode must be either 'local' or 'remote'")
@@ -201,6 +206,9 @@ class PolicyClient:
         self.update_interval = update_interval
         self.policy_id = policy_id
         self._sample_rate = check_sample_rate(sample_rate)
+        if trace:
+            require_tracing()
+        self._trace = trace
         self._sync = sync
         self._timeout = timeout
         self._max_wait = timeout if sync else max_wait
@@ -241,7 +249,12 @@ class PolicyClient:
             on_error=on_error,
         )
         self._actor = LocalActor(
-            self._transport, self._outbox, self._sender, self.update_interval, long_poll=long_poll
+            self._transport,
+            self._outbox,
+            self._sender,
+            self.update_interval,
+            long_poll=long_poll,
+            trace=self._trace,
         )
         self._sender.weights_refused = self._actor.count_refused
         self._remote = RemoteActor(
@@ -265,6 +278,7 @@ class PolicyClient:
             self._policies,
             self._queueing,
             is_local=self.inference_mode == "local",
+            trace=self._trace,
         )
 
     # --- episodes ----------------------------------------------------------------------------
@@ -417,6 +431,9 @@ class PolicyClient:
         if episode.says_schema:
             step.schema_id = episode.policy.schema_id
         size = EVENT_BYTES + len(obs) + len(act)
+        if self._trace:
+            step.info = with_trace(episode_id)
+            size += size_of(step.info)
         if size > self._outbox.request_bytes or not self._sender.running:
             self._queueing.require_room(episode_id, size)
         draft = isinstance(obs, Draft) or isinstance(act, Draft)
@@ -551,6 +568,8 @@ class PolicyClient:
             ts=start.ts,
             pass_prob=check_pass_prob(pass_prob) * self._sample_rate,
         )
+        if self._trace:
+            step.info = with_trace(name, step.info)
         final = None if final_obs is None else policy.observe(name, final_obs)
         end = End(
             episode_id=name,

@@ -15,6 +15,7 @@ __all__ = [
     "results",
     "sender",
     "spool",
+    "traces",
     "transport",
     "unconfirmed",
 ]
