@@ -89,7 +89,9 @@ def report_page(document: Document, checks: Sequence[Document] = ()) -> str:
     )
     body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections if text)
     made = f"{_text(document['root'])}, as of {moment(document['made'])} UTC"
-    opening = f"<main>{rewards(policy_document(_facts(document)))}</main>"
+    opening = (
+        f"<main>{rewards(policy_document(_facts(document), root=str(document['root'])))}</main>"
+    )
     return _page(f"Headrace: {document['policy_id']}", f"{opening}{body}<p>{made}</p>")
 
 

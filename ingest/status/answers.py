@@ -135,13 +135,14 @@ def status_document(facts: Facts, *, chosen: str | None = None, level: int | Non
             "learning": [_learning(one) for one in policies],
         },
         "policies": [
-            policy_document(one, level if one.name == chosen else None) for one in policies
+            policy_document(one, level if one.name == chosen else None, root=facts.root)
+            for one in policies
         ],
         "counts": {title: dict(counts) for title, counts in facts.counts.items()},
     }
 
 
-def policy_document(one: PolicyFacts, level: int | None = None) -> Json:
+def policy_document(one: PolicyFacts, level: int | None = None, *, root: str) -> Json:
     """The rewards of a policy over time, its versions in their roles, and its decisions."""
     history, measure = one.history, measure_of(one.history)
     at = level_of(history, one.roles.get("live")) if level is None else level
@@ -166,7 +167,13 @@ def policy_document(one: PolicyFacts, level: int | None = None) -> Json:
         },
         "chart": chart(history, measure, at, one.roles.get("canary")),
         "decisions": [_brief(each) for each in one.decisions[-MOST_DECISIONS:]],
+        "go_back": _rollback(one, root) if one.roles.get("previous") is not None else None,
     }
+
+
+def _rollback(one: PolicyFacts, root: str) -> str:
+    """The command that ends a canary, or goes back to the version before."""
+    return f"headrace rollback --root {shlex.quote(root)} --policy-id {one.name} --why TEXT"
 
 
 def _pairs(one: PolicyFacts, measure: Measure) -> Iterator[tuple[str, int, int]]:
@@ -336,10 +343,13 @@ def _needs(one: PolicyFacts, root: str) -> Iterator[str]:
 def _losses(one: PolicyFacts, root: str) -> Iterator[str]:
     """Versions that earn less than what was there before them, and what to do."""
     history, measure = one.history, measure_of(one.history)
-    back = f"headrace rollback --root {shlex.quote(root)} --policy-id {one.name} --why TEXT"
+    back = _rollback(one, root)
     what = {"canary": f"`{back}` ends the canary", "live": f"`{back}` goes back"}
     if one.roles.get("previous") is None:
-        what["live"] = "there is no earlier version to go back to, see docs/publishing.md"
+        what["live"] = (
+            "there is no earlier version to go back to: publish another candidate, or let services "
+            "act by their own rule"
+        )
     for role, version, bar in _pairs(one, measure):
         mine, other = history.total(version, measure), history.total(bar, measure)
         apart = difference(mine, other)

@@ -134,8 +134,14 @@ def rewards(policy: Json, *, links: bool = False) -> str:
         f"<div class=top>{title}{_spans(policy) if links else ''}</div>"
         f"<figure>{reward_chart(policy, WIDE)}{reward_chart(policy, NARROW)}"
         f"<figcaption><span class=key>{key}</span> {each}</figcaption></figure>"
-        f"<div class=tiles>{_tiles(policy)}</div>{_timeline(policy['decisions'])}"
+        f"<div class=tiles>{_tiles(policy)}</div>{_back(policy['go_back'])}"
+        f"{_timeline(policy['decisions'])}"
     )
+
+
+def _back(command: str | None) -> str:
+    """The command of a rollback, because a page changes nothing."""
+    return "" if command is None else f"<p>To go back: <code>{text(command)}</code></p>"
 
 
 def _spans(policy: Json) -> str:

@@ -153,8 +153,10 @@ def test_returns_count_where_episodes_have_several_steps() -> None:
         earned(given, version, version * HOUR, 0.5)
     came = np.full(2000, START * 1_000_000)
     given.add("rewards", came, np.full(2000, 7), np.zeros(2000))
-    assert policy_document(replace(SOUND, history=given))["measure"] == "return per episode"
-    assert policy_document(SOUND)["measure"] == "reward per decision"
+    assert (
+        policy_document(replace(SOUND, history=given), root="")["measure"] == "return per episode"
+    )
+    assert policy_document(SOUND, root="")["measure"] == "reward per decision"
 
 
 def test_data_and_learning() -> None:
@@ -180,12 +182,15 @@ def test_a_disk_with_less_than_a_day_left() -> None:
 
 def test_the_document_has_the_series_of_the_chart() -> None:
     """Every decision is in a point, by version; bands follow each other without a gap."""
-    chart = policy_document(SOUND)["chart"]
+    chart = policy_document(SOUND, root="")["chart"]
     by_version = {one["version"]: sum(p[1] for p in one["points"]) for one in chart["lines"]}
     assert by_version == {BEFORE: 4000, 6: 4000, 7: 4000}
     assert [one["version"] for one in chart["bands"]] == [BEFORE, 6, 7]
     assert [one["end"] for one in chart["bands"][:-1]] == [
         one["begin"] for one in chart["bands"][1:]
     ]
+    assert policy_document(SOUND, root="/a b")["go_back"] == (
+        "headrace rollback --root '/a b' --policy-id default --why TEXT"
+    )
     names = [one["name"] for one in chart["small"]]
     assert names == ["decisions", "mean propensity"]

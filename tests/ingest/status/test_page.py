@@ -100,6 +100,7 @@ def test_the_reward_is_drawn_with_its_versions_and_decisions() -> None:
     assert "&lt;than&gt;" in page
     assert "<than>" not in page
     assert "+0.04 [+0.0232, +0.0568] against version 6" in page
+    assert "To go back: <code>headrace rollback --root /data/run" in page
 
 
 def test_one_or_two_points_are_points() -> None:
