@@ -22,8 +22,10 @@ from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.errors import WeightsNotFound
+from storage.experience.range_set import RangeSet
 from storage.spaces.descriptors import parse_space
 from tests.collector_process import CollectorProcess, declare
+from tests.policy.judging.test_canary import EQUAL, SPEC, STREAM, Traffic
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -169,6 +171,19 @@ def test_a_bad_first_version_is_replaced(tmp_path: Path) -> None:
     live = store.live()
     assert live is not None
     assert live.pinned is not None
+
+
+def test_the_rows_behind_a_version_are_found(tmp_path: Path) -> None:
+    """The page's code prints the live version's metrics, and counts the rows of its lineage."""
+    traffic = Traffic(tmp_path / "run")
+    traffic.log(30, EQUAL)
+    weights, lineage = Policy(SPEC, seed=2).get_weights(), {STREAM: RangeSet([(0, 9)])}
+    store = traffic.store
+    store.publish(
+        store.add_candidate(weights, spec=SPEC.to_json(), metrics={"run": "r1"}, lineage=lineage)
+    )
+    (code,) = blocks("docs/dashboard.md", "python")
+    assert run_here(code, tmp_path) == "{'run': 'r1'}\n10 rows\n"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
