@@ -1,8 +1,9 @@
-"""The DAGs of one policy: `headrace_dags` makes those that a DAG file of Airflow names.
+"""The DAGs of a policy and of a root: a DAG file of Airflow calls the functions at the end.
 
-    from headrace_dags import headrace_dags
+    from headrace_dags import headrace_dags, root_dags
 
-    headrace_dags("/var/lib/headrace", "ads", "@hourly", prefix="ads_", keep="400d")
+    headrace_dags("/var/lib/headrace", "banner", "@hourly", prefix="banner_", canary="10%")
+    root_dags("/var/lib/headrace", keep="400d", retain=True)
 
 Each DAG below has its text in Airflow. A DAG only names commands: whatever is retried, started
 twice or cleared finds the first result, by a manifest's hash, a candidate's digest or a generation.
@@ -490,19 +491,14 @@ def scorecard(config: Config) -> None:
         [judge, verify] >> report
 
 
-DAGS: dict[str, Callable[[Config], None]] = {
-    one.__name__: one
-    for one in (
-        train_and_publish,
-        canary_promotion,
-        rollback_weights,
-        import_history,
-        compact_shards,
-        retain_shards,
-        erase_requests,
-        scorecard,
-    )
-}
+OF_A_POLICY = (train_and_publish, canary_promotion, rollback_weights, import_history)
+OF_A_ROOT = (compact_shards, retain_shards, erase_requests, scorecard)
+DAGS = {one.__name__: one for one in (*OF_A_POLICY, *OF_A_ROOT)}
+
+
+def root_dags(root: str, **settings: Any) -> None:
+    """Make the DAGs that concern a whole root, with the settings of `headrace_dags`."""
+    headrace_dags(root, "default", only=[one.__name__ for one in OF_A_ROOT], **settings)
 
 
 def headrace_dags(
@@ -516,7 +512,7 @@ def headrace_dags(
     """Make the DAGs of a policy under a root; a DAG file needs no more than this call.
 
     - `schedule` of training; None: only by hand, or with `on_shards` by new shards.
-    - `only`: names of `DAGS`; default: all, `import_history` if `imports` are given.
+    - `only`: names of DAGs; default: those of a policy, `import_history` if `imports` are given.
     - `prefix` of the DAGs' ids, `owner`, `retries`, `retry_delay`, `pool` of training.
     - `on_shards`, `min_parts`: start a training when shards have that many more parts, which the
       triggerer watches; without `watch`, when a collector's `--on-seal` posts an event.
@@ -527,6 +523,6 @@ def headrace_dags(
     - `params`: other defaults of the DAGs' parameters, by name.
     """
     config = Config(root=root, policy=policy, schedule=schedule, **settings)
-    usual = [name for name in DAGS if name != "import_history" or config.imports]
-    for name in usual if only is None else only:
+    own = [one.__name__ for one in OF_A_POLICY if one is not import_history or config.imports]
+    for name in own if only is None else only:
         DAGS[name](config)

@@ -126,10 +126,11 @@ class Expected:
     """What is live when a command acts, so that a late retry changes nothing: exit status 6."""
 
     candidate: Annotated[
-        str | None, "Only if the canary, or without one the live version, has this digest."
+        str | None,
+        "Only if the canary, or without one the live version, has this digest; else status 6.",
     ] = None
     expect_generation: Annotated[
-        int | None, "Only in this generation, as `versions --json` shows it."
+        int | None, "Only in this generation, as in `versions --json`; else status 6."
     ] = None
 
     def of(self, store: WeightFolder) -> int | None:

@@ -45,8 +45,8 @@ def dag_bag():
 def run_dag(dag_bag):
     """run_dag(dag_id, **params): one run; gives (state, task -> (state, XCom, reason))."""
 
-    def once(dag_id, **params):
-        dag = dag_bag.dags[dag_id]
+    def once(dag_id, bag=dag_bag, **params):
+        dag = bag.dags[dag_id]
         for task in dag.tasks:
             task.retries = 0  # dag.test() would wait for the delay
         done = dag.test(run_conf=params)
@@ -59,6 +59,22 @@ def run_dag(dag_bag):
         return str(done.state), found
 
     return once
+
+
+@pytest.fixture
+def loaded_file(dag_bag, tmp_path):
+    """loaded_file(text): the DAGs of a file with this text."""
+    kind = type(dag_bag)
+
+    def load(text):
+        folder = tmp_path / "own_dags"
+        folder.mkdir()
+        (folder / "own.py").write_text(text)
+        bag = kind(folder, bundle_path=folder, bundle_name="dags-folder")
+        assert bag.import_errors == {}
+        return bag
+
+    return load
 
 
 @pytest.fixture

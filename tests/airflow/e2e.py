@@ -45,7 +45,13 @@ headrace_dags(
     {root!r}, "default", None, prefix="pushed_", on_shards=True, watch=False,
     only=["train_and_publish"], params={{"algorithm": "ips", "min_ess": 5.0}},
 )
+headrace_dags(
+    {root!r}, "default", None, only=["import_history"], import_schedule="@daily",
+    imports=[{log!r}, "--address", {address!r}, "--name", "log", "--observation", "x",
+             "--action", "a", "--reward", "r", "--uniform", "--time", "at"],
+)
 """
+DAYS, A_DAY = 3, 20
 
 
 def free_port():
@@ -194,7 +200,13 @@ def run(home):
         if client(stack.root, "declare").wait():
             raise RuntimeError("the policy could not be declared")
         (home / "dags").mkdir()
+        stack.collector = f"http://127.0.0.1:{free_port()}"
+        history = home / "history.csv"
+        hours = [(day, hour) for day in range(3, 3 + DAYS) for hour in range(A_DAY)]
+        lines = [f"0.5,{hour % 2},1,2026-11-{day:02}T{hour:02}:00:00Z" for day, hour in hours]
+        history.write_text("\n".join(["x,a,r,at", *lines, ""]))
         names = {"root": str(stack.root), "alerts": str(stack.alerts), "margin": "-30%"}
+        names |= {"log": str(history), "address": stack.collector}
         (home / "dags" / "ads.py").write_text(DAG_FILE.format(**names))
         stack.airflow("db", "migrate")
         stages.note("database")
@@ -211,6 +223,7 @@ def run(home):
         _a_canary(stack, stages, children)
         _restarts(stack, stages)
         _notes(stack, stages)
+        _backfill(stack, stages)
     finally:
         for child in children:
             child.terminate()
@@ -223,7 +236,7 @@ def run(home):
 
 def has_dags(stack):
     found = stack.ask("GET", "/api/v2/dags") or {}
-    return found.get("total_entries", 0) >= 3
+    return found.get("total_entries", 0) >= 4
 
 
 def succeeded(stack, dag_id, run_id=None):
@@ -242,8 +255,8 @@ def _from_event_to_version(stack, stages, children):
     name = "headrace/pushed_default/shards"
     assets = stack.ask("GET", "/api/v2/assets?limit=100")["assets"]
     (asset,) = [one["id"] for one in assets if one["name"] == name]
-    port = free_port()
-    words = ["--root", stack.root, "--port", port, "--limit", "max_connections=50"]
+    address = stack.collector
+    words = ["--root", stack.root, "--port", address.rpartition(":")[2]]
     words += ["--on-seal", f"{stack.url}/api/v2/assets/events#{asset}"]
     variable = {"HEADRACE_COLLECT_ON_SEAL_TOKEN": stack.environment["HEADRACE_AIRFLOW_TOKEN"]}
     log = (stack.home / "collector.log").open("wb")
@@ -254,7 +267,6 @@ def _from_event_to_version(stack, stages, children):
         stderr=log,
     )
     children.append(collector)
-    address = f"http://127.0.0.1:{port}"
     stages.wait("collector", lambda: answers(address))
     if client(address, "log", 1500).wait():
         raise RuntimeError("the client could not log")
@@ -333,6 +345,29 @@ def _notes(stack, stages):
     if publish["state"] != "skipped" or "a release of the shop" not in (publish["note"] or ""):
         raise RuntimeError(f"publish is {publish['state']}, with the note {publish['note']!r}")
     stages.wait("deadline's alert in the file", lambda: stack.alerts.exists())
+
+
+def _backfill(stack, stages):
+    """Each day of a log once, by its data interval."""
+    words = ("--from-date", "2026-11-03", "--to-date", f"2026-11-{3 + DAYS:02}")
+    stack.airflow("backfill", "create", "--dag-id", "import_history", *words)
+
+    def imported():
+        runs = [one for one in stack.runs("import_history") if one["run_type"] == "backfill"]
+        if any(one["state"] == "failed" for one in runs):
+            raise RuntimeError("a run of the backfill failed")
+        return runs if len(runs) >= DAYS and {one["state"] for one in runs} == {"success"} else None
+
+    runs = stages.wait("backfill of three days", imported)
+    steps = []
+    for one in runs:
+        path = f"/api/v2/dags/import_history/dagRuns/{one['dag_run_id']}"
+        path += "/taskInstances/import/xcomEntries/return_value"
+        with contextlib.suppress(RuntimeError):  # a day without rows is skipped
+            value = stack.ask("GET", path)["value"]
+            steps.append((json.loads(value) if isinstance(value, str) else value)["steps"])
+    if steps != [A_DAY] * DAYS:
+        raise RuntimeError(f"expected {DAYS} days of {A_DAY} steps, got {steps}")
 
 
 if __name__ == "__main__":

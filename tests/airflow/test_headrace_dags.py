@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,46 @@ def test_the_upkeep_of_a_root(run_dag, quick, write_log, tmp_path):
     states = [run_dag("retain_shards", keep="1d", apply=True, **at)[1] for _ in range(2)]
     assert [one["apply"][0] for one in states] == ["success", "skipped"]
     assert states[0]["apply"][1]["applied"]["removed"] == 99
+
+
+def test_a_days_import_is_repeated_without_a_row_twice(run_dag, quick, loaded_file, tmp_path):
+    """By the run's interval, into a collector; an interval without rows is skipped."""
+    quick()
+    log = tmp_path / "log.csv"
+    rows = [f"0.5,{day % 2},1,2026-11-{day:02}T05:00:00Z" for day in range(1, 11)]
+    log.write_text("\n".join(["x,a,r,at", *rows, ""]))
+    root = tmp_path / "root"
+    spaces = ("--observation", "box:1", "--action", "discrete:2", "--port", "0")
+    words = [os.environ["HEADRACE_COMMAND"], "collect", "--root", root, *spaces, "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as collector:
+        address = json.loads(collector.stdout.readline())["address"]
+        columns = ["--observation=x", "--action=a", "--reward=r", "--time=at", "--uniform"]
+        imports = [str(log), f"--address={address}", "--name=log", *columns]
+        settings = {"only": ["import_history"], "imports": imports}
+        bag = loaded_file(
+            "# airflow\nfrom headrace_dags import headrace_dags\n"
+            f"headrace_dags({str(root)!r}, 'default', None, **{settings})\n"
+        )
+        at = {"since": "2026-11-03", "until": "2026-11-05"}
+        found = [run_dag("import_history", bag, **at)[1]["import"][1] for _ in range(2)]
+        assert [(one["steps"], one["skipped_known"]) for one in found] == [(2, 0), (0, 2)]
+        later = {"since": "2027-01-01", "until": "2027-01-02"}
+        state, skipped, reason = run_dag("import_history", bag, **later)[1]["import"]
+        assert (state, skipped, "no episode" in reason) == ("skipped", None, True)
+        collector.terminate()
+
+
+def test_twenty_policies_are_twenty_calls(loaded_file):
+    """Each has its own DAGs and assets; the DAGs of a root are made once."""
+    bag = loaded_file(
+        "# airflow\nfrom headrace_dags import headrace_dags, root_dags\n"
+        "for at in range(20):\n"
+        "    headrace_dags('/r', f'p{at}', '@daily', prefix=f'p{at}_', on_shards=True)\n"
+        "root_dags('/r')\n"
+    )
+    assert len(bag.dags) == 20 * 3 + 4
+    assets = {name for dag in bag.dags.values() for task in dag.tasks for name in task.outlets}
+    assert len({asset.name for asset in assets}) == 60
 
 
 def test_shards_fire_once_however_often_the_triggerer_starts(tmp_path):
