@@ -157,12 +157,9 @@ class Stack:
         return [one for one in found if one["name"] == f"headrace/default/{kind}"]
 
     def live(self):
-        done = subprocess.run(
-            [MAIN / "headrace", "versions", "--root", self.root, "--json"],
-            check=True,
-            capture_output=True,
-        )
-        return json.loads(done.stdout)["live"] or {}
+        """What is live, from the file that says so: it is looked at several times a second."""
+        file = self.root / "weights" / "default" / "live.json"
+        return json.loads(file.read_text()) if file.exists() else {}
 
 
 class Stages:

@@ -51,4 +51,5 @@ if __name__ == "__main__":
     rng = np.random.default_rng(first)
     parts = [part(i, rng) for i in range(first, first + count)]
     stream = f"0123456789ab-{schema_id(*SPACES)}"
-    ShardWriter(root / "shards").write(stream, canonical_json(*SPACES), parts)
+    if parts:
+        ShardWriter(root / "shards").write(stream, canonical_json(*SPACES), parts)
