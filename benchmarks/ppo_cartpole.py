@@ -30,7 +30,7 @@ from storage.spaces.descriptors import Box, Discrete
 ENVS, STEPS = 8, 32
 SOLVED, LAST = 475.0, 20
 MOST_STEPS = 100_000
-# Stable-Baselines3's PPO needs 31,000 to 36,000 with the same settings.
+# Stable-Baselines3's PPO needs 31,000 to 36,000 with its zoo's settings.
 REFERENCE_STEPS = 36_000
 SPEC = PolicySpec(Box((4,)), Discrete(2))
 
@@ -139,7 +139,7 @@ def run(*, show: bool = False) -> list[Figure]:
             name=f"PPO, CartPole-v1 solved, seed {seed}",
             value=steps_to_solve(seed, show=show),
             unit="steps",
-            baseline_name="the recipe's known steps, synchronous",
+            baseline_name="Stable-Baselines3's known steps",
             baseline_value=REFERENCE_STEPS,
             aim="<= 2",
         )

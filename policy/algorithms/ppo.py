@@ -73,10 +73,6 @@ ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
 
 FloatArray = npt.NDArray[np.float64]
 
-RETURN_DEVIATION = 3.0
-"""What scaled returns deviate by. With 1, the loss of V is so small that `max_grad_norm`, which
-limits both gradients together, lets pi move too far: CartPole then takes twice the steps."""
-
 _BEFORE = ("ess", "stale_kl", "explained_variance")
 _AFTER = ("loss", "value_loss", "entropy", "kl_k1", "kl_k3", "clip_fraction", "clip", "lr")
 
@@ -102,8 +98,8 @@ class PPOConfig(AnnotatedSettings):
         POLICY_VERSION,
         "source",
     )
-    gamma: Annotated[float, Meta(ge=0, le=1, description="discount per step")] = 0.98
-    lam: Annotated[float, Meta(ge=0, le=1, description="lambda of the advantages (GAE)")] = 0.8
+    gamma: Annotated[float, Meta(ge=0, le=1, description="discount per step")] = 0.99
+    lam: Annotated[float, Meta(ge=0, le=1, description="lambda of the advantages (GAE)")] = 0.95
     epochs: Annotated[int, Meta(ge=1, description="passes over each batch")] = 20
     minibatch: Annotated[int, Meta(ge=1, description="rows in a minibatch")] = 256
     lr: Annotated[float, Meta(gt=0, description="Adam's first learning rate")] = 1e-3
@@ -124,7 +120,7 @@ class PPOConfig(AnnotatedSettings):
         0.0
     )
     max_grad_norm: Annotated[
-        float, Meta(gt=0, description="limit of the gradient's Euclidean norm")
+        float, Meta(gt=0, description="limit of the gradient's Euclidean norm, of pi and of V each")
     ] = 0.5
     scale_rewards: Annotated[
         bool, Meta(description="divide rewards by the running deviation of returns")
@@ -262,7 +258,7 @@ class PPO:
             raise FloatingPointError(f"ppo: the loss became {loss.item()}; try a smaller lr")
         self.optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.module.parameters(), self.config.max_grad_norm)
+        self.policy.module.clip_gradients(self.config.max_grad_norm)
         self.optimizer.step()
 
     def schedule(self) -> float:
@@ -333,8 +329,7 @@ class PPO:
 
     def _scale(self) -> float:
         """The unit of rewards: 1 without returns that differ."""
-        deviation = float(self._returns.std[0]) if self._returns.n > 1 else 0.0
-        return deviation / RETURN_DEVIATION if deviation else 1.0
+        return (float(self._returns.std[0]) if self._returns.n > 1 else 0.0) or 1.0
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.array(array, np.float64)).to(self.policy.device)

@@ -363,8 +363,7 @@ class TrainablePolicy(Policy):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 copied = torch.from_numpy(np.array(gradient, np.float32))
                 parameter.grad = copied.to(parameter.device)
-            most = self.algorithm.config.max_grad_norm
-            torch.nn.utils.clip_grad_norm_(parameters, most)
+            self.module.clip_gradients(self.algorithm.config.max_grad_norm)
             self.algorithm.optimizer.step()
 
     def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:

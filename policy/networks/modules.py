@@ -80,6 +80,16 @@ class PolicyModule(nn.Module):
         values: Tensor = self.vf(flat[:, : self.features])[:, 0]
         return values
 
+    def clip_gradients(self, most: float) -> None:
+        """Limit the Euclidean norm of the gradients of `vf`, and of all others.
+
+        Each has its own limit: a large error of values must not make the step of `pi` small.
+        """
+        own = [one for name, one in self.named_parameters() if not name.startswith("vf.")]
+        values = [] if self.vf is None else list(self.vf.parameters())
+        for parameters in (own, values):
+            nn.utils.clip_grad_norm_(parameters, most)
+
     def forward(self, flat: Tensor) -> Tensor:
         return self.dist_inputs(flat)
 

@@ -90,3 +90,15 @@ def test_a_filter_state_travels_to_the_numpy_policy():
     assert policy.observe(flat).item() == 0.0
     again = Policy(spec, filter_state=policy.filter.to_json())
     assert again.observe(flat).item() == 0.0
+
+
+def test_a_large_error_of_values_leaves_the_policys_gradient():
+    """Under one limit for both, the policy would learn least where the values were wrong."""
+    module = Policy(PolicySpec(Box((3,)), Box((1,))), seed=0).module
+    for name, parameter in module.named_parameters():
+        parameter.grad = torch.full_like(parameter, 1e3 if name.startswith("vf.") else 1e-4)
+    module.clip_gradients(0.5)
+    norm = torch.nn.utils.get_total_norm
+    assert norm(p.grad for p in module.vf.parameters()) == pytest.approx(0.5, rel=1e-4)
+    own = norm(p.grad for p in (module.log_std, *module.pi.parameters()))
+    assert own == pytest.approx(1e-4 * 4_482**0.5, rel=1e-3)

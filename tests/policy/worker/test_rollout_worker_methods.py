@@ -77,7 +77,7 @@ def test_a_sample_passes_its_stations_in_order():
         assert batch["obs"].dtype != np.float32
         [estimate] = [one for one in made.get_metrics() if not isinstance(one, RolloutMetrics)]
         # two whole episodes, with rewards set by the callback
-        assert (estimate.metrics["n"], estimate.metrics["v_old"]) == (2, 5 * (1 + 0.98 + 0.98**2))
+        assert (estimate.metrics["n"], estimate.metrics["v_old"]) == (2, 5 * (1 + 0.99 + 0.99**2))
 
 
 def test_a_sample_of_an_input_takes_what_the_batch_mode_says():
