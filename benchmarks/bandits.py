@@ -5,7 +5,7 @@
 
 Digits: 1,300 of scikit-learn's images are contexts, an action names a digit, right ones earn 1. The
 log is of uniform draws, or of a weak policy: of 20 known images it takes the nearest one's digit,
-and in 70 % a random one. The regression has one model per action, of its rewards. Clicks: 100,000
+and in 20 % a random one. The regression has one model per action, of its rewards. Clicks: 100,000
 uniform draws of five actions, whose chances are logistic in 8 features; means of fresh contexts.
 """
 
@@ -29,7 +29,7 @@ from storage.experience.sample_batch import SampleBatch
 from storage.spaces.descriptors import Box, Discrete
 
 Array = npt.NDArray[np.float64]
-SEEDS, TRAINING, ACTIONS = (1, 2, 3, 4, 5), 1300, 5
+SEEDS, TRAINING, EXPLORED, ACTIONS = (1, 2, 3, 4, 5), 1300, 0.2, 5
 
 
 def batch_of(obs: Array, actions: Array, rewards: Array, chances: Array) -> SampleBatch:
@@ -87,7 +87,9 @@ def digits() -> Iterator[tuple[str, list[float]]]:
         train, test = order[:TRAINING], order[TRAINING:]
         chances = np.full((TRAINING, 10), 0.1)
         if weak:
-            chances = weak_policy(images[train], labels[train], rng)
+            known = weak_policy(images[train], labels[train], rng).argmax(axis=1)
+            chances = np.full((TRAINING, 10), EXPLORED / 10)
+            chances[np.arange(TRAINING), known] += 1 - EXPLORED
         drawn = rng.integers(TRAINING, size=rows)
         taken = np.array([rng.choice(10, p=chances[one]) for one in drawn])
         right = (taken == labels[train][drawn]).astype(np.float64)

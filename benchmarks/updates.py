@@ -48,6 +48,7 @@ def of_headrace() -> Iterator[tuple[str, Train]]:
     from policy.algorithms.learner import Learner  # noqa: PLC0415  as above
     from policy.inference.spec import ModuleSpec, PolicySpec  # noqa: PLC0415  as above
     from policy.networks.policy import Policy  # noqa: PLC0415  as above
+    from policy.training.train import acting_spec  # noqa: PLC0415  as above
     from storage.experience.sample_batch import SampleBatch  # noqa: PLC0415  as above
     from storage.spaces.descriptors import Box, Discrete  # noqa: PLC0415  as above
 
@@ -69,11 +70,8 @@ def of_headrace() -> Iterator[tuple[str, Train]]:
             stream=np.full(ROWS, "in-process", object),
         )
         for name in names[kind]:
-            config = algorithm(name, minibatch=MINIBATCH)
-            rule = getattr(config, "action_rule", None)
-            spec = PolicySpec(*spaces[kind], ModuleSpec(hidden=HIDDEN))
-            if rule is not None:
-                spec = PolicySpec(*spaces[kind], ModuleSpec(hidden=HIDDEN), action_rule=rule)
+            bare = PolicySpec(*spaces[kind], ModuleSpec(hidden=HIDDEN))
+            spec = acting_spec(bare, algorithm(name))
 
             def train(updates: int, spec: Any = spec, name: str = name, batch: Any = batch) -> None:
                 config = algorithm(name, minibatch=MINIBATCH, updates=updates)
@@ -84,16 +82,15 @@ def of_headrace() -> Iterator[tuple[str, Train]]:
 
 def of_sb3() -> Iterator[tuple[str, Train]]:
     """Stable-Baselines3."""
-    from stable_baselines3 import DQN, SAC, TD3  # noqa: PLC0415  in an environment of its own
+    from stable_baselines3 import DQN, SAC  # noqa: PLC0415  in an environment of its own
 
     networks = {"net_arch": list(HIDDEN)}
-    for kind, learners in (("continuous", (SAC, TD3)), ("discrete", (DQN,))):
-        for learner in learners:
-            made: Any = learner("MlpPolicy", ENVS[kind], policy_kwargs=networks, device="cpu",
-                                batch_size=MINIBATCH, learning_starts=ROWS + 1)  # fmt: skip
-            made.learn(ROWS)
-            name = learner.__name__.lower()
-            yield f"{name}, {kind}", lambda updates, made=made: made.train(updates, MINIBATCH)
+    for kind, learner in (("continuous", SAC), ("discrete", DQN)):
+        made: Any = learner("MlpPolicy", ENVS[kind], policy_kwargs=networks, device="cpu",
+                            batch_size=MINIBATCH, learning_starts=ROWS + 1)  # fmt: skip
+        made.learn(ROWS)
+        name = learner.__name__.lower()
+        yield f"{name}, {kind}", lambda updates, made=made: made.train(updates, MINIBATCH)
 
 
 def of_d3rlpy() -> Iterator[tuple[str, Train]]:
