@@ -82,10 +82,10 @@ def of_headrace() -> Iterator[tuple[str, Train]]:
 
 def of_sb3() -> Iterator[tuple[str, Train]]:
     """Stable-Baselines3."""
-    from stable_baselines3 import DQN, SAC  # noqa: PLC0415  in an environment of its own
+    from stable_baselines3 import DQN, SAC, TD3  # noqa: PLC0415  in an environment of its own
 
-    networks = {"net_arch": list(HIDDEN)}
-    for kind, learner in (("continuous", SAC), ("discrete", DQN)):
+    for kind, learner in (("continuous", SAC), ("continuous", TD3), ("discrete", DQN)):
+        networks = {"net_arch": list(HIDDEN)}  # a learner adds keys of its own
         made: Any = learner("MlpPolicy", ENVS[kind], policy_kwargs=networks, device="cpu",
                             batch_size=MINIBATCH, learning_starts=ROWS + 1)  # fmt: skip
         made.learn(ROWS)
