@@ -58,7 +58,7 @@ from policy.worker.state import (
     write_bytes,
 )
 from storage.experience.episode import DEFAULT_POLICY
-from storage.experience.interfaces import EndOfInput
+from storage.experience.interfaces import EndOfInput, InputReader
 from storage.experience.multi_agent_batch import AnyBatch, MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
 from storage.spaces.descriptors import Space
@@ -201,21 +201,30 @@ class RolloutWorker(EnvRunner):
 
     # sampling
 
-    def sample(self, **kwargs: Any) -> AnyBatch:
+    @property
+    def input_reader(self) -> InputReader:
+        """What `sample` reads: the sampler of the environments, or the input. Raises RuntimeError
+        without one.
+        """
+        return self._live().require_input()
+
+    def sample(self, *, num_timesteps: int | None = None, **kwargs: Any) -> AnyBatch:
         """Collect a batch, then apply callbacks, output, estimators and compression, in this order.
 
         The batch joins the input's batches. truncate_episodes: rollout_fragment_length * num_envs
         steps (fewer if postprocessing removes rows), from at most num_envs batches of the input.
         complete_episodes: whole episodes with at least that many steps. If nothing but excluded
         episodes comes (`excluded` counts them) for ten samples' steps, or an input is idle, the
-        batch has fewer rows or none; without rows it keeps its columns. Raises EndOfInput,
-        EnvFailed, the exception of an environment that is not restarted, and TypeError for any
-        argument.
+        batch has fewer rows or none; without rows it keeps its columns. With `num_timesteps` it
+        has at least as many steps instead. Raises EndOfInput, EnvFailed, the exception of an
+        environment that is not restarted, and TypeError for any other argument.
         """
         WorkerSettings.refuse_for_sample(kwargs)
+        if num_timesteps is not None and num_timesteps < 1:
+            raise ValueError(f"num_timesteps: expected 1 or more, got {num_timesteps}")
         self.assert_healthy()
         live = self._live()
-        batch = live.gather()
+        batch = live.gather(num_timesteps)
         self.callbacks.on_sample_end(worker=self, samples=batch)
         live.write(batch)
         if self._estimates is not None:

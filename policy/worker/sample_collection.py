@@ -165,23 +165,25 @@ class Sampling:
 
     # one sample
 
-    def require_input(self) -> None:
+    def require_input(self) -> InputReader:
         """Raise RuntimeError for a worker with neither an environment nor an input."""
         if self.reader is None:
             raise RuntimeError(
                 "sample: this worker has neither an env_creator nor an input_creator"
             )
+        return self.reader
 
-    def gather(self) -> AnyBatch:
-        """Read the input's batches for one sample.
+    def gather(self, least: int | None = None) -> AnyBatch:
+        """Read the input's batches for one sample, of at least `least` steps if it is given.
 
         It has fewer steps, or no rows, if too many batches without rows come one after the other.
         """
         settings = self._settings
         if self.reader is None:
             raise RuntimeError("sample: this worker has no input")
-        target = settings.rollout_fragment_length * settings.num_envs
-        most = settings.num_envs if settings.batch_mode == "truncate_episodes" else None
+        target = least or settings.rollout_fragment_length * settings.num_envs
+        limited = settings.batch_mode == "truncate_episodes" and least is None
+        most = settings.num_envs if limited else None
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed

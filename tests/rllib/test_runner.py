@@ -30,8 +30,10 @@ from storage.weights.store import WeightFolder
 from tests.collector_process import CollectorProcess
 
 SPACES = gym.make("CartPole-v1")
-BATCH, MOST_STEPS = 2_000, 200_000
 GOAL = float(os.environ.get("HEADRACE_RLLIB_GOAL", "450"))
+"""The mean return of Ray's last hundred episodes."""
+BATCH, MOST_STEPS = (2_000 if GOAL > 100 else 400), 200_000
+KILLS = {"runner", "collector"}
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +141,7 @@ def test_ppo_learns_while_a_runner_and_the_collector_are_killed(
         address = collector.address.removeprefix("http://")
         steps, best, killed, began = 0, 0.0, set[str](), time.monotonic()
         with clients(address, poles=16):
-            while best < GOAL and steps < MOST_STEPS:
+            while (best < GOAL or killed != KILLS) and steps < MOST_STEPS:
                 found = algorithm.train().get("env_runners", {})
                 steps = int(found.get("num_env_steps_sampled_lifetime", steps))
                 best = max(best, float(found.get("episode_return_mean", 0.0)))
@@ -149,11 +151,11 @@ def test_ppo_learns_while_a_runner_and_the_collector_are_killed(
                     killed.add("runner")
                     pids = group.foreach_env_runner(lambda _: os.getpid(), local_env_runner=False)
                     os.kill(pids[0], signal.SIGKILL)
-                elif steps > 5 * BATCH and "collector" not in killed:
+                elif steps > 5 * BATCH and killed != KILLS:
                     killed.add("collector")
                     collector.kill()
                     collector.restart()
-        assert killed == {"runner", "collector"}
+        assert killed == KILLS
         healthy = group.num_healthy_remote_workers()
         algorithm.stop()
         assert collector.stop() == 0

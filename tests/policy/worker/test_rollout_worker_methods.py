@@ -45,6 +45,16 @@ class Order(Callbacks, OutputWriter):
         assert (batch["rewards"] == 5).all()
 
 
+def test_a_sample_may_have_other_steps_and_its_source_is_public():
+    """As in RLlib: `num_timesteps` at least, for this call alone, also over several fragments."""
+    sampler = worker(num_envs=1)
+    sizes = [sampler.sample(num_timesteps=20).count, sampler.sample().count]
+    assert sizes == [24, 8]
+    assert sampler.input_reader.next().count == 8
+    with pytest.raises(ValueError, match="num_timesteps: expected 1 or more, got 0"):
+        sampler.sample(num_timesteps=0)
+
+
 class Pieces(InputReader):
     """Returns the same rows, three at a time, and ends."""
 
