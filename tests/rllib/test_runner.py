@@ -156,11 +156,15 @@ def test_ppo_learns_while_a_runner_and_the_collector_are_killed(
                     collector.kill()
                     collector.restart()
         assert killed == KILLS
+        before = -1
+        while before != steps:  # what the clients left
+            before, found = steps, algorithm.train().get("env_runners", {})
+            steps = int(found.get("num_env_steps_sampled_lifetime", steps))
+        rows, learned = learnable(root)
         healthy = group.num_healthy_remote_workers()
         algorithm.stop()
         assert collector.stop() == 0
-    rows, learned = learnable(root)
     assert len({*rows}) == len(rows)
-    assert learned >= 0.95 * len(rows)  # the last ones may have come after the last update
+    assert learned == len(rows)
     assert healthy == 2
     assert best >= GOAL
