@@ -156,9 +156,8 @@ def run_import(
         for note in notes:
             account.note(note)
         if spec is not None:
-            account.report.address = options.address
             account.report.policies = [str(name) for name in spaces]
-            _describe(account.report, spec.document)
+            _describe(account.report, spec.document, options.address)
         with _naming(account.report):
             categories: Categories = {}
             if unnamed:
@@ -279,8 +278,9 @@ def _spaces(
     return found, documents[options.policy_id]
 
 
-def _describe(report: ImportReport, document: Mapping[str, Any]) -> None:
-    """Add what a collector's document says of the policies: their streams and reward windows."""
+def _describe(report: ImportReport, document: Mapping[str, Any], address: str) -> None:
+    """Add the collector's address, and the policies' streams and reward windows by its document."""
+    report.address = address
     for name in report.policies:
         policy = document["policies"][name]
         report.streams[name] = f"{document['collector_id']}-{policy['schema_id']}"

@@ -145,6 +145,6 @@ def test_a_shop_learns_what_to_offer(tmp_path: Path) -> None:
     for row in rows:
         rank = json.loads(row["infos"])["rank"]
         assert shown[row["eps_id"]] == rank["item"] == rank["items"][row["actions"]]
-        assert np.frombuffer(row["obs.action_mask"], np.int8)[row["actions"]] == 1
+        assert row["obs__action_mask"][row["actions"]] == 1
         assert row["rewards"] == (row["eps_id"] in clicked)
     assert last > first + 0.1
