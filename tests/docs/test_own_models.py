@@ -65,7 +65,9 @@ def _shop(rng: np.random.Generator) -> Any:
     }
 
 
-SHOP = Dict({"user": Discrete(50), "candidates": Box((5, 4)), "action_mask": MultiBinary((5,))})
+SHOP = Dict(
+    {"user": Discrete(50), "candidates": Box((5, 4), ragged=True), "action_mask": MultiBinary((5,))}
+)
 TWO = Box((4,)), Discrete(2), _box
 TORQUE = Box((3,)), Box((1,), low=-2.0, high=2.0), _pendulum
 LOGS: dict[str, tuple[Space, Space, Callable[[np.random.Generator], Any]]] = {
@@ -85,6 +87,8 @@ def logged(root: Path, name: str, first: int = 0) -> Any:
     schema, parts = schema_id(observation, action), []
     for number in range(first, first + EPISODES):
         obs = seen(rng)
+        encoded = codecs[0].encode(obs, "obs")
+        sizes = np.array([len(encoded)], "<u4").tobytes() if name == "plain_torch" else b""
         options = 4 if name == "plain_torch" else 2
         if isinstance(action, Box):
             taken, density = rng.uniform(-2, 2, 1).astype(np.float32), 0.25
@@ -95,7 +99,8 @@ def logged(root: Path, name: str, first: int = 0) -> Any:
                 number,
                 1,
                 schema_id=schema,
-                obs=codecs[0].encode(obs, "obs"),
+                obs=encoded,
+                obs_lengths=sizes,  # the candidates are ragged
                 actions=codecs[1].encode(taken, "action"),
                 rewards=np.array([float(rng.random() < 0.5)]).tobytes(),
                 action_logp=np.log([density]).tobytes(),
