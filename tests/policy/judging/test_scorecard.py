@@ -19,7 +19,10 @@ def test_one_policy_without_a_version_hides_no_other(tmp_path: Path) -> None:
     publish(tmp_path, 1)
     spaces = {"observation": Box((4,)), "action": Discrete(2)}
     save_declaration(tmp_path, PolicyDeclaration(policy_id="fresh", **spaces))
+    (tmp_path / "weights" / "not a policy").mkdir()
     found = scorecard(tmp_path, EvaluationSettings(retry_for=0.0))
+    odd = found.pop("not a policy")
+    assert "policy id: expected" in odd["error"]
     assert {name: one["version"] for name, one in found.items()} == {"default": 1, "fresh": None}
     assert [one["verdict"] for one in found["default"]["logs"]] == ["cannot tell"]
     assert (found["fresh"]["logs"], bool(found["fresh"]["error"])) == ([], True)
