@@ -159,7 +159,7 @@ class Stack:
     def live(self):
         """What is live, from the file that says so: it is looked at several times a second."""
         file = self.root / "weights" / "default" / "live.json"
-        return json.loads(file.read_text()) if file.exists() else {}
+        return json.loads(file.read_text())["body"] if file.exists() else {}
 
 
 class Stages:
