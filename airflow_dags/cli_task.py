@@ -170,7 +170,8 @@ class HeadraceOperator(BaseOperator):
         if self.event is None:
             return kept
         # a retry may find what the killed attempt has published, before its event was stored
-        if not document.get("unchanged") or context["ti"].try_number > 1:
+        was_there = document.get("unchanged") or document.get("already_live")
+        if not was_there or context["ti"].try_number > 1:
             accessor = context["outlet_events"][AssetAlias(self.event)]
             accessor.add(Asset(self.event), extra=kept)
         return kept
