@@ -76,7 +76,7 @@ exports: setup $(RLLIB_STAMP)  ## exports, loaded by their own libraries, each i
 	rm -rf .venv-lerobot/lib/python3*/site-packages/tests
 	.venv-lerobot/bin/python -m tests.policy.exporting.libraries lerobot
 
-rllib: $(RLLIB_STAMP)  ## Ray's algorithms on a log, in their own environment
+rllib: $(RLLIB_STAMP)  ## Ray's algorithms on a log and on clients, in their own environment; HEADRACE_RLLIB_GOAL=25 is short
 	RAY_DATA_DISABLE_PROGRESS_BARS=1 PYTHONPATH=. $(RLLIB)/python -m pytest -s \
 		-c tests/rllib/pytest.ini --rootdir=. --confcutdir=tests/rllib tests/rllib
 
