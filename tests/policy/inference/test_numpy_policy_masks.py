@@ -146,8 +146,8 @@ def test_a_choice_at_the_end_of_rounding_is_allowed(monkeypatch):
             return largest if shape is None else np.full(shape, largest)
 
     for bias in np.random.default_rng(5).normal(size=(200, 4)).astype(np.float32):
-        twin._last = (twin._last[0], bias)
-        twin._pi[-1] = twin._last
+        twin._last = [(twin._last[0][0], bias)]
+        twin._pi[-1:] = twin._last
         one = {name: column[0] for name, column in columns.items()}
         assert twin.act_one(one, Last()).action == 1
         assert twin.act(twin.flatten(columns), Last()).actions == [1]
