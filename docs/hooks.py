@@ -36,6 +36,7 @@ TITLES = {
     "ingest.server": "Errors of clients and collectors",
     "policy.algorithms": "Learning",
     "policy.data": "Jobs",
+    "policy.exporting": "Exports",
     "policy.envs": "Environments",
     "policy.inference": "Acting",
     "policy.networks": "Networks",

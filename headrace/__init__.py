@@ -49,6 +49,7 @@ Exceptions:
         └── ReaderState             a saved position does not belong to this reader
     ValueError                      an argument or a document is wrong
     ├── SpaceError, DeclarationError, SpecError, EpisodeError, BatchError, NotFinite
+    ├── ExportFailed                a log cannot be written in a format
     └── FrozenDataError, NothingToFreeze, NothingToTrainOn, DataIncomplete
     AssertionError
     └── ConformanceError            an implementation breaks a promise of its protocol
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from policy.envs.env_runner import EnvFailed as EnvFailed
     from policy.envs.env_runner import EnvRunner as EnvRunner
     from policy.exporting.ray_data import read_ray as read_ray
+    from policy.exporting.runs import ExportFailed as ExportFailed
     from policy.inference.action_rule import ActionRule as ActionRule
     from policy.inference.distributions import NotFinite as NotFinite
     from policy.inference.own_models import OwnModel as OwnModel
@@ -257,6 +259,7 @@ _NAMES = {
     "policy.envs.env_context": "EnvContext",
     "policy.envs.env_runner": "EnvFailed EnvRunner",
     "policy.exporting.ray_data": "read_ray",
+    "policy.exporting.runs": "ExportFailed",
     "policy.inference.action_rule": "ActionRule",
     "policy.inference.distributions": "NotFinite",
     "policy.inference.own_models": "OwnModel publish_mlp publish_onnx",
@@ -325,6 +328,7 @@ _READERS = (
     "policy.data.freeze",
     "policy.data.run_once",
     "policy.exporting.ray_data",
+    "policy.exporting.runs",
     "policy.networks.own_modules",
     "policy.training.train",
     "storage.reading.multi_agent_reader",

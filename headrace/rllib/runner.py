@@ -27,7 +27,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from headrace.rllib.weights import published_policy
 from ingest.embedded.local_publisher import LocalPublisher
 from ingest.embedded.policy_server_input import PolicyServerInput
-from policy.exporting.runs import Runs
+from policy.exporting.runs import WholeRuns
 from policy.inference.weight_store import WeightStore
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.held_policies import held_version
@@ -325,7 +325,7 @@ def _episodes(rows: SampleBatch) -> Iterator[SingleAgentEpisode]:
     rows = SampleBatch({**rows, "cut": ends}).take(known & np.asarray(rows["has_new_obs"]))
     if not rows.count:
         return
-    for run in Runs.of(rows).each():
+    for run in WholeRuns.of(rows).each():
         steps = run.rows
         last = steps["new_obs"][-1:]
         outputs = {name: list(steps[name].astype(np.float32)) for name in OUTPUTS}

@@ -158,7 +158,8 @@ class ImportOptions:
         tags: tag -> the column of its value, taken from an episode's first row.
         infos: key -> the column of its value in each step's info.
         default: column -> the value of its missing cells, which overrides `missing`.
-        since, until: only episodes whose earliest time is in this period, in microseconds.
+        since: only episodes whose earliest time is at or after this, in microseconds.
+        until: only episodes whose earliest time is before this, in microseconds.
         shards: whether the columns of SHARD_COLUMNS are taken as shards have them.
         candidate_features: the names of the columns of candidates, as a format finds them, or as
             they are declared.

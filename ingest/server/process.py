@@ -38,7 +38,6 @@ from ingest.server.listening import Access, ServeError, bind_of, starting
 from ingest.server.memory import MemoryWatch
 from ingest.server.options import ServeOptions
 from ingest.server.routes import Routes
-from ingest.server.seal_events import SealEvents
 from ingest.server.supervisor import Supervisor
 from ingest.web.connections import ConnectionWatch, Handshake
 from ingest.web.limits import (
@@ -133,6 +132,8 @@ class Server:
         if options.root is not None and options.compact_hours is not None:
             self._following.append(Compacting(options.root, options.compact_hours))
         if options.root is not None and options.on_seal is not None:
+            from ingest.server.seal_events import SealEvents  # noqa: PLC0415 - urllib3, for it alone
+
             count, token = self._shards, options.on_seal_token
             self._following.append(SealEvents(options.root, options.on_seal, token, count))
         if tap is None:  # a trainer's process manages its own memory

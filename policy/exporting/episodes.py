@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from policy.exporting.runs import ACTIONS, Array, Log, Run
+from policy.exporting.runs import ACTIONS, Array, Log, WholeRun
 from storage.experience.sample_batch import ACTION_LOGP, ORDINAL, REWARDS, STREAM, T
 from storage.spaces.descriptors import Dict, Space, Tuple
 from storage.spaces.leaves import leaves
@@ -32,7 +32,7 @@ def rllib_episodes(log: Log, folder: Path) -> None:
             writer.write_table(pa.table({"item": items}, _SCHEMA))
 
 
-def _state(run: Run, spaces: tuple[Space, Space]) -> dict[str, Any]:
+def _state(run: WholeRun, spaces: tuple[Space, Space]) -> dict[str, Any]:
     steps = run.rows.count
     observation, action = spaces
     logp = run.rows[ACTION_LOGP]

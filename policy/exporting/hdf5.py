@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, Run
+from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, WholeRun
 from storage.experience.sample_batch import ACTION_LOGP, ORDINAL, POLICY_VERSION, REWARDS, T
 from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from storage.spaces.leaves import Leaf
@@ -130,6 +130,6 @@ def _floats(column: Array) -> Array:
     return column.astype(np.float32) if column.dtype.kind == "f" else column
 
 
-def _identity(run: Run) -> Array:
+def _identity(run: WholeRun) -> Array:
     """(T, 2): the ordinal and t of each step."""
     return np.stack([run.rows[ORDINAL], run.rows[T]], axis=1)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, Run
+from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, WholeRun
 from storage.experience.sample_batch import OBS, ORDINAL, REWARDS, SampleBatch, T
 from storage.spaces.leaves import Leaf
 
@@ -50,7 +50,7 @@ def _observation(leaf: Leaf) -> str:
     return f"observation.{leaf.path}" if leaf.path else "observation.state"
 
 
-def _rows(runs: list[Run], names: dict[str, str], rows: int, episodes: int) -> SampleBatch:
+def _rows(runs: list[WholeRun], names: dict[str, str], rows: int, episodes: int) -> SampleBatch:
     """The columns of LeRobot. An end is `next.done`; it is a time-out if `next.truncated`."""
     lengths = [run.rows.count for run in runs]
     ends = [run.ends() for run in runs]

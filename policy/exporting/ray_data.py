@@ -24,7 +24,7 @@ from storage.system.backoff import RETRY_FOR
 ORDINALS = 4096
 """Of a task, at least, if there are as many."""
 
-Piece: TypeAlias = dict[str, list[tuple[int, int]]]
+RayTask: TypeAlias = dict[str, list[tuple[int, int]]]
 
 
 def read_ray(
@@ -67,12 +67,12 @@ def read_ray(
     return tasks.map_batches(read, batch_size=1, batch_format="pandas")
 
 
-def _pieces(selection: LogSelection) -> Iterator[Piece]:
+def _pieces(selection: LogSelection) -> Iterator[RayTask]:
     """The ordinals of the shards that exist now, in disjoint pieces of about ORDINALS."""
     with closing(source_at(selection.root)) as source:
         shards = source.scan()
     wanted = None if selection.manifest is None else Ledger(selection.manifest).streams()
-    taken, piece, size = Ledger(), Piece(), 0
+    taken, piece, size = Ledger(), RayTask(), 0
     for shard in shards:
         if selection.schema_id not in (None, shard.schema_id):
             continue
@@ -85,7 +85,7 @@ def _pieces(selection: LogSelection) -> Iterator[Piece]:
             size += last - first + 1
         if size >= ORDINALS:
             yield piece
-            piece, size = Piece(), 0
+            piece, size = RayTask(), 0
     if piece:
         yield piece
 

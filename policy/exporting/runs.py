@@ -56,7 +56,7 @@ class ExportFailed(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class WholeRun:
     """One run: T rows, its name, and whether it terminated."""
 
     name: str
@@ -75,14 +75,14 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Runs:
+class WholeRuns:
     """Rows of some runs, one after another; `starts` are the first rows of each."""
 
     rows: SampleBatch
     starts: IntArray
 
     @classmethod
-    def of(cls, rows: SampleBatch) -> Runs:
+    def of(cls, rows: SampleBatch) -> WholeRuns:
         """The runs of rows that are sorted by episode and step, with their ends set right."""
         ordinal, agent, t = rows[EPISODE_ORDINAL], rows[AGENT_ID], rows[T]
         breaks = (ordinal[1:] != ordinal[:-1]) | (agent[1:] != agent[:-1]) | (np.diff(t) != 1)
@@ -116,7 +116,7 @@ class Runs:
         steps = np.diff(np.append(self.starts, self.rows.count))
         return np.repeat(np.array(named, object), steps)
 
-    def with_next(self) -> Runs:
+    def with_next(self) -> WholeRuns:
         """Only the rows that terminate or whose next observation is known.
 
         Only a run's last row can be without one; the row before then has its observation.
@@ -125,15 +125,15 @@ class Runs:
         if mask.all():
             return self
         rows = self.rows.take(mask)
-        return Runs.of(rows) if rows.count else Runs(rows, np.zeros(0, np.int64))
+        return WholeRuns.of(rows) if rows.count else WholeRuns(rows, np.zeros(0, np.int64))
 
-    def each(self) -> Iterator[Run]:
+    def each(self) -> Iterator[WholeRun]:
         names = self.names()
         for start, stop in zip(
             self.starts, np.append(self.starts[1:], self.rows.count), strict=True
         ):
             rows = self.rows.slice(int(start), int(stop))
-            yield Run(names[start], rows, bool(rows[TERMINATEDS][-1]))
+            yield WholeRun(names[start], rows, bool(rows[TERMINATEDS][-1]))
 
 
 class Log:
@@ -181,11 +181,11 @@ class Log:
 
     def blocks(
         self, *, more: Sequence[str] = (), names: bool = False, with_next: bool = False
-    ) -> Iterator[Runs]:
+    ) -> Iterator[WholeRuns]:
         """All runs. `more`: further columns. `with_next`: without rows that lead nowhere known."""
         with closing(self._reader(more, names=names)) as reader:
             for rows in reader:
-                runs = Runs.of(rows)
+                runs = WholeRuns.of(rows)
                 kept = runs.with_next() if with_next else runs
                 self.rows += kept.rows.count
                 self.runs += len(kept.starts)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from policy.exporting.runs import ACTIONS, Array, Log, Runs
+from policy.exporting.runs import ACTIONS, Array, Log, WholeRuns
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     EPS_ID,
@@ -34,7 +34,7 @@ RLLIB = (EPS_ID, OBS, ACTIONS, REWARDS, NEXT_OBS, TERMINATEDS, TRUNCATEDS)
 MORE = ("pass_prob", "ts", "infos", "tags")
 
 
-def rllib_rows(runs: Runs) -> SampleBatch:
+def rllib_rows(runs: WholeRuns) -> SampleBatch:
     """The columns that Ray's `OfflineData` needs; rewards as float32, as its learners compute."""
     rows = SampleBatch({**runs.rows, EPS_ID: runs.names()}).select(RLLIB)
     rows[REWARDS] = rows[REWARDS].astype(np.float32)
@@ -78,7 +78,7 @@ def _json_values(name: str, column: Array) -> list[Any]:
     return values
 
 
-def _all(runs: Runs) -> SampleBatch:
+def _all(runs: WholeRuns) -> SampleBatch:
     return SampleBatch({**runs.rows, EPS_ID: runs.names()})
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import signal
 import subprocess
 import sys
@@ -67,11 +66,8 @@ _LISTED = (
 _OPERATORS = frozenset(_LISTED.split())
 
 
-class Unsound(ValueError):
-    """A file that the gate refuses."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{ONNX_FILE}: {what}")
+def _refused(what: str) -> ValueError:
+    return ValueError(f"{ONNX_FILE}: {what}")
 
 
 def require_sound(spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -79,7 +75,7 @@ def require_sound(spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]]) -> 
     model = onnx_bytes(weights).tobytes()
     for name, extra in (("onnx", "export"), ("onnxruntime", "onnx")):
         if find_spec(name) is None:
-            raise Unsound(f"it is checked with {name}: pip install 'headrace[{extra}]'")
+            raise _refused(f"it is checked with {name}: pip install 'headrace[{extra}]'")
     try:
         done = subprocess.run(
             # -P: a folder named `policy` in the working directory must not be imported instead
@@ -91,15 +87,15 @@ def require_sound(spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]]) -> 
             env=own_environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
     except subprocess.TimeoutExpired as error:
-        raise Unsound(f"expected to be checked within {_WAIT:g} s, got no result") from error
+        raise _refused(f"expected to be checked within {_WAIT:g} s, got no result") from error
     if done.returncode == 1 and done.stdout:
-        raise Unsound(done.stdout.decode(errors="replace"))
+        raise _refused(done.stdout.decode(errors="replace"))
     if done.returncode in (-signal.SIGPROF, -signal.SIGXCPU):
-        raise Unsound(
+        raise _refused(
             f"expected to be loaded and to act within {RUN_SECONDS:g} s of processor time, got more"
         )
     if done.returncode:
-        raise Unsound(
+        raise _refused(
             f"expected to be checked within {MEMORY // 2**20:,} MB of memory, but the process "
             f"ended with status {done.returncode}"
         )
@@ -107,6 +103,8 @@ def require_sound(spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]]) -> 
 
 def main() -> int:
     """Check the file on stdin; print what is wrong with it, and return the exit status."""
+    import resource
+
     spec = PolicySpec.from_json(json.loads(sys.stdin.buffer.readline()))
     model = sys.stdin.buffer.read(MAX_FILE + 1)
     memory = MEMORY + 4 * len(model)

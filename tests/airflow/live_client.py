@@ -6,11 +6,14 @@ live_client.py ADDRESS act SECONDS           acts with what is live, and prints 
 """
 
 import sys
+import threading
 import time
 
 import numpy as np
 
 from headrace import Box, Discrete, PolicyClient, PolicyDeclaration, save_declaration
+
+PACE = threading.Event()  # never set: a decision every few milliseconds
 
 where, what, *rest = sys.argv[1:]
 rng = np.random.default_rng(7)
@@ -46,4 +49,4 @@ with PolicyClient(where) as client:
         if (version := client.acting_version()) != seen_version:
             seen_version = version
             print(version, flush=True)
-        time.sleep(0.004)
+        PACE.wait(0.004)

@@ -19,6 +19,7 @@ from pathlib import Path
 import trustme
 import urllib3
 
+from headrace.__main__ import HELD, NOTHING_YET
 from headrace.cli.learning import CANNOT_TELL_EXIT
 from headrace.cli.options import INTERRUPTED
 from headrace.cli.serving import NOT_SERVED
@@ -185,7 +186,8 @@ def test_the_page_tells_each_exit_status() -> None:
     statuses."""
     page = (ROOT / "docs/exit_statuses.md").read_text()
     statuses = re.findall(r"^\| (\d+) \| ", page.partition("Of `import`")[0], flags=re.MULTILINE)
-    ours = (0, TROUBLE, WRONG, TAKEN, CANNOT_TELL_EXIT, NOT_SERVED, 99, INTERRUPTED)
+    more = (NOT_SERVED, HELD, NOTHING_YET, 99, INTERRUPTED)
+    ours = (0, TROUBLE, WRONG, TAKEN, CANNOT_TELL_EXIT, *more)
     assert statuses == [str(status) for status in ours]
 
 

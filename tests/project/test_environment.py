@@ -16,8 +16,8 @@ import pytest
 from tests.project.environments import PROJECT, ROOT, canonical, name_of, requirements
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
     pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
     return {canonical(name): pinned for name, pinned in pairs}
 
@@ -25,7 +25,8 @@ def pins() -> dict[str, str]:
 def test_every_dependency_is_pinned() -> None:
     """Every direct dependency, of every extra, is pinned."""
     asked = chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
-    assert {name_of(line) for line in asked} - {"headrace"} - pins().keys() == set()
+    pinned = pins().keys() | pins("tests/rllib/constraints.txt").keys()
+    assert {name_of(line) for line in asked} - {"headrace"} - pinned == set()
 
 
 def test_the_environment_holds_the_pinned_versions() -> None:
@@ -81,9 +82,12 @@ def reasons(requirement: str) -> list[str]:
 
 @pytest.mark.parametrize("requirement", requirements(*EXTRAS))
 def test_a_dependency_is_imported_by_shipped_code_and_says_why(requirement: str) -> None:
-    """Shipped code imports every required package, and each has a reason."""
-    assert not unused([requirement], *SHIPPED)
+    """Shipped code imports every required package, and each has a reason; Ray does not declare all
+    that it needs."""
     texts = reasons(requirement)
+    assert any(text.startswith("for Ray: ") for text in texts) or not unused(
+        [requirement], *SHIPPED
+    )
     assert texts
     assert all(texts)
 

@@ -158,6 +158,8 @@ def test_a_class_name_stands_for_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     aliases: dict[str, list[str]] = {}
     for file in SHIPPED:
+        if file.startswith("headrace/compat/"):
+            continue  # the names of another library are what it is for
         for node in ast.walk(parsed(file)):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name.strip("_"), []).append(file)

@@ -6,12 +6,15 @@ It runs until it is killed, and outlives its collector.
 from __future__ import annotations
 
 import sys
-import time
+import threading
 
 import gymnasium as gym
 
 from headrace import PolicyClient
 from ingest.protocol.errors import Refusal
+
+PACE = threading.Event()
+"""Never set: the time between two tries before the first version."""
 
 
 def main(address: str, poles: int) -> None:
@@ -25,7 +28,7 @@ def main(address: str, poles: int) -> None:
             except Refusal as refusal:
                 if refusal.code != "no_version":
                     raise
-                time.sleep(0.2)
+                PACE.wait(0.2)
                 continue
             except (TimeoutError, ConnectionError):
                 continue

@@ -54,7 +54,7 @@ def test_a_trace_goes_from_the_call_to_the_shard(tmp_path: Path) -> None:
 def test_a_client_that_traces_names_the_extra_that_it_needs() -> None:
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "from ingest.client.policy_client import PolicyClient\n"
+        "from headrace import PolicyClient\n"
         "PolicyClient('http://127.0.0.1:1').close()\n"
         "PolicyClient('http://127.0.0.1:1', trace=True)\n"
     )
