@@ -130,6 +130,8 @@ class ImportArguments(TypedDict, total=False):
     missing: Literal["error", "drop", "value"]
     default: Mapping[str, str]
     shards: bool
+    candidate_features: Sequence[str]
+    most_candidates: int
     policy_id: str | None
     schema_id: str | None
     categories: Path | str | None

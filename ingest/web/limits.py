@@ -98,7 +98,7 @@ class ServerLimits:
         rest -= 3 * bodies
         pending = _round(min(self.max_pending, rest // 8))
         opened = _round(min(self.max_open, (rest - 2 * pending) * 4 // 5))
-        bulk = min(self.max_bulk, _round(bodies * 7 // 8))
+        bulk = min(self.max_bulk, _round(bodies * 7 // 8), bodies * 7 // 8)
         return replace(
             self,
             max_message=message,

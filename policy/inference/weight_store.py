@@ -47,12 +47,12 @@ class WeightStore(store.WeightFolder):
 
 def admit(candidate: Candidate, weights: Mapping[str, npt.NDArray[Any]]) -> None:
     """Raise WeightsRefused for an ONNX file that must not be stored. It is not run here."""
-    try:
-        spec = PolicySpec.from_json(candidate.spec)
-        if spec.module.kind == "onnx":
+    spec = _spec_of(candidate)
+    if spec.module.kind == "onnx":
+        try:
             require_sound(spec, weights)
-    except ValueError as error:
-        raise WeightsRefused(str(error)) from error
+        except ValueError as error:
+            raise WeightsRefused(str(error)) from error
 
 
 def require_usable(
@@ -67,10 +67,7 @@ def require_usable(
     `declared_schema` is the schema id of the spaces that the policy is declared with, None if it is
     not declared; `version` is the policy's, -1 for unknown.
     """
-    try:
-        spec = PolicySpec.from_json(candidate.spec)
-    except ValueError as error:
-        raise WeightsRefused(f"spec: {error}") from error
+    spec = _spec_of(candidate)
     if declared_schema not in (None, spec.schema_id):
         got = f"{spec.observation} and {spec.action} (schema {spec.schema_id})"
         raise WeightsRefused(
@@ -83,6 +80,13 @@ def require_usable(
     except (ValueError, TypeError, KeyError) as error:
         raise WeightsRefused(str(error)) from error
     return policy
+
+
+def _spec_of(candidate: Candidate) -> PolicySpec:
+    try:
+        return PolicySpec.from_json(candidate.spec)
+    except ValueError as error:
+        raise WeightsRefused(f"spec: {error}") from error
 
 
 def _check(root: Root, candidate: Candidate, weights: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -51,13 +51,16 @@ class Traffic(Closing):
         episode_timeout: float = 20.0,
         env: Mapping[str, str] | None = None,
         supervise: bool = False,
+        ranks: bool = False,
     ) -> None:
         self.root, self._folder = folder / "root", folder
         self._is_forked = program is None and env is None
         declare(self.root, part_steps=3, seal_seconds=0.3, episode_timeout=episode_timeout)
-        shop = {"observation": SHOP, "action": Discrete(4), "policy_id": "shop"}
-        rules = {"seal_seconds": 0.3, "reward_window": 15.0, "reward_default": UNREWARDED}
-        save_declaration(self.root, PolicyDeclaration(**shop, **rules))
+        self._rank = ["rank"] if ranks else []
+        if ranks:
+            shop = {"observation": SHOP, "action": Discrete(4), "policy_id": "shop"}
+            rules = {"seal_seconds": 0.3, "reward_window": 15.0, "reward_default": UNREWARDED}
+            save_declaration(self.root, PolicyDeclaration(**shop, **rules))
         self._random = random.Random(seed)
         self._stack = ExitStack()
         self.collector = self._stack.enter_context(
@@ -76,7 +79,7 @@ class Traffic(Closing):
         numbers = [str(number) for number in range(first, first + CLIENTS_EACH)]
         self._notes += [self._folder / f"notes-{number}" for number in numbers]
         command = [sys.executable, "-m", "tests.faults.logging_client", self.collector.address]
-        clients = subprocess.Popen([*command, str(self._folder), *numbers], cwd=ROOT)
+        clients = subprocess.Popen([*command, str(self._folder), *self._rank, *numbers], cwd=ROOT)
         self._stack.callback(_end, clients)
         return clients
 
@@ -178,9 +181,8 @@ def judge_root(root: Path, verdict: Verdict) -> None:
 def run(trial: Trial) -> Verdict:
     verdict, chance = Verdict(), random.Random(trial.seed)
     timeout = 2.0 if trial.mutant else 20.0  # a fault may make clients forget their episodes
-    with Traffic(
-        trial.folder, trial.seed, trial.program, episode_timeout=timeout, supervise=True
-    ) as traffic:
+    given = {"episode_timeout": timeout, "supervise": True, "ranks": True}
+    with Traffic(trial.folder, trial.seed, trial.program, **given) as traffic:
         traffic.warm_up()
         verdict.counts["clients"] = PROCESSES * CLIENTS_EACH
         for _ in range(trial.size):

@@ -1,14 +1,14 @@
 """A process of clients for the tests of kills: log episodes, and note what was acknowledged.
 
-    python -m tests.faults.logging_client ADDRESS FOLDER NUMBER...
+    python -m tests.faults.logging_client ADDRESS FOLDER [rank] NUMBER...
 
 Every step has a reward that no other step of any client has. Each line of FOLDER/notes-NUMBER is a
 JSON object with the rewards of a batch: `sent` before it is sent, `acknowledged` once it is
 answered; `episodes` gives the episode of each step; `places` gives, for each step of an episode of
 two agents, its agent and its step of the environment. A client repeats a batch unchanged until it
 is answered. Once FOLDER/stop exists, it ends its episodes and exits. Clients with even numbers also
-log episodes of two agents, those with odd ones rank candidates, and reward what was chosen: the
-ranking must be the same afterwards.
+log episodes of two agents. With `rank`, those with odd ones rank candidates, and reward what was
+chosen: the ranking must be the same afterwards.
 """
 
 from __future__ import annotations
@@ -155,21 +155,23 @@ SHOP = Dict({"action_mask": MultiBinary((4,)), "candidates": Box((4, 2), ragged=
 _STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 
 
-def log(address: str, folder: Path, number: int) -> None:
+def log(address: str, folder: Path, number: int, ranks: bool) -> None:
     """Log as one client until told to stop."""
     client = LoggingClient(address, folder / f"notes-{number}", number)
     while not (folder / "stop").exists():
         client.turn()
-        if number % 2:
+        if ranks and number % 2:
             client.rank()
         threading.Event().wait(PACE_SECONDS)
     client.turn(last=True)
 
 
-def main(address: str, folder: str, *numbers: str) -> None:
+def main(address: str, folder: str, *words: str) -> None:
+    ranks = "rank" in words
     clients = [
-        threading.Thread(target=log, args=(address, Path(folder), int(number)))
-        for number in numbers
+        threading.Thread(target=log, args=(address, Path(folder), int(number), ranks))
+        for number in words
+        if number != "rank"
     ]
     for client in clients:
         client.start()

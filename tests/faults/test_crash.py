@@ -13,7 +13,7 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     """Kills of collector, writer and clients: everything acknowledged is stored exactly once."""
     targets = ["collector"] * 8 + ["writer"] * 6 + ["client"] * 6
     random.Random(7).shuffle(targets)
-    with Traffic(tmp_path, 7, None, episode_timeout=HOUR / 2) as traffic:
+    with Traffic(tmp_path, 7, None, episode_timeout=HOUR / 2, ranks=True) as traffic:
         traffic.warm_up()
         for target in targets:
             traffic.kill(target)

@@ -28,7 +28,7 @@ from storage.errors import (
 ROOT = Path(__file__).parents[2]
 EXTRAS = (
     *("cli", "collector", "train", "sql", "import", "hdf5"),
-    *("torchrl", "tensorboard", "mlflow", "wandb"),
+    *("torchrl", "tensorboard", "mlflow", "wandb", "onnx", "export"),
 )
 
 

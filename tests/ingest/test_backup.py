@@ -90,7 +90,8 @@ def test_an_interrupted_backup_is_the_earlier_one(tmp_path: Path) -> None:
         collector.settle(4)
     half = target / "shards" / ".erased-since.parquet.tmp"
     half.write_bytes(b"as killed while it was copied")
-    assert backup(root, target).copied == 2  # a shard, and the counts of dropped steps
+    # a shard, the counts of dropped steps, and the history of rewards
+    assert backup(root, target).copied == 3
     assert not half.exists()
     shutil.copytree(tmp_path / "kept", journal)
     (target / MARK).write_bytes(mark)  # as killed before it was replaced

@@ -1,4 +1,4 @@
-"""A collector that commits and never acknowledges: `python -m`, with the arguments of `ingest`."""
+"""A plain collector that commits and never acknowledges: `python -m`, with its arguments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import runpy
 import sys
 
 from ingest.collector.collector import Collector
+from tests.collector_process import PLAIN
 
 
 async def never(self: Collector, row: int) -> None:
@@ -14,5 +15,5 @@ async def never(self: Collector, row: int) -> None:
 
 if __name__ == "__main__":
     Collector.durable = never  # type: ignore[method-assign]  # that is the point
-    sys.argv[0] = "ingest"
-    runpy.run_module("ingest", run_name="__main__")
+    sys.argv[0] = PLAIN
+    runpy.run_module(PLAIN, run_name="__main__")

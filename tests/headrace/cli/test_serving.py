@@ -132,7 +132,7 @@ def test_what_a_collector_refuses_is_not_called_live(tmp_path: Path) -> None:
 
 
 def test_a_pinned_policy_is_published_again_after_resume(tmp_path: Path) -> None:
-    """A job's publication is refused with status 1, and the message names the pin and `resume`."""
+    """A job's publication is refused with status 6, and the message names the pin and `resume`."""
     declare(tmp_path)
     root = ("--root", tmp_path)
     for seed in (1, 2):
@@ -140,7 +140,7 @@ def test_a_pinned_policy_is_published_again_after_resume(tmp_path: Path) -> None
     headrace("rollback", *root, "--why", "2 is worse")
     digest = candidate(tmp_path, 3)
     refused = headrace("publish", digest, "--no-gate", *root)
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.returncode, refused.stdout) == (6, "")
     assert "(2 is worse); `headrace resume" in refused.stderr
     resumed = answer(headrace("resume", *root, "--json"))
     assert resumed["ended"]["why"] == "2 is worse"
@@ -194,7 +194,7 @@ def test_over_http_it_is_the_same(tmp_path: Path) -> None:
         assert run("rollback", "--why", "worse").returncode == 0
         digest = candidate(here, 3)
         refused = run("publish", digest, "--no-gate", "--root", here)
-        assert (refused.returncode, "pinned by token" in refused.stderr) == (1, True)
+        assert (refused.returncode, "pinned by token" in refused.stderr) == (6, True)
         assert answer(run("versions", "--json"))["live"]["pinned"]["by"] == f"token {made.id}"
         assert json.loads(run("resume", "--json").stdout)["ended"]["why"] == "worse"
         assert run("publish", digest, "--no-gate", "--root", here).returncode == 0
