@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,8 +171,9 @@ class Ranker:
             at = next(i for i, item in enumerate(items) if item in items[:i])
             text = f"expected different ids, got {items[at]!r:.80} twice"
             raise Refusal("invalid", text, f"$.actions[{at}].id")
+        known = {*items}
         for place, excluded in _excluded(message):
-            unknown = next((item for item in excluded if item not in {*items}), None)
+            unknown = next((item for item in excluded if item not in known), None)
             if unknown is not None:
                 text = f"expected ids of the actions, got {unknown!r:.80}"
                 raise Refusal("invalid", text, f"{place}.excluded")
@@ -363,11 +365,12 @@ def _row(given: Any, rules: PolicyRules, width: int, place: str) -> list[float]:
     except SpaceError as error:
         raise Refusal("invalid", str(error), place) from error
     row: list[float] = given if isinstance(given, list) else []
-    if not all(type(x) is float or (type(x) is int and abs(x) < 2**63) for x in row):
-        text = f"expected {width} numbers, or an object of features by name, got {given!r:.80}"
+    numbers = all(type(x) in (float, int) and abs(x) <= sys.float_info.max for x in row)
+    if len(row) != width or not numbers:
+        text = (
+            f"expected {width} finite numbers, or an object of features by name, got {given!r:.80}"
+        )
         raise Refusal("invalid", text, place)
-    if len(row) != width or not all(map(math.isfinite, row)):
-        raise Refusal("invalid", f"expected {width} finite numbers, got {len(row)}", place)
     return row
 
 

@@ -10,7 +10,7 @@ object. A column without a value is 0; a value without a column is an error.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,7 +34,7 @@ def flat_features(features: Any, where: str = "features") -> Iterator[tuple[str,
             waiting += [(*pair, depth + 1) for pair in reversed(inner)]
         elif isinstance(value, str) and name:
             yield f"{name}={value}", 1.0
-        elif isinstance(value, (int, float)) and name and math.isfinite(value):
+        elif isinstance(value, (int, float)) and name and abs(value) <= sys.float_info.max:
             yield name, float(value)
         else:
             raise SpaceError(f"{place:.80}: expected finite numbers or texts, got {value!r:.80}")

@@ -28,6 +28,7 @@ def test_values_have_their_columns() -> None:
         ({"prise": 3}, r"declared features \(price, .*got 'prise'"),
         ({"size": "M"}, r"declared features \(.*size=L\), got 'size=M'"),
         ({"price": math.nan}, "features.price: expected finite numbers or texts, got nan"),
+        ({"price": 10**400}, "features.price: expected finite numbers or texts, got 1000"),
         ({"price": [1]}, r"features.price: expected finite numbers or texts, got \[1\]"),
         (3, "features: expected finite numbers or texts, got 3"),
         ({"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {}}}}}}}}}, "at most 8 deep"),
