@@ -57,8 +57,8 @@ _OWN = (
     *("pass_prob", "timestamp", CANDIDATES, ACTION_MASK, _RANK),
 )
 """The columns of the decisions: a feature with the name of one gets a prefix."""
-_NOTHING = ("NULL", "JSON")
-"""The types of null and of an empty object."""
+_MIXED = "JSON"
+"""The type of an empty object, and of values of several types in a list of objects."""
 _EACH = "[*]"
 """Stands in a path for the objects of a list."""
 _ABSENT = "(absent)"
@@ -217,6 +217,11 @@ def _feature_columns(
     for path, found in kinds.items():
         name = ".".join(part for part in path[2:] if part != _EACH)
         cell = _cell("item", path[2:])
+        if found == {"LIST"} or not name:
+            text = "expected objects of numbers and texts, got numbers in a list"
+            raise ImportFailed(f"{'.'.join(path)}: {text}")
+        if name in columns or f"{name}=*" in columns:
+            raise ImportFailed(f"{'.'.join(path)}: expected one feature {name}, got two")
         if found <= {*_NUMBERS, "BOOLEAN"}:
             columns[name] = _number_sql(cell)
             continue
@@ -285,7 +290,36 @@ def _kinds(kept: KeptUnit, column: str, path: tuple[str, ...]) -> dict[tuple[str
     for (structure,) in sorted(structures, key=str):
         for inner, kind in _leaves(json.loads(structure or '"NULL"'), path):
             kinds.setdefault(inner, set()).add(kind)
+    for inner, found in kinds.items():
+        if _MIXED in found:
+            found.remove(_MIXED)
+            found |= _mixed(kept, column, inner)
+    return {inner: found for inner, found in kinds.items() if found}
+
+
+def _mixed(kept: KeptUnit, column: str, path: tuple[str, ...]) -> set[str]:
+    """The types of values in lists of objects; none if all are empty objects."""
+    if _EACH not in path:
+        return set()
+    values = f"json_extract({column}, {_pattern(path[1:])})"
+    query = f"SELECT DISTINCT json_type(v) FROM (SELECT unnest({values}) AS v FROM source)"
+    kinds = {kind for (kind,) in _found(kept, query)} - {None, "NULL"}
+    if kinds <= {"OBJECT"}:
+        return set()
+    if path[-1] == _EACH or kinds & {"OBJECT", "ARRAY"}:
+        raise _other_list(path)
     return kinds
+
+
+def _other_list(path: Sequence[str]) -> ImportFailed:
+    text = "expected numbers, a text or objects, got a list of others"
+    return ImportFailed(f"{'.'.join(path)}: {text}")
+
+
+def _pattern(path: Sequence[str]) -> str:
+    """A path with lists of objects in SQL."""
+    parts = (part if part == _EACH else f".{json.dumps(part)}" for part in path)
+    return text_sql("$" + "".join(parts))
 
 
 def _cell(column: str, path: Sequence[str]) -> str:
@@ -293,8 +327,7 @@ def _cell(column: str, path: Sequence[str]) -> str:
     if _EACH not in path:
         pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
         return f"json_extract_string({column}, {text_sql(pointer or '$')})"
-    parts = (part if part == _EACH else f".{json.dumps(part)}" for part in path)
-    return f"json_extract_string({column}, {text_sql('$' + ''.join(parts))})[1]"
+    return f"json_extract_string({column}, {_pattern(path)})[1]"
 
 
 def _number_sql(cell: str) -> str:
@@ -310,13 +343,11 @@ def _leaves(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             if not key.startswith("_"):
                 yield from _leaves(inner, (*path, key))
     elif isinstance(structure, list):
-        if isinstance(structure[0], dict) or structure[0] in _NOTHING:
+        if isinstance(structure[0], dict) or structure[0] in (_MIXED, "NULL"):
             yield from _leaves(structure[0], (*path, _EACH))
             return
         if structure[0] not in _NUMBERS:
-            raise ImportFailed(
-                f"{'.'.join(path)}: expected numbers, a text or objects, got a list of others"
-            )
+            raise _other_list(path)
         yield path, "LIST"
-    elif structure not in _NOTHING:
+    elif structure != "NULL":
         yield path, structure

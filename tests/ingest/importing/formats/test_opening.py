@@ -266,6 +266,26 @@ def decisions(tmp_path: Path, *contexts: dict[str, Any]) -> ImportReport:
     return checked(file, "dsjson")
 
 
+def test_features_of_candidates_are_columns_or_refused(tmp_path: Path) -> None:
+    """None is left out silently: not one of two types in a line, nor a list, nor one of two."""
+    log = tmp_path / "own.dsjson"
+    label = {"_label_cost": 4, "_label_probability": 0.5, "_labelIndex": 0}
+
+    def features(*items: Any) -> tuple[str, ...]:
+        log.write_text(json.dumps({**label, "c": {"_multi": items}}) + "\n")
+        return infer_policy(ImportOptions(source=log, format="dsjson")).candidate_features
+
+    assert features({"a": "x", "b": True, "c": {}}, {"a": 2, "b": 3}) == ("a=*", "a=2", "a=x", "b")
+    for item, text in (
+        ({"v": [0.1, 0.2]}, r"_multi\.\[\*\]\.v: expected objects of numbers and texts, got"),
+        (3, "^_multi: expected objects of numbers and texts, got numbers"),
+        ({"i": [1, "x"]}, "expected numbers, a text or objects, got a list of others"),
+        ({"a.b": 1, "a": {"b": 2}}, r"expected one feature a\.b, got two"),
+    ):
+        with pytest.raises(ImportFailed, match=text):
+            features(item, item)
+
+
 def test_features_with_the_names_of_a_decisions_own_columns(tmp_path: Path) -> None:
     """The cost of an item is an observation, and the label's cost is not."""
     report = decisions(tmp_path, {"cost": 7, "Action": 1}, {"cost": 9, "Action": 2})
