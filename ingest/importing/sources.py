@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -430,7 +430,7 @@ class KeptUnit:
     @classmethod
     def every(
         cls, units: Sequence[Unit], connection: Any, more: Sequence[str] = (), *, raw: bool = False
-    ) -> KeptUnit:
+    ) -> Self:
         """Keep all rows of some units with all columns, and `file` and `row` where they are from.
 
         `more`: columns that are null if the units lack them; `raw`: values of JSON stay JSON.

@@ -14,13 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ingest.importing.engine import FILE, ROW, Workspace, failures, name_sql, text_sql
 from ingest.importing.formats.recipes import Recipe, json_files
 from ingest.importing.options import ImportOptions
+from ingest.importing.readers import Blocks, SourceBlock
 from ingest.importing.sources import KeptUnit
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.action_mask import ACTION_MASK
 from storage.spaces.candidates import CANDIDATES
+from storage.spaces.descriptors import Array
 from storage.wording import counted
 
 _LABELS = ("_label_cost", "_label_probability", "_label_Action", "_labelIndex")
@@ -52,6 +58,8 @@ FROM lines LEFT JOIN late ON NOT _dangling AND _id = _late
 _MOST_FEATURES = 1_000
 """Of a candidate: texts that differ between most decisions are no categories."""
 _RANK = "rank"
+_NUMBERS_OF_BLOCK = 2_000_000
+"""The most features of candidates that are read at a time."""
 _OWN = (
     *(FILE, ROW, "event_id", "dangling", "skipped", "action", "cost", "observed", "probability"),
     *("pass_prob", "timestamp", CANDIDATES, ACTION_MASK, _RANK),
@@ -86,7 +94,7 @@ def cb_json(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
 
 def _opened(path: Path, options: ImportOptions, space: Workspace, context: str | None) -> Recipe:
     more = (*_LABELS, *_OF_LINE, *_CANDIDATES, *([context] if context else ()))
-    kept = KeptUnit.every(json_files(path), space.connection(), more, raw=True)
+    kept = _Decisions.every(json_files(path), space.connection(), more, raw=True)
     names = kept.names()
     context = "c" if "c" in names else None
     own = {FILE, ROW, *_KNOWN}
@@ -94,6 +102,7 @@ def _opened(path: Path, options: ImportOptions, space: Workspace, context: str |
     roots = [context] if context else roots
     kept.rows.show({})
     found_candidates = _candidates(kept, context, options)
+    kept.items = found_candidates
     features = list(_features(kept, roots))
     columns = [f"{sql} AS {name_sql(name)}" for name, _, sql in features]
     if found_candidates is None and not features:
@@ -150,12 +159,54 @@ def _found(kept: KeptUnit, query: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class _ItemColumns:
-    """The columns of the leaves `candidates` and `action_mask` in SQL, and of the items' tags."""
+    """The columns of the leaves `candidates` and `action_mask` in SQL, and of the items' tags.
+
+    In SQL a candidate is a number for each field: a value, or the number of a text from 1. `fields`
+    has the column of each text, or of the values.
+    """
 
     names: tuple[str, ...]  # of the features
+    fields: Sequence[int | Sequence[int]]
     most: int
     columns: list[str]
     has_tags: bool
+
+    def widened(self, block: SourceBlock) -> Blocks:
+        """Blocks in which a candidate is a number for each feature, few rows at a time."""
+        size, at = self.most * len(self.names), block.table.column_names.index(CANDIDATES)
+        step = max(1, _NUMBERS_OF_BLOCK // size)
+        for start in range(0, len(block.table), step):
+            table = block.table.slice(start, step)
+            wide = pa.FixedSizeListArray.from_arrays(self._wide(table[CANDIDATES]), size)
+            table = table.set_column(at, CANDIDATES, wide.cast(pa.list_(pa.float64())))
+            yield SourceBlock(table, block.numbers[start : start + step])
+
+    def _wide(self, column: pa.ChunkedArray) -> Array:
+        values = column.combine_chunks().flatten().to_numpy().reshape(-1, len(self.fields))
+        counts = pc.list_value_length(column).to_numpy() // len(self.fields)
+        starts = np.arange(len(counts)) * self.most - np.cumsum(counts) + counts
+        places = np.arange(len(values)) + np.repeat(starts, counts)
+        wide = np.zeros((len(counts) * self.most, len(self.names)))
+        for given, field in zip(values.T, self.fields, strict=True):
+            if isinstance(field, int):
+                wide[places, field] = given
+            else:
+                known = given > 0
+                wide[places[known], np.array(field)[given[known].astype(int) - 1]] = 1.0
+        return wide.ravel()
+
+
+class _Decisions(KeptUnit):
+    """The decisions of a log, whose candidates are wide only when they are read."""
+
+    items: _ItemColumns | None = None
+
+    def blocks(self, columns: Sequence[str]) -> Blocks:
+        for block in super().blocks(columns):
+            if self.items is None or CANDIDATES not in columns or not len(block.table):
+                yield block
+            else:
+                yield from self.items.widened(block)
 
 
 def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> _ItemColumns | None:
@@ -180,20 +231,21 @@ def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> 
     if most:
         _refuse(kept, key, f"{size} > {most}", f"expected at most {most} candidates, got more")
     listed = f"from_json({items}, '[\"JSON\"]')"
-    columns = _feature_columns(kept, kinds, listed, options.candidate_features)
+    names, fields = _fields(kept, kinds, listed, options.candidate_features)
     ((longest,),) = _found(kept, f"SELECT max({size}) FROM source")
     most = most or longest
-    row = ", ".join(f"CAST({sql} AS DOUBLE)" for sql in columns.values())
+    row = ", ".join(f"CAST({sql} AS DOUBLE)" for sql in fields)
     rows = f"flatten(list_transform({listed}, lambda item: [{row}]))"
     tags = f"list_transform({listed}, lambda item: item ->> '_tag')"
     any_tag = f"len(list_filter({tags}, lambda tag: tag IS NOT NULL)) > 0"
     ((tagged,),) = _found(kept, f"SELECT count(*) FROM source WHERE {any_tag}")
     rank = f"{{'item': {tags}[_chosen + 1], 'items': {tags}}}"
     return _ItemColumns(
-        tuple(columns),
+        tuple(names),
+        [*fields.values()],
         most,
         [
-            f"list_resize({rows}, {most * len(columns)}, 0.0) AS {CANDIDATES}",
+            f"{rows} AS {CANDIDATES}",
             f"list_resize(list_transform({listed}, lambda item: 1), {most}, 0) AS {ACTION_MASK}",
             *([f"{rank} AS {_RANK}"] if tagged else []),
         ],
@@ -201,53 +253,57 @@ def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> 
     )
 
 
-def _feature_columns(
+def _fields(
     kept: KeptUnit,
     kinds: Mapping[tuple[str, ...], set[str]],
     listed: str,
     declared: Sequence[str],
-) -> dict[str, str]:
-    """Name -> SQL of each feature of the candidate `item`; `listed` are all of a line.
+) -> tuple[Sequence[str], dict[str, int | Sequence[int]]]:
+    """The features' names, and SQL -> columns of each field of the candidate `item`.
 
-    `kinds` are by the path of a value in their list.
+    `listed` are all candidates of a line; `kinds` are by the path of a value in their list.
 
-    Raises ImportFailed for one that is not among the `declared` ones, if there are any.
+    Raises ImportFailed for a feature that is not among the `declared` ones, if there are any.
     """
-    columns: dict[str, str] = {}
+    names: list[str] = []
+    fields: dict[str, str | list[str]] = {}
     for path, found in kinds.items():
         name = ".".join(part for part in path[2:] if part != _EACH)
         cell = _cell("item", path[2:])
         if found == {"LIST"} or not name:
             text = "expected objects of numbers and texts, got numbers in a list"
             raise ImportFailed(f"{'.'.join(path)}: {text}")
-        if name in columns or f"{name}=*" in columns:
+        if name in names or f"{name}=*" in names:
             raise ImportFailed(f"{'.'.join(path)}: expected one feature {name}, got two")
         if found <= {*_NUMBERS, "BOOLEAN"}:
-            columns[name] = _number_sql(cell)
+            names.append(name)
+            fields[_number_sql(cell)] = name
             continue
         query = f"SELECT DISTINCT {cell} FROM (SELECT unnest({listed}) AS item FROM source)"
         texts = sorted(text for (text,) in _found(kept, f"{query} WHERE {cell} <> ''"))
-        rest = [text for text in texts if declared and f"{name}={text}" not in declared]
-        if not declared:
-            columns[f"{name}=*"] = "0"  # for texts of later logs
-        for text in texts:
-            other = text in rest and f"{name}=*" in declared
-            known = columns.get(f"{name}=*", "0") if other else "0"
-            sql = f"CASE WHEN {cell} = {text_sql(text)} THEN 1 ELSE {known} END"
-            columns[f"{name}=*" if other else f"{name}={text}"] = sql
-    if len(columns) > _MOST_FEATURES:
+        own, rest = [f"{name}={text}" for text in texts], f"{name}=*"
+        if rest in declared:
+            own = [one if one in declared else rest for one in own]
+        names += dict.fromkeys(own if declared else [rest, *own])  # `=*`: for texts of later logs
+        known = ", ".join(map(text_sql, texts))
+        fields[f"coalesce(list_position([{known}]::VARCHAR[], {cell}), 0)"] = own
+    if len(names) > _MOST_FEATURES:
         raise ImportFailed(
             f"{_CANDIDATES[0]}: expected at most {_MOST_FEATURES} features of a candidate, a text "
-            f"being one for each of its values, got {len(columns)}"
+            f"being one for each of its values, got {len(names)}"
         )
-    unknown = next((name for name in columns if declared and name not in declared), None)
+    unknown = next((name for name in names if declared and name not in declared), None)
     if unknown is not None:
         shown = ", ".join(declared)
         raise ImportFailed(
             f"{_CANDIDATES[0]}: expected the declared candidate_features ({shown:.300}), got "
             f"{unknown!r:.80}"
         )
-    return {name: columns.get(name, "0") for name in declared or columns}
+    at = {name: column for column, name in enumerate(declared or names)}
+    return declared or names, {
+        sql: at[own] if isinstance(own, str) else [at[one] for one in own]
+        for sql, own in fields.items()
+    }
 
 
 def _inner(key: str, context: str | None) -> str:

@@ -286,6 +286,22 @@ def test_features_of_candidates_are_columns_or_refused(tmp_path: Path) -> None:
             features(item, item)
 
 
+def test_many_texts_of_candidates_fit_in_memory(tmp_path: Path) -> None:
+    """The rows of a log are wide only when they are read, some at a time."""
+    log = tmp_path / "own.dsjson"
+    label = {"_label_cost": 4, "_label_probability": 0.5, "_labelIndex": 0}
+    multi = ([{"id": f"{at % 450}"}, {"id": f"{at % 450 + 450}"}] for at in range(1200))
+    log.write_text("".join(json.dumps({**label, "c": {"_multi": one}}) + "\n" for one in multi))
+    with Workspace() as space:
+        recipe = vw.dsjson(log, ImportOptions(source=log, format="dsjson"), space)
+        blocks = [block for unit in recipe.units for block in unit.blocks(["candidates"])]
+    names = np.array(recipe.options["candidate_features"])
+    seen = np.concatenate([block.table["candidates"].to_pylist() for block in blocks])
+    rows, columns = np.nonzero(seen.reshape(2400, 901))
+    assert rows.tolist() == [*range(2400)]
+    assert names[columns].tolist() == [f"id={at // 2 % 450 + at % 2 * 450}" for at in range(2400)]
+
+
 def test_features_with_the_names_of_a_decisions_own_columns(tmp_path: Path) -> None:
     """The cost of an item is an observation, and the label's cost is not."""
     report = decisions(tmp_path, {"cost": 7, "Action": 1}, {"cost": 9, "Action": 2})
