@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +91,8 @@ class VersionMetrics:
         rows = [row for part in parts for row in _rows(part)]
         steps = np.array([row.steps for row in rows])
         starts = np.cumsum(steps) - steps
-        earned = np.add.reduceat(rewards, starts).tolist()
+        with np.errstate(over="ignore"):
+            earned = np.add.reduceat(rewards, starts).tolist()
         acted: list[int] = []
         returns: list[float] = []
         ends: list[int] = []
@@ -145,7 +145,7 @@ class VersionMetrics:
         """A copy of a policy's history."""
         with self._lock:
             found = self._histories.get(policy_id)
-            return RewardHistory() if found is None else deepcopy(found)
+            return RewardHistory() if found is None else found.copied()
 
 
 class _PartEnd(NamedTuple):

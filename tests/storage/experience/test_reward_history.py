@@ -52,9 +52,11 @@ def test_each_level_has_all_or_its_latest_slots() -> None:
 
 
 def test_a_share_of_the_slots_is_kept_where_there_are_many_policies() -> None:
-    history = RewardHistory(share=0.01)
-    count(history, [60 * one for one in range(1000)], 1)
-    assert len(history.levels[0]) == FEWEST
+    history = RewardHistory()
+    count(history, [60 * one for one in range(200)], 1)
+    history.share = 0.01
+    count(history, [60 * 200], 1)
+    assert len(history.levels[0]) == FEWEST, "of a history that was longer before, too"
 
 
 def test_versions_of_a_slot_are_few_and_what_came_before_stays_apart() -> None:
@@ -70,4 +72,16 @@ def test_versions_of_a_slot_are_few_and_what_came_before_stays_apart() -> None:
 def test_the_largest_rewards_leave_a_readable_file() -> None:
     history = RewardHistory()
     count(history, [0] * 10, 1, 1.7e308)
-    assert RewardHistory.from_json(history.to_json()).total(1, "rewards").n == 10
+    count(history, [0], 1, float("nan"))
+    assert RewardHistory.from_json(history.to_json()).total(1, "rewards").n == 11
+
+
+def test_a_copy_stays_as_it_was() -> None:
+    history = RewardHistory()
+    count(history, [0], 1)
+    history.note_counted("s", 3)
+    copied, before = history.copied(), history.to_json()
+    assert copied == history
+    count(history, [0, DAY], 1)
+    history.note_counted("s", 4)
+    assert copied.to_json() == before
