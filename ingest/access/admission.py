@@ -182,8 +182,14 @@ class Admission:
         headers, wall = scope["headers"], self._wall()
         text = _only(headers, b"authorization")
         if text is None and scope["method"] in ("GET", "HEAD") and needed:
+            refused: Refusal | None = None
             for value in cookies(headers, _only(headers, b"host") or ""):
-                return self.book.caller_of_login(value, wall)
+                try:
+                    return self.book.caller_of_login(value, wall)
+                except Refusal as refusal:  # there may be another, of before TLS or after it
+                    refused = refusal
+            if refused is not None:
+                raise refused
         given = None if text is None else text.encode("latin-1")
         try:
             return self.book.caller(given, wall)

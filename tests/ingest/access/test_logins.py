@@ -175,6 +175,8 @@ def test_over_tls_the_cookie_is_secure_and_belongs_to_its_host() -> None:
     value = cookie.partition(";")[0].encode()
     lines = [(b"host", b"example.com"), (b"cookie", value)]
     assert admission({"method": "GET", "path": "/", "headers": lines}, ANY).token_id == "0a1b2c3d"
+    lines[1] = (b"cookie", b"headrace=of.before.TLS; " + value)
+    assert admission({"method": "GET", "path": "/", "headers": lines}, ANY).token_id == "0a1b2c3d"
     lines[0] = (b"host", b"example.com:8643")
     with pytest.raises(Refusal, match="expected a token"):
         admission({"method": "GET", "path": "/", "headers": lines}, ANY)

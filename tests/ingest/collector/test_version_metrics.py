@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 
 from ingest.collector.version_metrics import VersionMetrics
 from storage.experience.endings import Ending
@@ -95,6 +96,17 @@ def test_a_history_counts_each_part_once_whatever_is_repeated(tmp_path: Path) ->
     assert again.of("default", 3)["step_reward"] == Moments(3, 3.0, 3.0)
     again.note("other", sealed)
     assert again.of("default", 3)["step_reward"].n == 6
+
+
+def test_a_damaged_history_is_named_and_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "history" / "default.json"
+    VersionMetrics(tmp_path, ["default"]).note("s", [part([1.0], [3])])
+    assert not caplog.messages
+    path.write_bytes(path.read_bytes()[:-1])
+    assert VersionMetrics(tmp_path, ["default"]).of("default", 3)["step_reward"].n == 0
+    assert [str(path) in message for message in caplog.messages] == [True]
 
 
 def test_imported_columns_count_as_their_parts_do() -> None:
