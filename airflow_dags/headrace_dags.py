@@ -3,7 +3,7 @@
     from headrace_dags import headrace_dags, root_dags
 
     headrace_dags("/var/lib/headrace", "banner", "@hourly", prefix="banner_", canary="10%")
-    root_dags("/var/lib/headrace", keep="400d", retain=True)
+    root_dags("/var/lib/headrace", "banner", keep="400d", retain=True)
 
 Each DAG below has its text in Airflow. A DAG only names commands: whatever is retried, started
 twice or cleared finds the first result, by a manifest's hash, a candidate's digest or a generation.
@@ -130,6 +130,12 @@ def train_and_publish(config: Config) -> None:
     succeeds, and the reason is in the task's note. With `canary`, a candidate that is not worse
     acts in that share of the episodes, and `canary_promotion` goes on.
     """
+    watched = config.on_shards and config.watch
+    if watched and not config.root.startswith("/"):
+        raise ValueError(
+            f"{config.root}: expected a folder to watch; with an address say watch=False, and let "
+            "the collector's --on-seal post the events"
+        )
     shards = Asset(
         config.asset("shards"),
         watchers=[
@@ -138,7 +144,7 @@ def train_and_publish(config: Config) -> None:
                 trigger=SealedShards(config.root, config.asset("shards"), config.min_parts),
             )
         ]
-        if config.on_shards and config.watch
+        if watched
         else [],
     )
     schedule: Any = config.schedule
@@ -496,9 +502,12 @@ OF_A_ROOT = (compact_shards, retain_shards, erase_requests, scorecard)
 DAGS = {one.__name__: one for one in (*OF_A_POLICY, *OF_A_ROOT)}
 
 
-def root_dags(root: str, **settings: Any) -> None:
-    """Make the DAGs that concern a whole root, with the settings of `headrace_dags`."""
-    headrace_dags(root, "default", only=[one.__name__ for one in OF_A_ROOT], **settings)
+def root_dags(root: str, policy: str = "default", **settings: Any) -> None:
+    """Make the DAGs that concern a whole root, with the settings of `headrace_dags`.
+
+    `policy` is the one of the scorecard's report.
+    """
+    headrace_dags(root, policy, only=[one.__name__ for one in OF_A_ROOT], **settings)
 
 
 def headrace_dags(

@@ -62,7 +62,8 @@ def marks_under(root: str) -> dict[str, int]:
     found: dict[str, int] = {}
     shards = os.path.join(root, "shards")
     for stream in sorted(os.listdir(shards)) if os.path.isdir(shards) else ():
-        names = map(SHARD.fullmatch, os.listdir(os.path.join(shards, stream)))
+        folder = os.path.join(shards, stream)
+        names = map(SHARD.fullmatch, os.listdir(folder) if os.path.isdir(folder) else ())
         lasts = [int(match[1]) for match in names if match]
         found |= {stream: max(lasts)} if lasts else {}
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urldefrag
@@ -38,6 +39,10 @@ class SealEvents:
             raise ValueError(
                 f"--on-seal: expected the number of an asset after #, got {url!r:.200}"
             )
+        if not re.fullmatch(r"https?://[!-~]+", self._url):
+            raise ValueError(f"--on-seal: expected http://HOST or https://HOST, got {url!r:.200}")
+        if token is not None and not re.fullmatch(r"[!-~]+", token):  # of a file's line, it may be
+            raise ValueError("--on-seal-token: expected printable ASCII without spaces")
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
         self._posted, self._why = -1, ""

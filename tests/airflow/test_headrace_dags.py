@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from alerts import missed, to_address, to_file
+from headrace_dags import headrace_dags
 from headrace_triggers import AfterSeconds, SealedShards
 
 from tests.airflow.commands import headrace
@@ -174,11 +175,18 @@ def test_twenty_policies_are_twenty_calls(loaded_file):
         "# airflow\nfrom headrace_dags import headrace_dags, root_dags\n"
         "for at in range(20):\n"
         "    headrace_dags('/r', f'p{at}', '@daily', prefix=f'p{at}_', on_shards=True)\n"
-        "root_dags('/r')\n"
+        "root_dags('/r', 'p7')\n"
     )
+    assert bag.dags["scorecard"].params["policy_id"] == "p7"
     assert len(bag.dags) == 20 * 3 + 4
     assets = {name for dag in bag.dags.values() for task in dag.tasks for name in task.outlets}
     assert len({asset.name for asset in assets}) == 60
+
+
+def test_an_address_cannot_be_watched():
+    """It would be silent for ever."""
+    with pytest.raises(ValueError, match="watch=False"):
+        headrace_dags("s3://bucket/r", "p", on_shards=True)
 
 
 def test_shards_fire_once_however_often_the_triggerer_starts(tmp_path):
@@ -213,6 +221,8 @@ def test_shards_fire_once_however_often_the_triggerer_starts(tmp_path):
 
     store = Store()
     assert heard(store) == []
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / ".nfs0001").touch()
     shard(0, 9)
     assert heard(store, then=lambda: shard(10, 14)) == [9]
     assert heard(store) == []

@@ -88,7 +88,16 @@ def test_each_new_shard_is_posted_until_it_has_arrived(tmp_path: Path) -> None:
     assert marks == [(*where, 0), (*where, last)]
 
 
-def test_an_asset_is_a_number(tmp_path: Path) -> None:
-    """Otherwise every post would be refused."""
-    with pytest.raises(ValueError, match="--on-seal"):
-        SealEvents(tmp_path, "http://127.0.0.1/#shards", None, lambda: 0)
+@pytest.mark.parametrize(
+    ("url", "token", "named"),
+    [
+        ("http://127.0.0.1/#shards", None, "--on-seal: "),
+        ("127.0.0.1:8080/events", None, "--on-seal: "),
+        ("http://127.0.0.1/#7", "secret\n", "--on-seal-token: "),
+    ],
+)
+def test_what_can_never_be_posted_is_refused_at_the_start(
+    tmp_path: Path, url: str, token: str | None, named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        SealEvents(tmp_path, url, token, lambda: 0)
