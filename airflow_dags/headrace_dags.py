@@ -56,6 +56,7 @@ class Config:
     cap_bytes: int = 10_000_000_000
     retain: bool = False
     queue: str = ""
+    reports: str = ""
     nightly: str = "0 3 * * *"
     owner: str = "headrace"
     retries: int = 2
@@ -474,13 +475,16 @@ def scorecard(config: Config) -> None:
     """Judge every live version by its log, check all propensities and shards, write the report.
 
     One policy that cannot be judged does not hide the others. The report is kept by the interval's
-    end under `reports/` of the root.
+    end in the folder `reports`.
     """
+    reports = config.reports or f"{config.root}/reports"
+    if not reports.startswith("/"):
+        raise ValueError(f"{config.root}: with an address, expected `reports`, a folder")
     dag = config.dag(
         "scorecard",
         config.ran(config.nightly),
         scorecard,
-        reports=Param(f"{config.root}/reports", type="string", pattern="^/"),
+        reports=Param(reports, type="string", pattern="^/"),
     )
     with dag:
         judge = cli_task("evaluate", "--root={root}", "--all", task_id="judge", root=ROOT)
@@ -505,9 +509,10 @@ DAGS = {one.__name__: one for one in (*OF_A_POLICY, *OF_A_ROOT)}
 def root_dags(root: str, policy: str = "default", **settings: Any) -> None:
     """Make the DAGs that concern a whole root, with the settings of `headrace_dags`.
 
-    `policy` is the one of the scorecard's report.
+    `policy` is the one of the scorecard's report. `headrace erase` needs a folder, not an address.
     """
-    headrace_dags(root, policy, only=[one.__name__ for one in OF_A_ROOT], **settings)
+    known = [one for one in OF_A_ROOT if one is not erase_requests or root.startswith("/")]
+    headrace_dags(root, policy, only=[one.__name__ for one in known], **settings)
 
 
 def headrace_dags(
@@ -528,6 +533,7 @@ def headrace_dags(
     - `canary`: the share of a canary, such as "10%"; `canary_hours`, `poll` of its wait.
     - `imports`: words of `headrace import`; `import_schedule`.
     - `keep`, `cap_bytes`, `retain` (apply its plans), `queue`, `nightly` of the upkeep.
+    - `reports`: the scorecard's folder, by default `reports/` of the root.
     - `on_failure`, `deadline`, `on_deadline`: callbacks, such as those of `alerts`.
     - `params`: other defaults of the DAGs' parameters, by name.
     """

@@ -183,10 +183,18 @@ def test_twenty_policies_are_twenty_calls(loaded_file):
     assert len({asset.name for asset in assets}) == 60
 
 
-def test_an_address_cannot_be_watched():
-    """It would be silent for ever."""
+def test_a_root_may_be_an_address(loaded_file):
+    """What needs a folder says so, or is left out: a watch would be silent for ever."""
     with pytest.raises(ValueError, match="watch=False"):
         headrace_dags("s3://bucket/r", "p", on_shards=True)
+    with pytest.raises(ValueError, match="expected `reports`"):
+        headrace_dags("s3://bucket/r", "p", only=["scorecard"])
+    bag = loaded_file(
+        "# airflow\nfrom headrace_dags import headrace_dags, root_dags\n"
+        "headrace_dags('s3://bucket/r', 'p', on_shards=True, watch=False)\n"
+        "root_dags('s3://bucket/r', 'p', reports='/var/reports')\n"
+    )
+    assert IDS - set(bag.dags) == {"erase_requests", "import_history"}
 
 
 def test_shards_fire_once_however_often_the_triggerer_starts(tmp_path):
