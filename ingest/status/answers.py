@@ -200,8 +200,11 @@ def named(version: int) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time in UTC, to the minute."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    """A time in UTC, to the minute; one outside the calendar as its number."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:.0f} s"
 
 
 def _brief(one: Mapping[str, Any]) -> Json:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from ingest.status.answers import named
+from ingest.status.answers import moment, named
 from storage.experience.reward_history import BEFORE, OTHERS
 
 Json: TypeAlias = dict[str, Any]
@@ -285,7 +285,7 @@ def _decisions(decisions: Sequence[Json], scale: _Scale) -> Iterator[str]:
         kind = "bad" if command == "rollback" else "dim" if refused else ""
         if not refused:
             yield f'<path class="when {kind}" d="M{x:.1f} {frame.top}V{frame.height - 20}"/>'
-        told = f"{_full(seconds)} {command}: {one['outcome']}"
+        told = f"{moment(seconds)} {command}: {one['outcome']}"
         mark = MARKS.get(command, "■")
         words = f" {command}" if x >= free and not refused and frame.told else ""
         yield (
@@ -293,10 +293,6 @@ def _decisions(decisions: Sequence[Json], scale: _Scale) -> Iterator[str]:
             f"<title>{html.escape(told)}</title>{mark}{words}</text>"
         )
         free = x + (20 + 7 * len(command) if words else 10)
-
-
-def _full(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _told(chart: Json, scale: _Scale) -> Iterator[str]:
@@ -310,7 +306,7 @@ def _told(chart: Json, scale: _Scale) -> Iterator[str]:
             )
     width = scale.x(scale.begin + chart["seconds"]) - scale.frame.left
     for at, texts in sorted(found.items()):
-        text = html.escape("\n".join([_full(at), *texts]))
+        text = html.escape("\n".join([moment(at), *texts]))
         yield (
             f'<rect class="hit" x="{scale.x(at):.1f}" y="{scale.frame.top}" '
             f'width="{width:.1f}" height="{scale.frame.floor - scale.frame.top}">'

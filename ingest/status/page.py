@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
-from ingest.status.answers import QUESTIONS, named
+from ingest.status.answers import QUESTIONS, moment, named
 from ingest.status.chart import (
     NARROW,
     WIDE,
@@ -209,19 +208,11 @@ def _timeline(decisions: Sequence[Json]) -> str:
     if not decisions:
         return ""
     rows = "".join(
-        f"<li><time>{moment(one['decided'])}</time> <b>{text(one['command'])}</b> "
+        f"<li><time>{moment(one['decided'] / 1e6)}</time> <b>{text(one['command'])}</b> "
         f"{text(one['outcome'])}<small>{text('; '.join(one['reasons']))}</small></li>"
         for one in reversed(decisions[-MOST_SHOWN:])
     )
     return f"<ol class=decisions aria-label=Decisions>{rows}</ol>"
-
-
-def moment(micros: int) -> str:
-    """A time in UTC, to the minute; one outside the calendar as its number."""
-    try:
-        return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):
-        return f"{micros} us"
 
 
 def _other(policy: Json) -> str:
@@ -296,7 +287,8 @@ REFRESH = "<noscript><meta http-equiv=refresh content=10></noscript>"
 
 _SCRIPT = """<script>
 async function again(){const age=document.getElementById("age");try{
-const answer=await fetch(location.href,{cache:"no-store"});if(!answer.ok)throw answer.status;
+const answer=await fetch(location.href,{cache:"no-store"});
+if(answer.status===401)return location.reload();if(!answer.ok)throw answer.status;
 const fresh=new DOMParser().parseFromString(await answer.text(),"text/html");
 const old=document.querySelectorAll("[data-live]");
 fresh.querySelectorAll("[data-live]").forEach((one,i)=>{

@@ -103,6 +103,16 @@ def test_the_reward_is_drawn_with_its_versions_and_decisions() -> None:
     assert "To go back: <code>headrace rollback --root /data/run" in page
 
 
+def test_a_decision_beyond_the_calendar_is_shown_as_a_number() -> None:
+    late = {**CANARY.decisions[0], "decided": 2**62}
+    page = page_of(replace(FACTS, policies=[replace(CANARY, decisions=[late])])).decode()
+    assert page.count("4611686018427 s") == 3, "in both drawings, and in the list"
+
+
+def test_a_page_whose_login_is_over_asks_for_the_token_again() -> None:
+    assert "if(answer.status===401)return location.reload();" in page_of().decode()
+
+
 def test_one_or_two_points_are_points() -> None:
     few = RewardHistory()
     earned(few, 7, 0, 0.2, n=1)
