@@ -123,6 +123,8 @@ def _session(model: bytes) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.enable_cpu_mem_arena = False  # it keeps what the largest batch needed
     options.log_severity_level = 4  # errors are raised, and told there
+    # not onnxruntime's own format, which the gate cannot read: one file can be both
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of onnxruntime, whose errors have no class in common

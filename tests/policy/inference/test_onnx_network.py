@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto
 
@@ -188,6 +190,16 @@ def test_a_file_that_the_installed_onnxruntime_does_not_know_is_refused_in_words
             OnnxNetwork(PolicySpec(OBS, Discrete(3), ONNX), data)
     with pytest.raises(ValueError, match=r"expected model\.onnx, got"):
         NumpyPolicy(PolicySpec(OBS, Discrete(3), ONNX), {"pi.0.weight": np.zeros(1)})
+
+
+def test_onnxruntimes_own_format_is_refused(tmp_path: Path) -> None:
+    """One file can be both, and the gate reads it as ONNX alone."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "model.ort")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    onnxruntime.InferenceSession(linear().SerializeToString(), options)
+    with pytest.raises(SpecError, match="cannot load it"):
+        OnnxNetwork(PolicySpec(OBS, Discrete(3), ONNX), (tmp_path / "model.ort").read_bytes())
 
 
 def test_without_onnxruntime_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
