@@ -35,8 +35,9 @@ MAX_FILE = 256 * 2**20
 """The largest size of a file in bytes."""
 FLAT = "flat"
 FLOATS, INDICES = "tensor(float)", "tensor(int64)"
-_ROWS = 64
-"""The observations in one run, which bounds the memory for a large network's results."""
+BATCHES = (16, 4, 1)
+"""The observations in a run: the gate tries all of these, and a large network's memory is bounded.
+"""
 
 
 class OnnxNetwork:
@@ -63,8 +64,11 @@ class OnnxNetwork:
         if len(flat) == 1:
             return self._run(flat)
         found = np.empty((len(flat), self._size), np.float32)
-        for start in range(0, len(flat), _ROWS):
-            found[start : start + _ROWS] = self._run(flat[start : start + _ROWS])
+        at = 0
+        for size in BATCHES:
+            while len(flat) - at >= size:
+                found[at : at + size] = self._run(flat[at : at + size])
+                at += size
         return found
 
     def _run(self, flat: FlatArray) -> FlatArray:

@@ -147,6 +147,19 @@ def _bomb() -> onnx.ModelProto:
     return _after(filled, constants=[constant("size", [2**20, 2**20])])
 
 
+def batch_size(*then: onnx.NodeProto, **more: Any) -> onnx.ModelProto:
+    """Nodes that compute `x` from the batch size (1,)."""
+    constants = [constant("zero", [0]), constant("one", [1]), *more.pop("constants", ())]
+    begin = [node("Shape", ("obs",), "shape"), node("Slice", ("shape", "zero", "one"), "b1")]
+    return _after(*begin, *then, constants=constants, **more)
+
+
+def _batch_bomb() -> onnx.ModelProto:
+    """Small for few observations, and the seventh power of many."""
+    powers = [node("Mul", (f"b{i}", "b1"), f"b{i + 1}") for i in range(1, 7)]
+    return batch_size(*powers, node("ConstantOfShape", ("b7",), "x"))
+
+
 HOSTILE: dict[str, tuple[Made, str]] = {
     "endless loop": (lambda: _endless().SerializeToString(), "expected an operator.*'Loop'"),
     "200,000 nodes": (lambda: _many().SerializeToString(), "at most 10,000 nodes, got 200,001"),
@@ -156,6 +169,10 @@ HOSTILE: dict[str, tuple[Made, str]] = {
     ),
     "tile bomb": (lambda: _tile().SerializeToString(), "at most 4,194,304 numbers .*, got 1,073,"),
     "constant bomb": (lambda: _bomb().SerializeToString(), "at most 4,194,304 numbers"),
+    "batch bomb": (
+        lambda: _batch_bomb().SerializeToString(),
+        "at most 4,194,304 numbers .*, got 16,777,216",
+    ),
     "sizes of observations": (
         lambda: _shapes().SerializeToString(),
         "result 'x' of ConstantOfShape: expected a shape that follows",

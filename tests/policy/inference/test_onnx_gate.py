@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
 
 from policy.inference import onnx_gate
 from policy.inference.onnx_gate import MAX_NUMBERS, MEMORY, require_allowed, require_sound
@@ -19,6 +20,7 @@ from tests.policy.inference.onnx_files import (
     HOSTILE,
     OUTPUTS,
     Made,
+    batch_size,
     constant,
     linear,
     model,
@@ -52,6 +54,14 @@ def test_a_result_may_have_exactly_the_largest_size() -> None:
             require_allowed(given.SerializeToString())
 
 
+def test_constants_may_be_listed_as_inputs() -> None:
+    """As older exporters write them: they have no batch size."""
+    given = linear()
+    weight = helper.make_tensor_value_info("weight", TensorProto.FLOAT, [FEATURES, OUTPUTS])
+    given.graph.input.append(weight)
+    require_allowed(given.SerializeToString())
+
+
 def test_a_refused_file_is_no_candidate_and_the_live_version_stays(tmp_path: Path) -> None:
     """Whatever is wrong with it; the check of what is stored already isn't repeated."""
     store = WeightStore(tmp_path, "default")
@@ -62,11 +72,19 @@ def test_a_refused_file_is_no_candidate_and_the_live_version_stays(tmp_path: Pat
         node("Sub", ("obs", "mean"), "rest"),
         node("MatMul", ("rest", "weight"), "dist_inputs"),
     ]
+    many = [
+        node("Greater", ("b1", "few"), "is_many"),
+        node("Cast", ("is_many",), "x", to=TensorProto.FLOAT),
+    ]
     bad = {
         "endless loop": (HOSTILE["endless loop"][0](), "expected an operator on the gate's list"),
         "nan": (linear(scale=float("inf")).SerializeToString(), "expected finite outputs"),
         "other rows": (
             model(across, linear().graph.initializer, opset=17).SerializeToString(),
+            "expected outputs that depend on their own observation alone",
+        ),
+        "many rows": (
+            batch_size(*many, constants=[constant("few", [8])]).SerializeToString(),
             "expected outputs that depend on their own observation alone",
         ),
     }
