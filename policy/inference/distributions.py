@@ -204,7 +204,7 @@ class SquashedUnits:
     def __init__(self, component: Component) -> None:
         space: Any = component.leaf.space  # a Box
         low, high = (np.asarray(bound).reshape(-1) for bound in (space.low, space.high))
-        self.half = (np.asarray(high, np.float64) - np.asarray(low, np.float64)) / 2
+        self.half = np.asarray(high, np.float64) / 2 - np.asarray(low, np.float64) / 2
         # tanh u of the elements that are next to a bound
         steps = [np.maximum(np.spacing(np.abs(one)) / 2 / self.half, 2**-53) for one in (low, high)]
         self.least, self.most = steps[0] - 1, 1 - steps[1]

@@ -116,9 +116,13 @@ def publish_mlp(
     `OwnModel`.
     """
     own = OwnModel(**how)
-    arrays = [
-        (np.asarray(weight, np.float32), np.asarray(bias, np.float32)) for weight, bias in layers
-    ]
+    try:
+        arrays = [
+            (np.asarray(weight, np.float32), np.asarray(bias, np.float32))
+            for weight, bias in layers
+        ]
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"layers: expected pairs of a weight and a bias: {error}") from error
     if not arrays or any(weight.ndim != 2 for weight, _ in arrays):
         raise SpecError("layers: expected one or more weights (out, in), got others")
     for at, ((before, _), (after, _)) in enumerate(pairwise(arrays), 1):

@@ -38,8 +38,8 @@ def publish_module(root: Root, module: nn.Module, **how: Any) -> str:
 
     Its `forward` takes the leaves of an observation as tensors, by their names: (B, *shape)
     float32, but the numbers of Discrete and MultiDiscrete options from 0 as int64. If there is only
-    one leaf, its parameter may have any name; one named `flat` gets the flat observation. The
-    result is (B, K): the parameters of the action distribution.
+    one leaf, its parameter may have any name; one named `flat` gets the flat observation. Other
+    parameters keep their defaults. The result is (B, K): the parameters of the action distribution.
 
     The exported file's outputs are compared with the module's on observations of the log; raises
     ExportError if they differ. Needs the [export] extra.
@@ -53,9 +53,14 @@ def publish_module(root: Root, module: nn.Module, **how: Any) -> str:
         model = _exported(spec, module, inputs)
         flat = spec.flattener.columns(_observed(root, own.policy_id, spec))
         with torch.no_grad():
-            expected = module(**_tensors(inputs, flat)).cpu().numpy()
+            result = module(**_tensors(inputs, flat))
     finally:
         module.train(was_training)
+    if not isinstance(result, torch.Tensor):
+        raise SpecError(
+            f"{type(module).__name__}: expected a tensor from forward, got {type(result).__name__}"
+        )
+    expected = result.cpu().numpy()
     found = OnnxNetwork(spec, model).outputs(flat)
     if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
         raise ExportError(
@@ -67,8 +72,12 @@ def publish_module(root: Root, module: nn.Module, **how: Any) -> str:
 
 def _inputs(spec: PolicySpec, module: nn.Module) -> dict[str, Input]:
     """How each parameter of the module's `forward` is made of flat observations."""
-    names = list(inspect.signature(module.forward).parameters)
     leaves = {leaf.path: leaf for leaf in spec.flattener.leaves}
+    names = [
+        name
+        for name, one in inspect.signature(module.forward).parameters.items()
+        if one.default is one.empty or name in leaves
+    ]
     found = {}
     for name in names:
         only = len(names) == 1 and name != FLAT

@@ -90,6 +90,7 @@ def test_the_spaces_are_the_declared_ones(tmp_path: Path) -> None:
     ("given", "more", "text"),
     [
         ([], {}, "expected one or more weights"),
+        ([np.ones((3, 4))], {}, "expected pairs of a weight and a bias"),
         (
             [*layers(4, 8), *layers(7, 3)],
             {},

@@ -213,3 +213,13 @@ def test_a_squashed_action_at_its_bound_has_a_finite_density_and_none_outside():
     sampled = Product(layout).sample(inputs, np.random.default_rng(0))
     assert (sampled[""] <= 1).all()
     assert np.isfinite(Product(layout).logp(inputs, sampled)).all()
+
+
+def test_a_squashed_action_may_have_the_widest_bounds():
+    """Their difference is more than the largest number."""
+    most = float(np.finfo(np.float64).max)
+    layout = action_layout(Box((1,), "float64", -most, most), squashed=True)
+    inputs = np.array([[0.5, -1.0]], np.float32)
+    sampled = Product(layout).sample(inputs, np.random.default_rng(0))
+    assert np.isfinite(sampled[""]).all()
+    assert np.isfinite(Product(layout).logp(inputs, sampled)).all()

@@ -27,8 +27,8 @@ class Images(nn.Module):
         self.user = nn.Embedding(5, 4 * 9)
         self.norm = nn.Sequential(nn.LayerNorm(4 * 9), nn.Linear(4 * 9, 3))
 
-    def forward(self, image: Tensor, user: Tensor) -> Tensor:
-        seen = self.seen(image.permute(0, 3, 1, 2) / 255.0)
+    def forward(self, image: Tensor, user: Tensor, scale: float = 255.0) -> Tensor:
+        seen = self.seen(image.permute(0, 3, 1, 2) / scale)
         found: Tensor = self.norm(seen + self.user(user))
         return found
 
@@ -62,6 +62,8 @@ def test_outputs_are_compared_on_the_log(tmp_path: Path) -> None:
     declare(tmp_path)
     with pytest.raises(SpecError, match=r"expected the parameter 'flat', or leaves .*got 'a'"):
         publish_module(tmp_path, Two())
+    with pytest.raises(SpecError, match="Pair: expected a tensor from forward, got tuple"):
+        publish_module(tmp_path, Pair())
     module = Threshold()
     publish_module(tmp_path, module, live=False)
     write(tmp_path, *(part(i) for i in range(40)))
@@ -72,3 +74,8 @@ def test_outputs_are_compared_on_the_log(tmp_path: Path) -> None:
 class Two(nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
+
+
+class Pair(nn.Module):
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return obs[:, :2], obs[:, 2:]
