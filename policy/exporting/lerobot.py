@@ -128,23 +128,23 @@ class _Statistics:
         self._found: dict[str, list[Array]] = {}
 
     def add(self, rows: SampleBatch) -> None:
-        self._count += rows.count
+        before, self._count = self._count, self._count + rows.count
         for name, column in rows.items():
             values = column.reshape(rows.count, -1).astype(np.float64)
-            low, high = values.min(axis=0), values.max(axis=0)
-            sums = values.sum(axis=0), (values**2).sum(axis=0)
-            if name not in self._found:
-                self._found[name] = [low, high, *sums]
-                continue
-            known = self._found[name]
-            known[0], known[1] = np.minimum(known[0], low), np.maximum(known[1], high)
-            known[2], known[3] = known[2] + sums[0], known[3] + sums[1]
+            low, high, mean = values.min(axis=0), values.max(axis=0), values.mean(axis=0)
+            squares = ((values - mean) ** 2).sum(axis=0)  # about the mean: it may be far from zero
+            if before:
+                known = self._found[name]
+                low, high = np.minimum(known[0], low), np.maximum(known[1], high)
+                distance, share = mean - known[2], rows.count / self._count
+                mean = known[2] + distance * share
+                squares = known[3] + squares + distance**2 * share * before
+            self._found[name] = [low, high, mean, squares]
 
     def to_json(self) -> dict[str, Any]:
         found = {}
-        for name, (low, high, total, squares) in self._found.items():
-            mean = total / self._count
-            deviation = np.sqrt(np.maximum(squares / self._count - mean**2, 0))
+        for name, (low, high, mean, squares) in self._found.items():
+            deviation = np.sqrt(squares / self._count)
             values = {"min": low, "max": high, "mean": mean, "std": deviation}
             found[name] = {key: value.tolist() for key, value in values.items()}
             found[name]["count"] = [self._count]

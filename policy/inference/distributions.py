@@ -206,7 +206,9 @@ class SquashedUnits:
         low, high = (np.asarray(bound).reshape(-1) for bound in (space.low, space.high))
         self.half = np.asarray(high, np.float64) / 2 - np.asarray(low, np.float64) / 2
         # tanh u of the elements that are next to a bound
-        steps = [np.maximum(np.spacing(np.abs(one)) / 2 / self.half, 2**-53) for one in (low, high)]
+        wide = np.finfo(low.dtype).max / 2  # beyond it, spacing may overflow
+        steps = [np.spacing(np.minimum(np.abs(one), wide)) / 2 / self.half for one in (low, high)]
+        steps = [np.maximum(one, 2**-53) for one in steps]
         self.least, self.most = steps[0] - 1, 1 - steps[1]
         self.middle = np.asarray(low, np.float64) + self.half
         columns = (self.middle, self.half, self.least, self.most, np.log(self.half))

@@ -25,6 +25,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import NothingYet
 from storage.experience.range_set import RangeSet
+from storage.experience.sample_batch import SampleBatch
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.headrace.command import headrace
 from tests.policy.exporting.written_log import (
@@ -198,3 +199,14 @@ def test_every_format_is_tested() -> None:
     assert {*FORMATS} == {*IMPORTS, "rllib", "torchrl"}
     for module in (episodes, hdf5, lerobot, tables, torchrl):
         assert module.__name__.rpartition(".")[2] in FORMATS.values()
+
+
+def test_deviations_are_exact_far_from_zero() -> None:
+    """Of all blocks of rows together."""
+    values = 1.7e9 + np.random.default_rng(0).normal(size=(300, 2))
+    found = lerobot._Statistics()
+    for block in np.split(values, [100, 150]):
+        found.add(SampleBatch({"obs": block}))
+    stats = found.to_json()["obs"]
+    np.testing.assert_allclose(stats["mean"], values.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(stats["std"], values.std(axis=0), rtol=1e-6)
