@@ -33,6 +33,12 @@ class PolicyClient(policy_client.PolicyClient):
         Raises as `flush`, but for the time that it takes.
         """
         until = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._drain(until)
+        finally:  # also when an event was refused
+            super().close(0.0 if self.stats.waiting else None)
+
+    def _drain(self, until: float | None) -> None:
         while self.stats.waiting:
             left = PROGRESS_SECONDS if until is None else until - time.monotonic()
             try:
@@ -41,4 +47,3 @@ class PolicyClient(policy_client.PolicyClient):
                 if until is not None and time.monotonic() >= until:
                     break
                 log.warning("%s still to be delivered", counted(self.stats.waiting, "event"))
-        super().close(0.0 if self.stats.waiting else None)

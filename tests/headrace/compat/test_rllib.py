@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
@@ -15,6 +16,8 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.spaces.descriptors import Box, Discrete
 from tests.collector_process import CollectorProcess, shard_rows
+from tests.ingest.client.test_policy_client import hold_flight
+from tests.ingest.scripted_collector import ScriptedCollector
 
 EPISODES, ROOM = 60, 20
 
@@ -50,3 +53,22 @@ def test_calls_wait_for_a_collector_and_close_delivers_all(tmp_path: Path) -> No
         assert collector.stop() == 0
     started = {row["eps_id"] for row in shard_rows(tmp_path)}
     assert len(started) >= EPISODES
+
+
+def test_close_raises_a_refusal_and_stops_nevertheless() -> None:
+    """As that of `headrace.PolicyClient`."""
+    with ScriptedCollector() as collector, ThreadPoolExecutor() as pool:
+        client = PolicyClient(collector.address, timeout=30.0)
+        episode = client.start_episode()
+        client.flush()
+        gate = hold_flight(collector, client)
+        collector.judge = lambda event: "invalid" if event.episode_id == episode else None
+        client.log_action(episode, [0.0, 1.0], 1)
+        closing = pool.submit(client.close)
+        while not closing.running():
+            pass
+        gate.opened.set()
+        with pytest.raises(headrace.Refusal, match="scripted invalid"):
+            closing.result()
+        with pytest.raises(headrace.ClientError, match="closed"):
+            client.start_episode()
