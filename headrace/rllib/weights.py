@@ -66,7 +66,7 @@ def _layers(module: Any) -> tuple[list[tuple[Any, Any]], Any]:
         array = tensor.detach().cpu().numpy().astype(np.float32)
         if name in _LOG_STD:
             log_std = array.reshape(-1)
-        elif match := _LAYER.fullmatch(name):
+        elif (match := _LAYER.fullmatch(name)) and array.ndim == (2 if match[3] == "weight" else 1):
             found.setdefault((match[1] is not None, int(match[2])), {})[match[3]] = array
         elif not name.startswith(_OTHER) and not name.endswith("log_std_clip_param_const"):
             raise ValueError(

@@ -65,12 +65,21 @@ class Deeper(DefaultPPOTorchRLModule):  # type: ignore[misc]
         self.extra = torch.nn.Linear(2, 2)
 
 
+class Normed(DefaultPPOTorchRLModule):  # type: ignore[misc]
+    def setup(self) -> None:
+        super().setup()
+        self.pi.net.mlp.append(torch.nn.LayerNorm(3))
+
+
 REFUSED: dict[str, tuple[Any, Any, Any]] = {
     r"module: expected fully connected layers, got extra\.weight of Deeper: export it to ONNX": (
         *(lambda: module(CHOICE, kind=Deeper), SEEN, CHOICE),
     ),
     r"module: expected the outputs of fully connected layers, got others from Doubled: .*ONNX": (
         *(lambda: module(CHOICE, kind=Doubled), SEEN, CHOICE),
+    ),
+    r"module: expected fully connected layers, got pi\.net\.mlp\.1\.weight of Normed: .*ONNX": (
+        *(lambda: module(CHOICE, kind=Normed), SEEN, CHOICE),
     ),
     r"module: .*; for a Box set free_log_std=True": (lambda: module(VECTOR), SEEN, VECTOR),
     r"expected one activation in all layers, got \['relu', 'tanh'\]": (
