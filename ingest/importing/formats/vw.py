@@ -94,7 +94,7 @@ def cb_json(path: Path, options: ImportOptions, space: Workspace) -> Recipe:
 
 def _opened(path: Path, options: ImportOptions, space: Workspace, context: str | None) -> Recipe:
     more = (*_LABELS, *_OF_LINE, *_CANDIDATES, *([context] if context else ()))
-    kept = _Decisions.every(json_files(path), space.connection(), more, raw=True)
+    kept = _KeptDecisions.every(json_files(path), space.connection(), more, raw=True)
     names = kept.names()
     context = "c" if "c" in names else None
     own = {FILE, ROW, *_KNOWN}
@@ -196,7 +196,7 @@ class _ItemColumns:
         return wide.ravel()
 
 
-class _Decisions(KeptUnit):
+class _KeptDecisions(KeptUnit):
     """The decisions of a log, whose candidates are wide only when they are read."""
 
     items: _ItemColumns | None = None
