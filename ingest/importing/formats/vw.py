@@ -225,7 +225,10 @@ def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> 
         text = "expected candidates with features, or as many in each decision, got another number"
         _refuse(kept, key, f"{size} <> (SELECT min({size}) FROM source)", text)
         return None
-    none = f"coalesce({size}, 0) = 0 AND _label_cost IS NOT NULL"
+    none = (
+        f"coalesce({size}, 0) = 0 AND _label_cost IS NOT NULL "
+        "AND \"_skipLearn\" IS DISTINCT FROM 'true'"
+    )
     _refuse(kept, key, none, "expected one or more candidates, got none")
     most = options.most_candidates
     if most:
@@ -325,7 +328,7 @@ def _features(kept: KeptUnit, roots: list[str]) -> Iterator[tuple[str, str, str]
     for root in roots:
         column = f"{name_sql(root)}::JSON"
         for path, found in _kinds(kept, column, (root,)).items():
-            name = "_".join(part for part in path[1:] or path if part != _EACH)
+            name = "_".join(part for part in path[1:] or path if part != _EACH).replace(".", "_")
             name = f"c_{name}" if name.lower() in ("", *_OWN) else name
             if name.lower() in seen:
                 raise ImportFailed(f"{'.'.join(path)}: expected one feature {name}, got two")

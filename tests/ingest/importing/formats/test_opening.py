@@ -286,6 +286,19 @@ def test_features_of_candidates_are_columns_or_refused(tmp_path: Path) -> None:
             features(item, item)
 
 
+def test_a_skipped_decision_needs_no_candidates(tmp_path: Path) -> None:
+    """A key of a context may have a dot, a name of a space may not."""
+    log = tmp_path / "own.dsjson"
+    label = {"_label_cost": 4, "_label_probability": 0.5, "_labelIndex": 0}
+    first = {**label, "c": {"x.y": 1, "_multi": [{"a": 1}, {"a": 2}]}}
+    lines = (first, {**label, "_skipLearn": True, "c": {"x.y": 2}})
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = checked(log, "dsjson")
+    assert report.steps == 1
+    assert "x_y" in report.understood["format"]["observation"]
+    assert infer_policy(ImportOptions(source=log, format="dsjson")).action == Discrete(2)
+
+
 def test_many_texts_of_candidates_fit_in_memory(tmp_path: Path) -> None:
     """The rows of a log are wide only when they are read, some at a time."""
     log = tmp_path / "own.dsjson"
