@@ -9,6 +9,7 @@ DIGEST` applies it. `backup` and `restore` copy roots, and `adopt` makes an olde
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -256,7 +257,7 @@ def erase(
     from storage.maintenance.search import search
     from storage.weights.decisions import without_texts
 
-    queued = [] if queue is None else _queued(queue, root, apply)
+    queued = {} if queue is None else _queued(queue, root, apply)
     files = [*queued, *([] if requests is None else [requests])]
     wanted = _requests(episode, tag, files)
     if proof and not wanted.texts:
@@ -305,29 +306,47 @@ def erase(
         raise typer.Exit(1)
 
 
-def _queued(queue: Path, root: Path, apply: str | None) -> list[Path]:
-    """The files of a queue. Raises NothingYet without any."""
+def _queued(queue: Path, root: Path, apply: str | None) -> dict[Path, object]:
+    """The files of a queue, with their states. Raises NothingYet without any."""
     from storage.errors import NothingYet
 
     if apply != "new":
         raise ValueError("--queue: expected --apply new")
     if not queue.is_dir() or queue.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"--queue: expected a folder outside of the root, got {queue}")
-    found = sorted(one for one in queue.glob("*.txt") if one.is_file())
+    found = {one: _state(one) for one in sorted(queue.glob("*.txt")) if one.is_file()}
     if not found:
         raise NothingYet(f"{queue}: no request (*.txt) waits")
     return found
 
 
-def _replaced_by_proofs(files: list[Path], document: dict[str, Any]) -> list[str]:
-    """Delete requests, which name persons, each once its proof is durable in done/."""
+def _state(file: Path) -> object:
+    """What changes if a file is written; None if it is gone."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _replaced_by_proofs(files: dict[Path, object], document: dict[str, Any]) -> list[str]:
+    """Delete requests, which name persons, each once its proof is durable in done/.
+
+    A file that was written meanwhile may name more persons: it waits for the next run.
+    """
     from storage.system.files import replace_file
 
     done = []
-    for file in files:
+    for file, state in files.items():
+        if _state(file) not in (state, None):
+            print(f"{file}: written meanwhile; the next run reads it again", file=sys.stderr)
+            continue
         folder = file.parent / "done"
         folder.mkdir(exist_ok=True)
-        proof = folder / f"{file.name}.proof.json"
+        proof, known = folder / f"{file.name}.proof.json", 1
+        while proof.exists():  # of an earlier file with this name
+            known += 1
+            proof = folder / f"{file.name}.{known}.proof.json"
         replace_file(proof, (json.dumps(document, indent=1) + "\n").encode())
         file.unlink(missing_ok=True)
         done.append(str(proof))

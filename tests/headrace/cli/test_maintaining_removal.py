@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
+from headrace.cli.maintaining import _queued, _replaced_by_proofs
 from ingest.access.key_files import create_token
 from ingest.backup import _adopted
 from ingest.verification import verified
@@ -263,6 +264,25 @@ def test_a_queue_of_requests_is_replaced_by_proofs(collector: CollectorProcess) 
     proofs = [queue / "done" / f"{name}.txt.proof.json" for name in (7, 8)]
     assert (sorted(queue.rglob("*.*")), done["done"]) == (proofs, [*map(str, proofs)])
     assert "alice" not in proofs[0].read_text()
+    first = proofs[0].read_bytes()
+    (queue / "7.txt").write_text("nobody else\n")
+    again = answer(headrace(*words, "--apply", "new"))
+    assert again["done"] == [str(queue / "done" / "7.txt.2.proof.json")]
+    assert proofs[0].read_bytes() == first, "each request has its own proof"
+
+
+def test_a_request_that_is_written_while_others_are_erased_stays(tmp_path: Path) -> None:
+    """It may name a person who was not erased; one that is gone was another run's."""
+    queue = tmp_path / "queue"
+    queue.mkdir()
+    for name in "abc":
+        (queue / f"{name}.txt").write_text("tag:user=alice\n")
+    found = _queued(queue, tmp_path / "root", "new")
+    (queue / "a.txt").write_text("tag:user=alice\ntag:user=bob\n")
+    (queue / "b.txt").unlink()
+    done = _replaced_by_proofs(found, {"proof": {"clear": True}})
+    assert [Path(one).name for one in done] == ["b.txt.proof.json", "c.txt.proof.json"]
+    assert [one.name for one in queue.glob("*.txt")] == ["a.txt"]
 
 
 def test_retention_is_planned_and_applied(collector: CollectorProcess) -> None:
