@@ -65,14 +65,20 @@ def _asked(root: Root, url: str | None, token: str | None, ca: Path | None) -> d
 def _at_rest(root: Root, down: str) -> dict[str, Any]:
     from ingest.status.answers import Facts, PolicyFacts, status_document
     from storage.declarations.history_files import read_history
+    from storage.errors import WeightStoreError
     from storage.objects.opening import objects_at
     from storage.weights.decisions import load_decisions
     from storage.weights.store import WeightFolder
 
+    damaged = []
+
     def facts(name: str) -> PolicyFacts:
-        store = WeightFolder(root, name)
+        store, previous = WeightFolder(root, name), None
         live = store.live()
-        previous = None if live is None else store.manifest(live.version).parent
+        try:
+            previous = None if live is None else store.manifest(live.version).parent
+        except WeightStoreError as error:
+            damaged.append(f"{name}: {error}")
         found = None if live is None else live.to_json()
         decided = load_decisions(root, name).known
         return PolicyFacts.at_rest(name, found, previous, read_history(root, name), decided)
@@ -85,6 +91,7 @@ def _at_rest(root: Root, down: str) -> dict[str, Any]:
             made=time.time_ns() // 1000,
             root=str(root),
             down=down,
+            needs=damaged,
         )
     )
 

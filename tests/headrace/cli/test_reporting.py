@@ -59,6 +59,10 @@ def test_status_says_what_the_page_does(tmp_path: Path) -> None:
     nobody = headrace("status", "--url", running.address)
     assert (nobody.returncode, nobody.stdout) == (1, "")
     assert refused(headrace("status", "--root", tmp_path / "none"), "expected a folder")
+    (tmp_path / "weights" / "default" / "versions" / "1" / "manifest.json").unlink()
+    damaged = headrace("status", "--root", tmp_path)
+    assert damaged.returncode == 1
+    assert re.search(r"default: .*versions/1/manifest.json.*\n  No collector", damaged.stdout)
 
 
 def test_wrong_propensities_are_in_the_report_and_in_verify(tmp_path: Path) -> None:
