@@ -13,7 +13,6 @@ Pure: uses no clock, file or thread.
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -167,9 +166,14 @@ class RewardHistory(msgspec.Struct):
         return msgspec.structs.replace(
             self,
             counted=dict(self.counted),
-            totals={version: copy(cell) for version, cell in self.totals.items()},
+            totals={
+                version: msgspec.structs.replace(cell) for version, cell in self.totals.items()
+            },
             levels=[
-                {slot: {one: copy(cell) for one, cell in cells.items()} for slot, cells in level}
+                {
+                    slot: {one: msgspec.structs.replace(cell) for one, cell in cells.items()}
+                    for slot, cells in level
+                }
                 for level in map(dict.items, self.levels)
             ],
         )
