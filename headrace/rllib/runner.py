@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -111,7 +112,7 @@ class HeadraceEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]  # Ray's cl
         self._declared = _declared(self.root, self.policy_id, asked)
         _check(config, self._declared)
         if index or not runners:  # beside remote ones, the local one only publishes
-            self._position = f"rllib-{max(index, 1) - 1}-of-{max(runners, 1)}"
+            self._position = f"rllib-{max(index, 1) - 1}-of-{max(runners, 1)}-{self.policy_id}"
             self._reader = self._opened(max(index, 1) - 1, max(runners, 1))
         super().__init__(config=config, **kwargs)
 
@@ -258,10 +259,11 @@ class HeadraceEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]  # Ray's cl
             self._publishing.publish(store, digest)
 
     def _lineage(self) -> dict[str, Any]:
-        """The ordinals that any runner has saved as learned."""
-        ledger = Ledger()
+        """The ordinals that any runner of the policy has saved as learned."""
+        ledger, mine = Ledger(), re.compile(rf"rllib-\d+-of-\d+-{re.escape(self.policy_id)}")
         for file in sorted((self.root / "readers").glob("rllib-*.json")):
-            ledger = ledger.union(Ledger(read_position(self.root, file.stem)["ledger"]))
+            if mine.fullmatch(file.stem):
+                ledger = ledger.union(Ledger(read_position(self.root, file.stem)["ledger"]))
         return dict(ledger.streams())
 
     def assert_healthy(self) -> None:

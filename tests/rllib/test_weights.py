@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def test_what_clients_cannot_run_is_refused(message: str) -> None:
         published_policy(make(), seen, action)
 
 
-def config(root: Path, action: Any = CHOICE, **runners: Any) -> Any:
-    where = HeadraceEnvRunner.at(root=root)
+def config(root: Path, action: Any = CHOICE, policy_id: str = "default", **runners: Any) -> Any:
+    where = HeadraceEnvRunner.at(root=root, policy_id=policy_id)
     return (
         PPOConfig()
         .environment(observation_space=SEEN, action_space=action)
@@ -107,9 +108,9 @@ def config(root: Path, action: Any = CHOICE, **runners: Any) -> Any:
     )
 
 
-def declare(root: Path, action: Any = CHOICE) -> None:
-    declared = PolicyDeclaration(observation=from_gym(SEEN), action=from_gym(action))
-    save_declaration(root, declared)
+def declare(root: Path, action: Any = CHOICE, policy_id: str = "default") -> None:
+    spaces = {"observation": from_gym(SEEN), "action": from_gym(action)}
+    save_declaration(root, PolicyDeclaration(policy_id=policy_id, **spaces))
 
 
 def test_a_runner_needs_a_policy_of_the_same_spaces(tmp_path: Path) -> None:
@@ -155,6 +156,21 @@ def test_a_release_is_the_same_content_as_a_new_version(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected num_timesteps at most, got num_episodes"):
         runner.sample(num_episodes=2)
     runner.stop()
+
+
+def test_each_policy_under_a_root_has_its_own_positions(tmp_path: Path) -> None:
+    """And what one has learned is not in the other's lineage."""
+    (tmp_path / "shards").mkdir()
+    for name in ("a", "0-of-1-a"):
+        declare(tmp_path, policy_id=name)
+        given = config(tmp_path, policy_id=name)
+        runner = given.env_runner_cls(config=given)
+        assert runner._lineage() == {}
+        position = tmp_path / "readers" / f"rllib-0-of-1-{name}.json"
+        state = json.loads(position.read_text())
+        position.write_text(json.dumps({**state, "ledger": {name: [[0, 4]]}}))
+        assert set(runner._lineage()) == {name}
+        runner.stop()
 
 
 def test_an_old_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
