@@ -10,13 +10,14 @@ object. A column without a value is 0; a value without a column is an error.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from storage.spaces.descriptors import SpaceError
 
 _DEPTH = 8
+_LARGEST = 1.7976931348623157e308
+"""The largest float: a larger integer is none."""
 
 
 def flat_features(features: Any, where: str = "features") -> Iterator[tuple[str, float]]:
@@ -34,7 +35,7 @@ def flat_features(features: Any, where: str = "features") -> Iterator[tuple[str,
             waiting += [(*pair, depth + 1) for pair in reversed(inner)]
         elif isinstance(value, str) and name:
             yield f"{name}={value}", 1.0
-        elif isinstance(value, (int, float)) and name and abs(value) <= sys.float_info.max:
+        elif isinstance(value, (int, float)) and name and abs(value) <= _LARGEST:
             yield name, float(value)
         else:
             raise SpaceError(f"{place:.80}: expected finite numbers or texts, got {value!r:.80}")
