@@ -52,7 +52,8 @@ class TrainerWatch:
 
     def status_of(self, policy_id: str) -> tuple[bool | None, dict[str, Any]]:
         """`status` of one policy; None for the first if it has never had a trainer."""
-        return self.status().get(policy_id, (None, {}))
+        one = self._leases.get(policy_id)
+        return (None, {}) if one is None else (time.time() < one.expires, dict(one.status))
 
     def decisions(self, policy_id: str) -> Sequence[Document]:
         """The latest decisions about a policy, oldest first."""
