@@ -20,7 +20,7 @@ import numpy as np
 from storage.declarations.history_files import read_history, say_history
 from storage.experience.episode import Part
 from storage.experience.part_columns import PartColumns
-from storage.experience.reward_history import MOST_LOGP, NOTHING, Measure, Moments, RewardHistory
+from storage.experience.reward_history import NOTHING, Measure, Moments, RewardHistory
 from storage.experience.step_columns import SOURCES
 
 log = logging.getLogger("headrace.collector")
@@ -83,11 +83,7 @@ class VersionMetrics:
         came = np.frombuffer(b"".join([part.received_ts for part in parts]), np.int64)
         sources = np.frombuffer(b"".join([part.source for part in parts]), np.uint8)
         history.imported += int((sources == REPLAYED).sum())
-        known = ~np.isnan(logp)
-        history.add("rewards", came, versions, rewards)
-        history.add(
-            "propensities", came[known], versions[known], np.exp(np.minimum(logp[known], MOST_LOGP))
-        )
+        history.add_steps(came, versions, rewards, logp)
         rows = [row for part in parts for row in _rows(part)]
         steps = np.array([row.steps for row in rows])
         starts = np.cumsum(steps) - steps

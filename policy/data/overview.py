@@ -14,7 +14,7 @@ import numpy as np
 
 from policy.progress import Progress, no_progress
 from storage.errors import StorageError
-from storage.experience.reward_history import MOST_LOGP, RewardHistory
+from storage.experience.reward_history import RewardHistory
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
@@ -122,10 +122,7 @@ class _Returns:
     def add(self, batch: SampleBatch) -> None:
         came, versions = (np.asarray(batch[name], np.int64) for name in (RECEIVED, VERSION))
         rewards, logp = (np.asarray(batch[name], np.float64) for name in (REWARDS, ACTION_LOGP))
-        known = ~np.isnan(logp)
-        chances = np.exp(np.minimum(logp[known], MOST_LOGP))
-        self._history.add("rewards", came, versions, rewards)
-        self._history.add("propensities", came[known], versions[known], chances)
+        self._history.add_steps(came, versions, rewards, logp)
         changed = np.zeros(batch.count, bool)
         changed[:1] = True
         for name in EPISODE:

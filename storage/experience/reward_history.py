@@ -127,6 +127,19 @@ class RewardHistory(msgspec.Struct):
         ):
             self._count(slot * _FINEST, max(version, BEFORE), measure, Moments(*sums))
 
+    def add_steps(
+        self,
+        micros: npt.NDArray[np.int64],
+        versions: npt.NDArray[np.int64],
+        rewards: npt.NDArray[np.float64],
+        logp: npt.NDArray[np.float64],
+    ) -> None:
+        """Count the rewards of steps, and the propensities that are known."""
+        self.add("rewards", micros, versions, rewards)
+        known = ~np.isnan(logp)
+        chances = np.exp(np.minimum(logp[known], MOST_LOGP))
+        self.add("propensities", micros[known], versions[known], chances)
+
     def _count(self, second: int, version: int, measure: Measure, found: Moments) -> None:
         self.begin = second if self.begin is None else min(self.begin, second)
         self.totals[version] = total = self.totals.pop(version, Cell())  # the latest is the last
