@@ -13,7 +13,7 @@ import typer
 from msgspec import Meta
 
 from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Token
-from headrace.cli.roots import require_root
+from headrace.cli.roots import declared_policies, require_root
 from headrace.cli.serving import ask
 from policy.data.log_options import RetryFor
 from storage.objects.opening import local_folder
@@ -66,7 +66,6 @@ def _at_rest(root: Root, down: str) -> dict[str, Any]:
     from ingest.status.answers import Facts, PolicyFacts, status_document
     from storage.declarations.history_files import read_history
     from storage.errors import WeightStoreError
-    from storage.objects.opening import objects_at
     from storage.weights.decisions import load_decisions
     from storage.weights.store import WeightFolder
 
@@ -83,11 +82,9 @@ def _at_rest(root: Root, down: str) -> dict[str, Any]:
         decided = load_decisions(root, name).known
         return PolicyFacts.at_rest(name, found, previous, read_history(root, name), decided)
 
-    names = (one.removeprefix("policies/") for one in objects_at(root).names("policies/"))
-    policies = [one.removesuffix(".json") for one in names if one.endswith(".json")]
     return status_document(
         Facts(
-            policies=[facts(name) for name in policies],
+            policies=[facts(name) for name in declared_policies(root)],
             made=time.time_ns() // 1000,
             root=str(root),
             down=down,

@@ -29,13 +29,18 @@ def require_root(root: Root, policy_id: str | None = None, *, option: str = "--r
         )
     if policy_id is None:
         return
-    files = (name.removeprefix("policies/") for name in objects.names("policies/"))
-    declared = [name.removesuffix(".json") for name in files if name.endswith(".json")]
+    declared = declared_policies(root)
     left = any(policy_id in _folders(objects.under(name)) for name in ("weights", "decisions"))
     if declared and policy_id not in declared and not left:
         raise ValueError(
             f"--policy-id: expected a policy of {root} ({_listed(declared)}), got {policy_id!r:.80}"
         )
+
+
+def declared_policies(root: Root) -> list[str]:
+    """The policies with a declaration under a root, also those whose declaration is damaged."""
+    files = (name.removeprefix("policies/") for name in objects_at(root).names("policies/"))
+    return [name.removesuffix(".json") for name in files if name.endswith(".json")]
 
 
 def _folders(objects: Objects) -> list[str]:
