@@ -186,10 +186,13 @@ def _pairs(one: PolicyFacts, measure: Measure) -> Iterator[tuple[str, int, int]]
 
 
 def _against(one: PolicyFacts, measure: Measure, role: str) -> Json | None:
-    """The difference from the first version that this role's has to beat; None if unknown."""
-    _, version, bar = next((pair for pair in _pairs(one, measure) if pair[0] == role), (role, 0, 0))
+    """How far the version in a role is from what it has to beat first; None if that is unknown."""
+    pair = next((pair for pair in _pairs(one, measure) if pair[0] == role), None)
+    if pair is None:
+        return None
+    _, version, bar = pair
     apart = difference(one.history.total(version, measure), one.history.total(bar, measure))
-    if apart is None or version == bar:
+    if apart is None:
         return None
     return {"version": bar, "value": apart.value, "low": apart.low, "high": apart.high}
 
