@@ -68,11 +68,7 @@ METRICS = {
     "value_loss": "loss of the value function",
 }
 """Words for the names of metrics; in all other names, underscores are replaced by spaces."""
-SOURCES = {
-    "imported": "var(--before)",
-    "logged": "var(--v1)",
-    "on policy": "var(--v2)",
-}
+SOURCES = {"imported": "var(--before)", "logged": "var(--v1)", "on policy": "var(--v2)"}
 """The colours of sources."""
 
 
@@ -89,10 +85,9 @@ def report_page(document: Document, checks: Sequence[Document] = ()) -> str:
     )
     body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections if text)
     made = f"{_text(document['root'])}, as of {moment(document['made'])} UTC"
-    opening = (
-        f"<main>{rewards(policy_document(_facts(document), root=str(document['root'])))}</main>"
-    )
-    return _page(f"Headrace: {document['policy_id']}", f"{opening}{body}<p>{made}</p>")
+    opening = rewards(policy_document(_facts(document), root=str(document["root"])))
+    title = f"Headrace: {document['policy_id']}"
+    return _page(title, f"<main>{opening}</main>{body}<p>{made}</p>")
 
 
 def _facts(document: Document) -> PolicyFacts:

@@ -14,20 +14,12 @@ from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 from ingest.status.answers import QUESTIONS, moment, named
-from ingest.status.chart import (
-    NARROW,
-    WIDE,
-    colour,
-    number,
-    reward_chart,
-    sparkline,
-)
+from ingest.status.chart import NARROW, WIDE, colour, number, reward_chart, sparkline
 from storage.wording import counted, duration
 
 Json: TypeAlias = dict[str, Any]
 
 MOST_SHOWN = 8
-ROLES = {"live": "live", "canary": "canary", "previous": "previous"}
 
 
 def status_page(document: Json) -> bytes:
@@ -162,7 +154,7 @@ def _tiles(policy: Json) -> str:
         found = versions.get(role)
         if found is None:
             continue
-        title = named(found["version"]) + ("" if role == "before" else f", {ROLES[role]}")
+        title = named(found["version"]) + ("" if role == "before" else f", {role}")
         if role == "canary":
             title += f" in {policy['share']:.3g}"
         tiles.append(_tile(title, found, policy["counts"]))
@@ -275,7 +267,7 @@ details{margin:.6rem 0}.scroll{overflow-x:auto}
 table{font-size:.9rem;border-spacing:0}caption{font-weight:600;text-align:left;white-space:nowrap}
 th{font-weight:600;white-space:nowrap}th,td{text-align:left;vertical-align:top;
 padding:.15rem .8rem .15rem 0;overflow-wrap:break-word;white-space:pre-line}
-th[scope=row]{font-weight:400}.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+th[scope=row]{font-weight:400}
 .tile .good{color:var(--ok)}.tile .worse{color:var(--bad);font-weight:600}
 .dot{stroke:currentColor;stroke-width:6;
 stroke-linecap:round}.spark *{vector-effect:non-scaling-stroke}
