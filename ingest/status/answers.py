@@ -153,7 +153,6 @@ def policy_document(one: PolicyFacts, level: int | None = None, *, root: str) ->
         "measure": name,
         "counts": counts,
         "share": one.share,
-        "decisions_made": sum(cell.rewards.n for cell in history.totals.values()),
         "levels": [each for each in range(at + 1) if history.levels[each]] if level is None else [],
         "versions": {
             role: {
