@@ -126,23 +126,28 @@ def test_a_first_version_that_earns_less_than_the_rule_before_needs_attention() 
 def test_a_version_that_loses_names_the_command_that_goes_back() -> None:
     text = answer("needs", history=history((6, 0.2), (7, 0.1)))
     assert "`headrace rollback --root /data/run --policy-id default --why TEXT` goes back" in text
+    assert answer("needs", history=history((6, 0.2), (7, 0.18))) == "", "2.3 standard errors"
 
 
 @pytest.mark.parametrize(
-    ("second", "prob", "said"),
+    ("n", "second", "prob", "said"),
     [
-        (0.2, 0.25, ""),
-        (0.1, 0.25, "the reward per decision of version 7 fell from 0.2 to 0.1"),
-        (0.3, 0.25, ""),
-        (0.2, 0.4, "the mean propensity of version 7 drifted from 0.25 to 0.4"),
+        (4000, 0.2, 0.25, ""),
+        (4000, 0.1, 0.25, "the reward per decision of version 7 fell from 0.2 to 0.1"),
+        (4000, 0.3, 0.25, ""),
+        (4000, 0.2, 0.4, "the mean propensity of version 7 drifted from 0.25 to 0.4"),
+        (100_000, 0.19, 0.25, ""),
+        (300, 0.1, 0.25, ""),
     ],
 )
 def test_a_reward_that_fell_and_a_propensity_that_drifted(
-    second: float, prob: float, said: str
+    n: int, second: float, prob: float, said: str
 ) -> None:
-    """They are named with their interval and the time of the change; a rise is no trouble."""
-    given = history((7, 0.2))
-    earned(given, 7, HOUR, second, prob=prob)
+    """They are named with their interval and the time of the change. A rise is no trouble, nor is
+    less than a tenth, 5.6 standard errors though it is, nor a half at 3.5 of them."""
+    given = RewardHistory()
+    earned(given, 7, 0, 0.2, n=n)
+    earned(given, 7, HOUR, second, n=n, prob=prob)
     text = answer("needs", roles={"live": 7}, history=given)
     assert (said in text and "since 2027-01-15 09:00 UTC" in text) if said else text == ""
 
@@ -194,3 +199,31 @@ def test_the_document_has_the_series_of_the_chart() -> None:
     )
     names = [one["name"] for one in chart["small"]]
     assert names == ["decisions", "mean propensity"]
+
+
+def test_a_time_in_which_a_version_hardly_acted_is_no_point() -> None:
+    given = history((6, 0.2), (7, 0.2))
+    earned(given, 6, 5 * HOUR, 1.0, n=5)
+    (six, seven) = policy_document(replace(SOUND, history=given), root="")["chart"]["lines"]
+    assert sum(point[1] for point in six["points"]) == 4000
+    assert sum(point[1] for point in seven["points"]) == 4000
+
+
+def test_the_span_reaches_back_before_the_live_version_as_long_as_it_acted() -> None:
+    """Of 90 days, a version of the last 15 is on the chart of 45 days, one of the last 30 on that
+    of all."""
+    seconds = np.arange(90 * 96) * 900
+    for days, levels in ((15, [0, 1, 2]), (30, [0, 1, 2, 3])):
+        given = RewardHistory()
+        versions = np.where(seconds >= (90 - days) * 24 * HOUR, 7, 6)
+        given.add("rewards", (START + seconds) * 1_000_000, versions, np.ones(seconds.size))
+        assert policy_document(replace(SOUND, history=given), root="")["levels"] == levels
+
+
+@pytest.mark.parametrize(("n", "seconds"), [(100, 900), (1000, 360), (20_000, 120)])
+def test_a_chart_of_few_decisions_has_few_points(n: int, seconds: int) -> None:
+    """Three hours by the minute: 12 points at least, about 100 decisions each, 120 at most."""
+    given = RewardHistory()
+    for hour in range(3):
+        earned(given, 7, hour * HOUR, 0.2, n=n)
+    assert policy_document(replace(SOUND, history=given), root="")["chart"]["seconds"] == seconds
