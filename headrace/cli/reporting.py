@@ -1,4 +1,4 @@
-"""`headrace status` and `headrace report`: how it goes, in a terminal or in one HTML file."""
+"""`headrace status` and `headrace report`: how a root is doing, in a terminal or one HTML file."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
 

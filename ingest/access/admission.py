@@ -186,7 +186,7 @@ class Admission:
             for value in cookies(headers, _only(headers, b"host") or ""):
                 try:
                     return self.book.caller_of_login(value, wall)
-                except Refusal as refusal:  # there may be another, of before TLS or after it
+                except Refusal as refusal:  # try the others: the name differs with TLS
                     refused = refusal
             if refused is not None:
                 raise refused

@@ -1,8 +1,8 @@
 """`collect --on-seal URL`: posts the ordinals at rest, each time a shard has been written.
 
 The body is an asset event of Airflow: `{"asset_id": 7, "extra": {"streams": {stream: last}}}`, with
-the id that the address names as `#7`. A mark covers all earlier ones, so that one that could not be
-posted is made up by the next; at a start the present marks are posted.
+the id that the address names as `#7`. A mark covers all earlier ones, so the next post makes up for
+one that failed; the present marks are also posted at the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POST_SECONDS = 10.0
 class SealEvents:
     """Posts the streams' last ordinals when the number of shards has changed.
 
-    `count` returns that number; the thread that posts is apart from the event loop.
+    `count` returns that number. A thread posts, so that the event loop never waits.
     """
 
     def __init__(self, root: Path, url: str, token: str | None, count: Callable[[], int]) -> None:
@@ -41,7 +41,7 @@ class SealEvents:
             )
         if not re.fullmatch(r"https?://[!-~]+", self._url):
             raise ValueError(f"--on-seal: expected http://HOST or https://HOST, got {url!r:.200}")
-        if token is not None and not re.fullmatch(r"[!-~]+", token):  # of a file's line, it may be
+        if token is not None and not re.fullmatch(r"[!-~]+", token):  # such as a line with its end
             raise ValueError("--on-seal-token: expected printable ASCII without spaces")
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {} if token is None else {"Authorization": f"Bearer {token}"}

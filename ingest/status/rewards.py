@@ -19,10 +19,10 @@ from storage.experience.reward_history import (
 NORMAL = 1.959964
 """The 97.5 % quantile of the standard normal distribution."""
 FEWEST = 30
-"""The least values of each version, for a difference to be shown."""
+"""The fewest values of each version for which a difference is shown."""
 SURE, SCANNED = 3.0, 4.0
-"""Standard errors from which a difference needs attention: of two versions, which are compared
-again and again; and of two times, the most different of many."""
+"""Standard errors from which a difference needs attention: between two versions, which are compared
+at each look; between two periods, which are the most different of many."""
 MOST_GROUPS, FEWEST_GROUPS, PER_GROUP = 120, 12, 100
 """Points of a chart at most and at least, and values per point if there are enough points."""
 MOST_LINES = 7

@@ -24,8 +24,8 @@ LEVELS = ((60, 240), (900, 288), (14_400, 270), (86_400, 730))
 FEWEST = 24
 """Slots that are kept of each width, however small the history's share is."""
 Measure: TypeAlias = Literal["rewards", "returns", "propensities"]
-"""Of steps, by the version that acted; of ended episodes, by the version of their first step; of
-steps whose propensity is known."""
+"""`rewards` are of steps, by the version that acted; `returns` of ended episodes, by the version of
+their first step; `propensities` of steps where they are known."""
 BEFORE = -1
 """The version of steps without one: of the rule before the first version, or beside it."""
 OTHERS = -2
