@@ -63,7 +63,7 @@ def _asked(root: Root, url: str | None, token: str | None, ca: Path | None) -> d
 
 
 def _at_rest(root: Root, down: str) -> dict[str, Any]:
-    from ingest.status.answers import Facts, PolicyFacts, status_document
+    from ingest.status.answers import MOST_DECISIONS, Facts, PolicyFacts, status_document
     from storage.declarations.history_files import read_history
     from storage.errors import WeightStoreError
     from storage.weights.decisions import load_decisions
@@ -79,7 +79,7 @@ def _at_rest(root: Root, down: str) -> dict[str, Any]:
         except WeightStoreError as error:
             damaged.append(f"{name}: {error}")
         found = None if live is None else live.to_json()
-        decided = load_decisions(root, name).known
+        decided = load_decisions(root, name, latest=MOST_DECISIONS).known
         return PolicyFacts.at_rest(name, found, previous, read_history(root, name), decided)
 
     return status_document(
