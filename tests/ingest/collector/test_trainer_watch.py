@@ -35,7 +35,8 @@ def test_what_a_trainer_said_last_is_known_and_which_versions_it_gave_up(tmp_pat
     watch = TrainerWatch(tmp_path, ["default", "other"])
     watch.look()
     alive, status = watch.status()["default"]
-    assert (alive, status) == (False, STATUS)
+    assert (alive, status) == watch.status_of("default") == (False, STATUS)
+    assert watch.status_of("other") == (None, {})
     assert watch.off_chain()["default"] == [2]
     for path in (folder / "leases").iterdir():
         path.write_bytes(b"{")
