@@ -82,8 +82,9 @@ def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnVal
         return of_items(spec["dtype"], _items(column))
     if column.dtype == object or isinstance(column.dtype, (pd.StringDtype, pd.CategoricalDtype)):
         return of_items("str", _items(column))
-    if pd.api.types.is_extension_array_dtype(column.dtype):  # integers with nulls
-        numbers = column.fillna(0).array.to_numpy(np.dtype(column.dtype.type))
+    if pd.api.types.is_extension_array_dtype(column.dtype):  # integers or booleans with nulls
+        kind = column.dtype.type
+        numbers = column.fillna(kind(0)).array.to_numpy(np.dtype(kind))
         return of_numbers(numbers, column.notna().to_numpy())
     numbers = column.to_numpy()
     exact = numbers if spec is None else _exact(numbers, spec["dtype"])

@@ -19,7 +19,7 @@ from storage.experience.episode import Part
 from storage.shards.arrow_arrays import decode_column
 from storage.shards.digests import digest_of
 from storage.shards.shard import ShardWriter, read_shard
-from storage.spaces.descriptors import canonical_json
+from storage.spaces.descriptors import BOX_DTYPES, Box, Discrete, Tuple, canonical_json, widest
 from storage.verify import second_reader
 from storage.verify.audit import Trained, VerifyReport, verify
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
@@ -137,6 +137,18 @@ def test_a_sound_shard_is_the_same_for_both(
     assert report.second_reader is not None
     assert (report.second_reader.shards, report.second_reader.rows) == (1, rows)
     assert report.second_reader.reader.startswith("fastparquet 20")
+
+
+def test_single_numbers_of_every_dtype_are_the_same(
+    tmp_path: Path, second: SecondReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the largest ones, and as final observations, which are null in most rows."""
+    dtypes = [np.dtype(name) for name in BOX_DTYPES]
+    largest = [widest(dtype, 1) if dtype.kind in "biu" else dtype.type(0.1) for dtype in dtypes]
+    space = Tuple(tuple(Box((), dtype) for dtype in dtypes))
+    monkeypatch.setitem(PAIRS, "single", (space, Discrete(1), lambda i: largest, lambda i: 0))
+    shard(tmp_path, "single")
+    assert found(verified(tmp_path, second)) == []
 
 
 def test_odd_numbers_are_the_same_too(tmp_path: Path, second: SecondReader) -> None:
