@@ -220,12 +220,9 @@ class _Application:
             self._join(step)
 
     def _join(self, step: Merge) -> None:
-        left = []
-        for name in map(_parsed, step.shards):
-            if self._successor(step.stream, str(name)):  # an application before was ended here
-                self._set_aside(step.stream, str(name))
-            else:
-                left.append(name)
+        # an application before may have been ended here
+        names = (name for name in step.shards if not self._successor(step.stream, name))
+        left = [*map(_parsed, names)]
         while len(left) > 1:
             left = left[self._merge(step.stream, left) :]
         self._shards.settle(f"{step.stream}/{step.shards[0]}")
