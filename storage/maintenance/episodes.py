@@ -28,7 +28,7 @@ from storage.objects.opening import Root, objects_at
 from storage.objects.ranged import RangedFile
 from storage.shards.names import SUFFIX, ShardError, shard_names, streams
 from storage.shards.replacements import REPLACED, Replacements
-from storage.shards.schema import columns_for
+from storage.shards.schema import columns_for, stored_names
 from storage.shards.shard import read_shard, shard_metadata
 from storage.shards.stored_tables import in_file
 from storage.verify.audit import OnProgress, no_progress
@@ -285,9 +285,9 @@ def ids_where(root: Root, found: StoredEpisodes, condition: str) -> set[str]:
 def _named_in(condition: str, path: str) -> pa.Table:
     """The columns of a shard whose names in a file are in a condition of SQL."""
     specs = shard_metadata(path).specs
-    names = {spec.stored: name for name, spec in specs.items()}
-    names |= {name: name for name in columns_for(specs).names if name not in specs}
-    wanted = [names[one] for one in names if one.lower() in condition.lower() or one == "eps_id"]
+    names = columns_for(specs).names
+    pairs = zip(names, stored_names(names, specs), strict=True)
+    wanted = [name for name, one in pairs if one.lower() in condition.lower() or one == "eps_id"]
     return in_file(read_shard(path, columns=wanted), specs).replace_schema_metadata(None)
 
 
@@ -295,7 +295,7 @@ def _ids_in(duckdb: Any, paths: Sequence[str], condition: str) -> set[str]:
     with duckdb.connect(":memory:", config={"threads": 2}) as connection:
         try:
             connection.execute("SET TimeZone = 'UTC'")
-            first = [path for path in paths if shard_metadata(path).format_version == 1]
+            first = {path for path in paths if shard_metadata(path).format_version == 1}
             if first:
                 # of an earlier format: converted in memory, only what the condition names
                 tables = [_named_in(condition, path) for path in first]

@@ -60,7 +60,7 @@ from storage.shards.footers import own_footer
 from storage.shards.names import ShardDamaged
 from storage.shards.part_block import UnwrittenParts
 from storage.shards.schema import ShardMetadata, metadata_for, stored_names, with_defaults
-from storage.shards.stored_tables import in_memory
+from storage.shards.stored_tables import in_memory, memory_names
 from storage.shards.tables import BlockColumns
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -214,8 +214,7 @@ class ShardLoader:
             schema = file.schema_arrow
             metadata = ShardMetadata.from_footer(schema.metadata, shard.place)
             check_footer(schema, metadata, shard.stream, shard.first, shard.last)
-            known = {spec.stored or name: name for name, spec in metadata.columns.items()}
-            there = (known.get(name, name) for name in schema.names)
+            there = memory_names(schema.names, metadata.columns)
             names = [*dict.fromkeys((*there, *(c.name for c in ADDED_COLUMNS)))]
             opened = _OpenedShard(metadata, names, partial(_bounded, file, content, metadata))
             self._require(opened)

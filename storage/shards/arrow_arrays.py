@@ -143,8 +143,6 @@ def leaf_array(spec: ColumnSpec, values: LeafValues) -> pa.Array:
 
 def sparse_leaf(spec: ColumnSpec, values: LeafValues, rows: int, at: Array) -> pa.Array:
     """`rows` values of a column of a space: `values` at the ascending rows `at`, null elsewhere."""
-    if not len(at):
-        return pa.nulls(rows, spec.arrow_type)
     if spec.encoding == "scalar" and not isinstance(values, Texts):
         spread, missing = np.zeros(rows, spec.item), np.ones(rows, np.bool_)
         spread[at], missing[at] = values, False

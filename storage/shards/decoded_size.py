@@ -26,8 +26,8 @@ def check_size(
 ) -> None:
     """Check that the memory for reading columns of a file is within limits. Raises ShardDamaged.
 
-    `schema` is how Arrow reads the file. A row counts with the decoded
-    size of its numbers, a row group also with the size of its decompressed pages.
+    `schema` is how Arrow reads the file. A row counts with the decoded size of its numbers, a row
+    group also with the size of its decompressed pages.
     """
     total = 0
     for number, size in enumerate(group_bytes(footer, schema, names)):

@@ -10,7 +10,7 @@ for lists in a Dict or a Tuple, for final observations and for `action_dist_inpu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,14 +33,19 @@ def in_file(table: pa.Table, specs: Mapping[str, ColumnSpec]) -> pa.Table:
     return table.rename_columns(stored_names(table.column_names, specs))
 
 
+def memory_names(stored: Iterable[str], specs: Mapping[str, ColumnSpec]) -> list[str]:
+    """The names in memory of columns in the file."""
+    known = {spec.stored or name: name for name, spec in specs.items()}
+    return [known.get(name, name) for name in stored]
+
+
 def in_memory(table: pa.Table, metadata: ShardMetadata) -> pa.Table:
     """A table of a file in memory: other names, and the current format, in its footer too.
 
     Raises ShardError for bytes that do not fit, and ValueError for spaces that cannot be read.
     """
-    known = {spec.stored or name: name for name, spec in metadata.columns.items()}
     footer = table.schema.metadata
-    table = table.rename_columns([known.get(name, name) for name in table.column_names])
+    table = table.rename_columns(memory_names(table.column_names, metadata.columns))
     if metadata.format_version == FORMAT_VERSION:
         return table.replace_schema_metadata(footer)  # which renaming loses
     for name in (name for name in metadata.specs if name in table.column_names):
