@@ -170,7 +170,8 @@ def items_array(
     """
     base, end = int(offsets[0]), int(offsets[-1])
     if end - base >= 2**31:
-        raise ShardError(f"expected less than 2 GiB in one row group, got {end - base} bytes")
+        unit = "numbers" if pa.types.is_list(kind) else "bytes"
+        raise ShardError(f"expected less than 2^31 {unit} in one row group, got {end - base}")
     buffers = [
         None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little")),
         pa.py_buffer((offsets - base).astype(np.int32)),
