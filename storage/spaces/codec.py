@@ -299,7 +299,8 @@ def _ragged_record(slot: _Slot, value: Any, where: str, check_range: bool) -> by
     if isinstance(value, list) or np.ndim(value) == 2:
         with contextlib.suppress(ValueError):  # rows of different lengths are refused below
             rows = np.asarray(value if len(value) else np.zeros((0, leaf.shape[1]), leaf.dtype))
-            if rows.ndim == 2 and rows.shape[1] == leaf.shape[1] and len(rows) < leaf.shape[0]:
+            fits = rows.ndim == 2 and rows.shape[1] == leaf.shape[1] and len(rows) < leaf.shape[0]
+            if fits and rows.dtype.kind not in "SU":  # each item has room for the longest text
                 value = np.zeros(leaf.shape, rows.dtype)
                 value[: len(rows)] = rows
     return _record(rows_of(_leaf_bytes(slot, value, where, check_range), leaf))

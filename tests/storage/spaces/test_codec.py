@@ -264,6 +264,12 @@ def test_rows_that_do_not_fit_are_refused(value: Any) -> None:
         ROWS.encode(value)
 
 
+def test_a_long_text_in_a_row_takes_no_memory_for_all_rows() -> None:
+    codec = Codec(Box((2**19, 20), ragged=True))
+    with pytest.raises(SpaceError, match="expected up to 524288 rows"):
+        codec.encode([["x" * 100_000, *[""] * 19]])
+
+
 @pytest.mark.parametrize(
     "rows",
     [
