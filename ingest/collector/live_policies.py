@@ -387,9 +387,7 @@ class LivePolicies:
         live = self._live.get(policy_id)
         if live is None or live.schema_id != schema_id:
             raise other_spaces(policy_id)
-        if live.served is None:
-            raise self.nothing_served(policy_id)
-        policy = live.served.canary if canary and live.served.canary else live.served.policy
+        policy = self._acting(policy_id, canary)
         if len(observations) == 1:
             return [self._act_one(live, policy, observations[0], explore)]
         return self._act_many(live, policy, observations, explore)
@@ -401,13 +399,15 @@ class LivePolicies:
         (choice,) = self.act(policy_id, schema_id, [observation], True, canary=canary)
         if isinstance(choice, Refusal):
             raise choice
-        live = self._live[policy_id]
-        served = live.served
+        policy = self._acting(policy_id, canary)
+        columns = self._live[policy_id].observation.columns(observation, 1, [len(observation)])
+        return choice, policy.probabilities(policy.flatten(columns))[0]
+
+    def _acting(self, policy_id: str, canary: bool) -> NumpyPolicy:
+        served = self._live[policy_id].served
         if served is None:
             raise self.nothing_served(policy_id)
-        policy = served.canary if canary and served.canary else served.policy
-        columns = live.observation.columns(observation, 1, [len(observation)])
-        return choice, policy.probabilities(policy.flatten(columns))[0]
+        return served.canary if canary and served.canary else served.policy
 
     def _act_one(
         self, live: _LivePolicy, policy: NumpyPolicy, obs: bytes, explore: bool
