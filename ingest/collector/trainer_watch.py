@@ -64,22 +64,21 @@ class TrainerWatch:
         return dict(self._off_chain)
 
     def look(self) -> None:
-        """Read the leases and the marks of versions of the policies whose turn it is."""
+        """Read the leases, marks of versions and decisions of the policies whose turn it is."""
         most = max(AT_ONCE, math.ceil(len(self._files) / ROUND))
         for files in itertools.islice(self._turns, min(most, len(self._files))):
             name = files.policy_id
             try:
-                lease = current_lease(files)
+                if (lease := current_lease(files)) is not None:
+                    self._leases[name] = lease
                 self._off_chain[name] = marked(files)
                 self._look_at_decisions(name)
             except (StorageError, OSError) as error:
                 if name not in self._troubled:
-                    log.warning("policy %s: its trainer's lease cannot be read: %s", name, error)
+                    log.warning("policy %s: trainer or decisions cannot be read: %s", name, error)
                 self._troubled.add(name)
-                continue
-            self._troubled.discard(name)
-            if lease is not None:
-                self._leases[name] = lease
+            else:
+                self._troubled.discard(name)
 
     def _look_at_decisions(self, name: str) -> None:
         """Read the latest decisions if there is a new one, or after a while: texts get erased."""

@@ -29,9 +29,12 @@ def weights_in(root: Path) -> Path:
 
 
 def test_what_a_trainer_said_last_is_known_and_which_versions_it_gave_up(tmp_path: Path) -> None:
-    """A trainer's last report and its left-out rows are known after its lease has ended. A damaged
-    record does not stop that."""
+    """A trainer's last report and its left-out rows are known after its lease has ended. Neither a
+    damaged record nor a later release's decision stops that."""
     folder = weights_in(tmp_path)
+    decision = tmp_path / "decisions" / "default" / "1-later.json"
+    decision.parent.mkdir(parents=True)
+    decision.write_text('{"format": 99}')
     watch = TrainerWatch(tmp_path, ["default", "other"])
     watch.look()
     alive, status = watch.status()["default"]
