@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.columns.arrow_kinds import Array, is_bytes, nulls
-from ingest.importing.cells import CellFaults, Cells, texts_of, to_micros
+from ingest.columns.arrow_kinds import Array, is_bytes
+from ingest.importing.cells import CellFaults, Cells, texts_of
 from ingest.importing.engine import KeptRows, Workspace, cut_by
 from ingest.importing.options import ImportOptions
 from ingest.importing.readers import Problem, SourceBlock
@@ -136,22 +136,23 @@ def _true(table: Any, options: ImportOptions) -> Array:
 def within(chunks: Iterator[Chunk], options: ImportOptions) -> Iterator[Chunk]:
     """Yield the episodes whose earliest time is in the options' period.
 
-    A row without a usable time is in every period, so that it is reported.
+    Rows that are dropped for want of a time do not count, but an episode of nothing else is in
+    every period, so that they are reported. An invalid time may be any.
     """
     limits = np.iinfo(np.int64)
     since = limits.min if options.since is None else options.since
     until = limits.max if options.until is None else options.until
     for table, problems in chunks:
         if len(table):
-            times = table[options.time].combine_chunks()
-            micros, bad = to_micros(times, options.time_unit, options.timezone)
-            micros = np.where(bad | nulls(times), since, micros)
+            cells = Cells(table, options, CellFaults(len(table)))
+            times, faults = cells.micros(str(options.time)), cells.faults
+            micros = np.where(faults.dropped, limits.max, np.where(faults.bad, since, times))
             begins = np.arange(len(table))
             if EPISODE in table.column_names:
                 keys = table[EPISODE].to_numpy()
                 begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
             earliest = np.minimum.reduceat(micros, begins)
-            kept = (since <= earliest) & (earliest < until)
+            kept = (since <= earliest) & (earliest < until) | (earliest == limits.max)
             lengths = np.diff(np.append(begins, len(table)))
             table = table.filter(pa.array(np.repeat(kept, lengths)))
         yield Chunk(table, problems)

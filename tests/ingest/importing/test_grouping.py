@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.importing.engine import Workspace
-from ingest.importing.grouping import EPISODE, NUMBER, UNIT, all_rows, by_episode, joined
+from ingest.importing.grouping import (
+    EPISODE,
+    NUMBER,
+    UNIT,
+    Chunk,
+    all_rows,
+    by_episode,
+    joined,
+    within,
+)
+from ingest.importing.options import ImportOptions
 from ingest.importing.readers import Blocks, SourceBlock
 from ingest.importing.sources import open_source
 
@@ -100,3 +110,29 @@ def test_joined_tables_keep_every_cell() -> None:
     second = pa.table({"x": [b"\xff"], "r": ["2.0"], "n": [2]})
     found = joined([first, second]).to_pydict()
     assert found == {"x": [b"a", b"\xff"], "r": ["1.5", "2.0"], "n": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("more", "early", "late"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6, 7], [5, 6, 7]),  # b, c and d are reported as invalid
+        ({"missing": "drop"}, [1, 2, 3, 4, 7], [5, 6, 7]),  # the row of d is dropped
+        ({"default": {"t": "2"}}, [1, 2, 3, 4, 5, 6, 7], []),
+    ],
+)
+def test_an_episode_that_lacks_a_time_is_stored_in_one_period(
+    more: Any, early: list[int], late: list[int]
+) -> None:
+    """Whatever stands for the absent time; one that cannot be stored may be counted in both."""
+    table = pa.table(
+        {
+            NUMBER: [1, 2, 3, 4, 5, 6, 7],
+            EPISODE: ["a", "a", "b", "b", "c", "c", "d"],
+            "t": [1, 9, None, 3, 8, None, None],
+        }
+    )
+    given = {"source": "log", "observation": ["o"], "action": ["a"], "reward": "r", "time": "t"}
+    for period, numbers in (({"until": 5}, early), ({"since": 5}, late)):
+        options = ImportOptions(**(given | more | period))
+        (chunk,) = within(iter([Chunk(table, [])]), options)
+        assert chunk.table[NUMBER].to_pylist() == numbers
