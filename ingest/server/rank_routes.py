@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from ingest.protocol.errors import Refusal
 from storage.spaces.action_mask import ACTION_MASK, inner_spaces
 from storage.spaces.candidates import CANDIDATES, Candidates
 from storage.spaces.descriptors import Array, Discrete, SpaceError
+from storage.spaces.named_features import LARGEST
 
 RANK = "rank"
 """The key of the info."""
@@ -365,7 +365,7 @@ def _row(given: Any, rules: PolicyRules, width: int, place: str) -> list[float]:
     except SpaceError as error:
         raise Refusal("invalid", str(error), place) from error
     row: list[float] = given if isinstance(given, list) else []
-    numbers = all(type(x) in (float, int) and abs(x) <= sys.float_info.max for x in row)
+    numbers = all(type(x) in (float, int) and abs(x) <= LARGEST for x in row)
     if len(row) != width or not numbers:
         text = (
             f"expected {width} finite numbers, or an object of features by name, got {given!r:.80}"

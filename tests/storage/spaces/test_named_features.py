@@ -1,4 +1,4 @@
-"""Features by name: each value has its column, or is an error that names near ones."""
+"""Features by name: each value has its column, or is an error that names the columns."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def test_values_have_their_columns() -> None:
     features = NamedFeatures(NAMES)
     assert features.row({"price": 3, "color": "red", "shop": {"new": True}}) == [3, 1, 0, 1, 0]
     assert features.row({"color": "blue", "size": "L"}) == [0, 0, 1, 0, 1]
+    parts = [{"shop": {"new": 2}}, {"price": 3, "shop": {}}, {"color": "red"}]
+    assert features.row(parts) == [3, 1, 0, 2, 0]
     assert features.row({}) == [0, 0, 0, 0, 0]
 
 
@@ -30,6 +32,9 @@ def test_values_have_their_columns() -> None:
         ({"price": math.nan}, "features.price: expected finite numbers or texts, got nan"),
         ({"price": 10**400}, "features.price: expected finite numbers or texts, got 1000"),
         ({"price": [1]}, r"features.price: expected finite numbers or texts, got \[1\]"),
+        ({"color=blue": 3}, r"declared features \(.*\), got 'color=blue'"),
+        ([{"color": "red"}, {"color": "blue"}], "features: expected one value of 'color', got two"),
+        ({"shop.new": 1, "shop": {"new": 0}}, r"expected one value of 'shop\.new', got two"),
         (3, "features: expected finite numbers or texts, got 3"),
         ({"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {}}}}}}}}}, "at most 8 deep"),
     ],
