@@ -382,11 +382,14 @@ def _pattern(path: Sequence[str]) -> str:
 
 
 def _cell(column: str, path: Sequence[str]) -> str:
-    """A value of JSON as text in SQL; of a list of objects, that of the first that has it."""
+    """A value of JSON as text in SQL; in a list of objects only one may have it."""
     if _EACH not in path:
         pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
         return f"json_extract_string({column}, {text_sql(pointer or '$')})"
-    return f"json_extract_string({column}, {_pattern(path)})[1]"
+    found = f"json_extract_string({column}, {_pattern(path)})"
+    text = text_sql(f"{'.'.join(path)}: expected one value in a list of objects, got ")
+    two = f"error({text} || {found}::VARCHAR)"
+    return f"CASE WHEN list_count({found}) > 1 THEN {two} ELSE list_any_value({found}) END"
 
 
 def _number_sql(cell: str) -> str:

@@ -194,6 +194,7 @@ def personalizer(path: Path, count: int, *items: dict[str, Any]) -> Path:
     """The log of events with Personalizer's structure: the first candidates, of which the last is
     chosen; a reward comes later, and half of the lines were dropped."""
     lines: list[dict[str, Any]] = []
+    parts = [{"new": None}, {"new": True}]
     for at in range(count):
         among = items[: 2 + at % (len(items) - 1)]
         lines.append(
@@ -203,9 +204,7 @@ def personalizer(path: Path, count: int, *items: dict[str, Any]) -> Path:
                 "_labelIndex": len(among) - 1,
                 "EventId": f"{path.stem}-{at}",
                 "c": {"FromUrl": [{"hour": at}, {"device": "phone" if at % 2 else "desk"}]}
-                | {
-                    "_multi": [{"_tag": one["id"], "i": one, "j": [{"new": True}]} for one in among]
-                },
+                | {"_multi": [{"_tag": one["id"], "i": one, "j": parts} for one in among]},
                 "pdrop": 0.5,
             }
         )
@@ -280,6 +279,7 @@ def test_features_of_candidates_are_columns_or_refused(tmp_path: Path) -> None:
         ({"v": [0.1, 0.2]}, r"_multi\.\[\*\]\.v: expected objects of numbers and texts, got"),
         (3, "^_multi: expected objects of numbers and texts, got numbers"),
         ({"i": [1, "x"]}, "expected numbers, a text or objects, got a list of others"),
+        ({"i": [{"x": "a"}, {"x": "b"}]}, r"i\.\[\*\]\.x: expected one value .*, got \[a, b\]"),
         ({"a.b": 1, "a": {"b": 2}}, r"expected one feature a\.b, got two"),
     ):
         with pytest.raises(ImportFailed, match=text):
