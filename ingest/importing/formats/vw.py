@@ -101,14 +101,12 @@ def _opened(path: Path, options: ImportOptions, space: Workspace, context: str |
     roots = [name for name in names if name.lower() not in own and name[:1] != "_"]
     roots = [context] if context else roots
     kept.rows.show({})
-    found_candidates = _candidates(kept, context, options)
-    kept.items = found_candidates
+    items = kept.items = _candidates(kept, context, options)
     features = list(_features(kept, roots))
+    if items is None and not features:
+        features = [("constant", "", "1")]
     columns = [f"{sql} AS {name_sql(name)}" for name, _, sql in features]
-    if found_candidates is None and not features:
-        columns = ["1 AS constant"]
-    elif found_candidates is not None:
-        columns += found_candidates.columns
+    columns += items.columns if items else []
     decisions = _DECISIONS.format(features="".join(f", {column}" for column in columns))
     ((learnable, *unused),) = _found(kept, f"WITH decisions AS ({decisions}) {_UNUSED}")
     if not learnable:
@@ -123,12 +121,10 @@ def _opened(path: Path, options: ImportOptions, space: Workspace, context: str |
         "tags": {"event_id": "event_id"} if _any(kept, "event_id") else {},
         "time": "timestamp" if _any(kept, "timestamp") else None,
     }
-    if found_candidates is not None:
+    if items is not None:
         found["observation"] = [ACTION_MASK, CANDIDATES, *found["observation"]]
-        found["candidate_features"] = found_candidates.names
-        found["most_candidates"] = found_candidates.most
-        found["infos"] = {_RANK: _RANK} if found_candidates.has_tags else {}
-    found["observation"] = found["observation"] or ["constant"]
+        found["candidate_features"], found["most_candidates"] = items.names, items.most
+        found["infos"] = {_RANK: _RANK} if _RANK in kept.names() else {}
     return Recipe([kept], {name: value for name, value in found.items() if value}, _notes(unused))
 
 
@@ -169,7 +165,6 @@ class _ItemColumns:
     fields: Sequence[int | Sequence[int]]
     most: int
     columns: list[str]
-    has_tags: bool
 
     def widened(self, block: SourceBlock) -> Blocks:
         """Blocks in which a candidate is a number for each feature, few rows at a time."""
@@ -240,8 +235,7 @@ def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> 
     row = ", ".join(f"CAST({sql} AS DOUBLE)" for sql in fields)
     rows = f"flatten(list_transform({listed}, lambda item: [{row}]))"
     tags = f"list_transform({listed}, lambda item: item ->> '_tag')"
-    any_tag = f"len(list_filter({tags}, lambda tag: tag IS NOT NULL)) > 0"
-    ((tagged,),) = _found(kept, f"SELECT count(*) FROM source WHERE {any_tag}")
+    ((tagged,),) = _found(kept, f"SELECT sum(list_count({tags})) FROM source")
     rank = f"{{'item': {tags}[_chosen + 1], 'items': {tags}}}"
     return _ItemColumns(
         tuple(names),
@@ -252,7 +246,6 @@ def _candidates(kept: KeptUnit, context: str | None, options: ImportOptions) -> 
             f"list_resize(list_transform({listed}, lambda item: 1), {most}, 0) AS {ACTION_MASK}",
             *([f"{rank} AS {_RANK}"] if tagged else []),
         ],
-        bool(tagged),
     )
 
 
