@@ -32,7 +32,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.spaces.action_mask import ACTION_MASK, inner_spaces
 from storage.spaces.candidates import CANDIDATES, Candidates
-from storage.spaces.descriptors import Array, Discrete, SpaceError
+from storage.spaces.descriptors import Array, SpaceError
 from storage.spaces.named_features import LARGEST
 
 RANK = "rank"
@@ -79,6 +79,11 @@ class _Asked:
         """The keys of a context: those of the observation but for the candidates and their mask."""
         inner = inner_spaces(self.rules.observation.space)
         return sorted(inner.keys() - {CANDIDATES, ACTION_MASK})
+
+    @property
+    def start(self) -> int:
+        """The number of the first action."""
+        return self.candidates.mask.start[0]
 
     @property
     def slots(self) -> Sequence[wire.RankedSlot]:
@@ -134,7 +139,7 @@ class Ranker:
             arm = self._live.arm(asked.policy_id, name)
             canary = self._live.in_canary(asked.policy_id, arm)
             steps, events = self._decided(asked, canary)
-            version = max(event.policy_version for event in events)
+            version = events[0].policy_version
             row = self._log(asked, name, events, caller)
         await self._collector.journal.durable(row)
         first, *more = [step.ranking() for step in steps]
@@ -167,11 +172,11 @@ class Ranker:
         if not 0 < len(items) <= found.most:
             text = f"expected 1 to {found.most} actions, got {len(items)}"
             raise Refusal("invalid", text, "$.actions")
-        if len({*items}) < len(items):
+        known = {*items}
+        if len(known) < len(items):
             at = next(i for i, item in enumerate(items) if item in items[:i])
             text = f"expected different ids, got {items[at]!r:.80} twice"
             raise Refusal("invalid", text, f"$.actions[{at}].id")
-        known = {*items}
         for place, excluded in _excluded(message):
             unknown = next((item for item in excluded if item not in known), None)
             if unknown is not None:
@@ -197,8 +202,7 @@ class Ranker:
         events: list[wire.Decision | wire.LogAction] = []
         for slot in range(len(asked.slots)):
             obs, allowed = asked.observed(slot, {step.item for step in steps})
-            event, shares = self._choose(asked, obs, allowed, canary)
-            at = asked.rules.action.decode(event.action) - _start(asked.rules)
+            event, at, shares = self._choose(asked, obs, allowed, canary)
             step = RankedStep(item=asked.items[at], items=asked.items, probabilities=shares)
             event.info = {RANK: msgspec.to_builtins(step)}
             steps.append(step)
@@ -207,8 +211,11 @@ class Ranker:
 
     def _choose(
         self, asked: _Asked, obs: bytes, allowed: Array, canary: bool
-    ) -> tuple[wire.Decision | wire.LogAction, list[float]]:
-        """The event that logs a choice, and the policy's probability of each candidate."""
+    ) -> tuple[wire.Decision | wire.LogAction, int, list[float]]:
+        """The event that logs a choice, the chosen candidate, and the policy's probability of each.
+
+        Raises Refusal.
+        """
         live, rules, apprentice = self._live, asked.rules, asked.message.apprentice
         if live.version(asked.policy_id) is None:
             refusal = live.nothing_served(asked.policy_id)
@@ -219,7 +226,8 @@ class Ranker:
             choice, shares = live.ranked(asked.policy_id, rules.schema_id, obs, canary=canary)
             shares = shares[: len(allowed)]
             if not apprentice:
-                shares[rules.action.decode(choice.action) - _start(rules)] = math.exp(choice.logp)
+                at = rules.action.decode(choice.action) - asked.start
+                shares[at] = math.exp(choice.logp)
                 decision = wire.Decision(
                     obs=obs,
                     action=choice.action,
@@ -227,11 +235,11 @@ class Ranker:
                     policy_version=choice.version,
                     action_dist_inputs=choice.dist_inputs,
                 )
-                return decision, shares.tolist()
+                return decision, at, shares.tolist()
         at = int(allowed.argmax()) if apprentice else int(self._rng.choice(len(shares), p=shares))
         prob = asked.message.action_prob if apprentice else float(shares[at])
-        action = rules.action.encode(_start(rules) + at, "action")
-        return wire.LogAction(obs=obs, action=action, action_prob=prob), shares.tolist()
+        action = rules.action.encode(asked.start + at, "action")
+        return wire.LogAction(obs=obs, action=action, action_prob=prob), at, shares.tolist()
 
     def _log(
         self,
@@ -268,27 +276,16 @@ class Ranker:
             "$.event_id",
             name,
         )
-        steps = self._steps_of(known)
+        steps = _steps_of(known)
         spaces = known.started.policy_id, known.started.schema_id
         if len(steps) != len(asked.slots) or spaces != (asked.policy_id, asked.rules.schema_id):
             raise other
-        seen = b"".join(
-            redactor.observation(obs, asked.rules) for obs in self._observed_again(asked, steps)
-        )
+        taken = [step.item for step in steps]
+        again = (asked.observed(slot, {*taken[:slot]})[0] for slot in range(len(steps)))
+        seen = b"".join(redactor.observation(obs, asked.rules) for obs in again)
         if bytes(known.obs) != seen or any(step.items != asked.items for step in steps):
             raise other
         return steps
-
-    def _observed_again(self, asked: _Asked, steps: Sequence[RankedStep]) -> Iterator[bytes]:
-        for slot in range(len(steps)):
-            yield asked.observed(slot, {step.item for step in steps[:slot]})[0]
-
-    def _steps_of(self, known: OpenEpisode) -> list[RankedStep]:
-        """The ranked steps of an episode; none if it was not ranked, or its info is redacted."""
-        try:
-            return [_read_info(str(known.infos[at])).rank for at in range(known.steps)]
-        except (KeyError, msgspec.MsgspecError):
-            return []
 
     def reward(self, name: str, message: wire.RankedReward) -> wire.LogReturns:
         """The reward as an event. Raises Refusal (409) for an event that is not known."""
@@ -329,7 +326,7 @@ class Ranker:
         known = collector.assembler.episodes.get(name)
         if known is None:
             self._require_ranked(name)
-        if known is None or not self._steps_of(known):
+        if known is None or not _steps_of(known):
             how = f"it was {ended.how}" if ended else "it was not ranked"
             text = f"Episode {name}: expected an event that waits for its activation, but {how}"
             raise Refusal("conflict", text, "$", name)
@@ -345,6 +342,14 @@ class Ranker:
         await collector.journal.durable(collector.compose(fill))
         collector.stats.accepted += 1
         return wire.EventsReply(durable=collector.keeps, accepted=1)
+
+
+def _steps_of(known: OpenEpisode) -> list[RankedStep]:
+    """The ranked steps of an episode; none if it was not ranked, or its info is redacted."""
+    try:
+        return [_read_info(str(known.infos[at])).rank for at in range(known.steps)]
+    except (KeyError, msgspec.MsgspecError):
+        return []
 
 
 def _excluded(message: wire.Rank) -> Iterator[tuple[str, Sequence[str]]]:
@@ -372,11 +377,6 @@ def _row(given: Any, rules: PolicyRules, width: int, place: str) -> list[float]:
         )
         raise Refusal("invalid", text, place)
     return row
-
-
-def _start(rules: PolicyRules) -> int:
-    """The number of the first action."""
-    return rules.action.space.start if isinstance(rules.action.space, Discrete) else 0
 
 
 def _epsilon(rules: PolicyRules) -> float:
