@@ -74,6 +74,9 @@ from storage.wording import counted
 
 log = logging.getLogger("headrace.import")
 
+_WITH_CANDIDATES = ("dsjson", "cb_json")
+"""Formats that are read by the columns of candidates that the policy declares."""
+
 PROMPT_SECONDS = 2.0
 """Seconds without an answer until the log says why the import waits."""
 _FORMAT = 1
@@ -100,9 +103,9 @@ def import_table(
 
     Raises ImportFailed for a source or columns that cannot be used, and ValueError for a policy
     that the collector does not have, NothingYet if no episode began in a period. Raises
-    CollectorUnavailable if the collector does not answer
-    for `timeout` seconds (run it again to continue), and Refusal if it refuses the client (a wrong
-    token). Raises TypeError for an unknown argument.
+    CollectorUnavailable if the collector does not answer for `timeout` seconds (run it again to
+    continue), and Refusal if it refuses the client (a wrong token). Raises TypeError for an unknown
+    argument.
     """
     for name in meaning:
         if name not in ImportArguments.__annotations__:
@@ -134,10 +137,7 @@ def run_import(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
     with Workspace() as space, contextlib.closing(transport):
-        given, (options, units, notes) = options, opened_units(options, space)
-        spec = _spec(transport, patient=not check)
-        if declared := _declared_candidates(spec, options):  # not the columns of the log alone
-            options, units, notes = opened_units(replace(given, **declared), space)
+        spec, (options, units, notes) = _opened(options, space, transport, patient=not check)
         if not options.has_policies:  # omitted or not, it is the same import
             options = replace(options, policy_id=_policy_id(spec, options))
         if spec is None or options.policy is not None:
@@ -224,6 +224,25 @@ def _spec(transport: Transport, *, patient: bool) -> CollectorSpec | None:
     return CollectorSpec.fetch(transport)
 
 
+def _opened(
+    options: ImportOptions, space: Workspace, transport: Transport, *, patient: bool
+) -> tuple[CollectorSpec | None, tuple[ImportOptions, list[Unit], Sequence[str]]]:
+    """The collector's declarations, and `opened_units`.
+
+    Raises ImportFailed, also for a log with candidates of which the policy declares no features.
+    """
+    if options.format not in _WITH_CANDIDATES:  # a wrong source is named without a collector
+        opened = opened_units(options, space)
+        return _spec(transport, patient=patient), opened
+    spec = _spec(transport, patient=patient)
+    declared = _declared_candidates(spec, options)
+    opened = opened_units(replace(options, **declared), space)
+    if spec is not None and opened[0].candidate_features and not declared:
+        text = "expected a policy with candidate_features for candidates, got one without"
+        raise ImportFailed(f"{text}: declare the log's with --declare")
+    return spec, opened
+
+
 def _policy_id(spec: CollectorSpec | None, options: ImportOptions) -> str | None:
     """The policy of an import into one; without a collector, the one that `--declare` declares."""
     if spec is None:
@@ -232,17 +251,14 @@ def _policy_id(spec: CollectorSpec | None, options: ImportOptions) -> str | None
 
 
 def _declared_candidates(spec: CollectorSpec | None, options: ImportOptions) -> dict[str, Any]:
-    """The options of candidates by which a format has to read its log; none if it did so."""
-    if spec is None or not options.candidate_features:
+    """The options of candidates by which a format has to read its log; none without candidates."""
+    if spec is None or options.has_policies:
         return {}
-    name = spec.policy(options.policy_id).policy_id
-    names = spec.document["policies"][name].get("candidate_features") or []
-    action = spec.policy(name).action.space
-    if not names or not isinstance(action, Discrete):
-        text = "expected a policy with candidate_features for candidates, got one without"
-        raise ImportFailed(f"{text}: declare the log's with --declare (policy {name})")
-    found = {"candidate_features": tuple(names), "most_candidates": action.n}
-    return {} if all(getattr(options, key) == value for key, value in found.items()) else found
+    policy = spec.policy(options.policy_id)
+    names = spec.document["policies"][policy.policy_id].get("candidate_features")
+    if not names or not isinstance(policy.action.space, Discrete):
+        return {}
+    return {"candidate_features": tuple(names), "most_candidates": policy.action.space.n}
 
 
 def _spaces(

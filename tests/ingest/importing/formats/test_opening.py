@@ -235,15 +235,23 @@ def test_a_log_of_personalizer_with_candidates(tmp_path: Path) -> None:
     later = personalizer(tmp_path / "later.dsjson", 2, {"id": "c"}, {"id": "new"})
     odd = personalizer(tmp_path / "odd.dsjson", 1, {"id": "a", "size": 1}, {"id": "b"})
     many = personalizer(tmp_path / "many.dsjson", 3, *items, {"id": "d"})
+    texts = tmp_path / "texts.dsjson"
+    label = {"_label_cost": 0, "_label_probability": 0.5, "_labelIndex": 0}
+    context = {"FromUrl": {"hour": 1, "device": "desk"}}
+    multi = [[{"i": {"id": f"{at}-{n}"}} for n in range(2)] for at in range(550)]
+    lines = [json.dumps({**label, "c": {**context, "_multi": one}}) + "\n" for one in multi]
+    texts.write_text("".join(lines))
     with CollectorProcess(root) as collector:
         for log in (first, later):
             assert import_table(log, format="dsjson", address=collector.address).rows_left_out == 0
-        collector.settle(8)
+        assert import_table(texts, format="dsjson", address=collector.address).steps == 550
+        collector.settle(558)
         with pytest.raises(ImportFailed, match=r"candidate_features .*got 'i\.size'"):
             import_table(odd, format="dsjson", address=collector.address)
         with pytest.raises(ImportFailed, match="row 3: _multi: expected at most 3 candidates"):
             import_table(many, format="dsjson", address=collector.address)
-    rows = {json.loads(row["tags"])["event_id"]: row for row in shard_rows(root)}
+    stored = shard_rows(root)
+    rows = {json.loads(row["tags"])["event_id"]: row for row in stored if "event_id" in row["tags"]}
     for at in range(6):
         row, count = rows[f"first-{at}"], 2 + at % 2
         assert (row["actions"], row["rewards"]) == (count - 1, 3.0 * (at == 1))
