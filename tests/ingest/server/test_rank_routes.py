@@ -246,7 +246,8 @@ def test_a_wrong_request_is_named_and_leaves_nothing(
 def test_an_event_id_stands_for_one_request(collector: CollectorProcess) -> None:
     """Of other content, or for an episode that was not ranked: 409; and so is what comes first."""
     assert collector.post("/v1/rank", {**BODY, "event_id": "one"})[0] == 201
-    for other in ({"context": {"age": 32}}, {"actions": ACTIONS[::-1]}, {"slots": [{}, {}]}):
+    renamed = [{**action, "id": f"{action['id']}2"} for action in ACTIONS]
+    for other in ({"context": {"age": 32}}, {"actions": renamed}, {"slots": [{}, {}]}):
         again = collector.post("/v1/rank", {**BODY, "event_id": "one", **other})
         assert code(again) == (409, "conflict")
     collector.post("/v1/episodes", {"episode_id": "own", "policy_id": "default"})
