@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, WholeRun
+from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, float32
 from storage.experience.sample_batch import ACTION_LOGP, ORDINAL, POLICY_VERSION, REWARDS, T
 from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from storage.spaces.leaves import Leaf
@@ -99,7 +99,7 @@ def _minari_space(space: Space) -> dict[str, Any]:
 
 
 def d3rlpy(log: Log, folder: Path) -> None:
-    """`ReplayBuffer.load(folder / "dataset.h5", ...)`; the ordinals are data sets beside."""
+    """`ReplayBuffer.load(folder / "dataset.h5", ...)`; `ordinals_N` is (T, 2): ordinal and t."""
     observation, action = log.one_leaf("d3rlpy")
     if not isinstance(action.space, Discrete) and not (
         isinstance(action.space, Box) and action.dtype.kind == "f"
@@ -110,11 +110,11 @@ def d3rlpy(log: Log, folder: Path) -> None:
         file["columns"] = ["observations", ACTIONS, "rewards", "terminated"]
         for run in (run for runs in log.blocks() for run in runs.each()):
             rows = run.rows
-            file[f"observations_{count}"] = _floats(rows[observation.column("obs")])
+            file[f"observations_{count}"] = float32(rows[observation.column("obs")])
             file[f"{ACTIONS}_{count}"] = _d3rlpy_actions(rows[ACTIONS], action)
             file[f"rewards_{count}"] = rows[REWARDS].astype(np.float32).reshape(-1, 1)
             file[f"terminated_{count}"] = run.terminated
-            file[f"ordinals_{count}"] = _identity(run)
+            file[f"ordinals_{count}"] = np.stack([rows[ORDINAL], rows[T]], axis=1)
             count += 1
         file["num_episodes"] = count
         file["version"] = "2.1"
@@ -123,13 +123,4 @@ def d3rlpy(log: Log, folder: Path) -> None:
 def _d3rlpy_actions(column: Array, leaf: Leaf) -> Array:
     if isinstance(leaf.space, Discrete):
         return (column - leaf.space.start).reshape(-1, 1)
-    return _floats(column).reshape(len(column), -1)
-
-
-def _floats(column: Array) -> Array:
-    return column.astype(np.float32) if column.dtype.kind == "f" else column
-
-
-def _identity(run: WholeRun) -> Array:
-    """(T, 2): the ordinal and t of each step."""
-    return np.stack([run.rows[ORDINAL], run.rows[T]], axis=1)
+    return float32(column).reshape(len(column), -1)

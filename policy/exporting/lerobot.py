@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, WholeRun
-from storage.experience.sample_batch import OBS, ORDINAL, REWARDS, SampleBatch, T
+from policy.exporting.runs import ACTIONS, Array, ExportFailed, Log, WholeRuns, float32, to_parquet
+from storage.experience.sample_batch import OBS, ORDINAL, REWARDS, TRUNCATEDS, SampleBatch, T
 from storage.spaces.leaves import Leaf
 
 _FILE = "chunk-000/file-000.parquet"
@@ -30,19 +31,18 @@ def lerobot(log: Log, folder: Path) -> None:
     statistics = _Statistics()
     for inner in ("data/chunk-000", "meta/episodes/chunk-000"):
         (folder / inner).mkdir(parents=True)
-    writer = features = None
-    for runs in log.blocks():
-        rows = _rows(list(runs.each()), names, sum(lengths), len(lengths))
-        lengths += [run.rows.count for run in runs.each()]
-        statistics.add(rows)
-        table = rows.to_arrow()
-        if writer is None:
-            features = {name: _feature(column) for name, column in rows.items()}
-            writer = pq.ParquetWriter(folder / "data" / _FILE, table.schema, compression="zstd")
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
-    _describe(log, folder / "meta", lengths, features or {})
+    features: dict[str, Any] = {}
+
+    def tables() -> Iterator[Any]:
+        for runs in log.blocks():
+            rows = _rows(runs, names, sum(lengths), len(lengths))
+            lengths.extend(runs.lengths.tolist())
+            statistics.add(rows)
+            features.update({name: _feature(column) for name, column in rows.items()})
+            yield rows.to_arrow()
+
+    to_parquet(tables(), folder / "data" / _FILE)
+    _describe(log, folder / "meta", lengths, features)
     (folder / "meta" / "stats.json").write_text(json.dumps(statistics.to_json()))
 
 
@@ -50,32 +50,22 @@ def _observation(leaf: Leaf) -> str:
     return f"observation.{leaf.path}" if leaf.path else "observation.state"
 
 
-def _rows(runs: list[WholeRun], names: dict[str, str], rows: int, episodes: int) -> SampleBatch:
+def _rows(runs: WholeRuns, names: dict[str, str], rows: int, episodes: int) -> SampleBatch:
     """The columns of LeRobot. An end is `next.done`; it is a time-out if `next.truncated`."""
-    lengths = [run.rows.count for run in runs]
-    ends = [run.ends() for run in runs]
-    truncated = np.concatenate([cut for _, cut in ends])
-    frame = np.concatenate([np.arange(length) for length in lengths])
-    columns: dict[str, Array] = {}
-    for name, new in names.items():
-        column = np.concatenate([run.rows[name] for run in runs])
-        columns[new] = _float32(column)
+    given, index = runs.rows, np.arange(runs.rows.count)
+    frame = index - np.repeat(runs.starts, runs.lengths)
     return SampleBatch(
         {
-            **columns,
-            "next.done": np.concatenate([over for over, _ in ends]) | truncated,
-            "next.truncated": truncated,
+            **{new: float32(given[name]) for name, new in names.items()},
+            "next.done": np.append(frame[1:] == 0, True),
+            "next.truncated": given[TRUNCATEDS],
             "timestamp": (frame / _FPS).astype(np.float32),
             "frame_index": frame,
-            "episode_index": np.repeat(np.arange(len(runs)) + episodes, lengths),
-            "index": np.arange(len(frame)) + rows,
-            "task_index": np.zeros(len(frame), np.int64),
+            "episode_index": np.repeat(np.arange(len(runs.starts)) + episodes, runs.lengths),
+            "index": index + rows,
+            "task_index": np.zeros(len(index), np.int64),
         }
     )
-
-
-def _float32(column: Array) -> Array:
-    return column.astype(np.float32) if column.dtype.kind == "f" else column
 
 
 def _feature(column: Array) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -55,9 +54,8 @@ def export(selection: LogSelection, to: str, output: Path) -> ExportReport:
         raise ExportFailed(f"to: expected one of {', '.join(FORMATS)}, got {to!r:.80}")
     if output.exists():
         raise FileExistsError(f"{output}: expected a new folder, got one that is there")
-    write: Callable[[Log, Path], None]
     module = importlib.import_module(f"{__package__}.{FORMATS[to]}")
-    write = getattr(module, to.replace("-", "_"))
+    write: Callable[[Log, Path], None] = getattr(module, to.replace("-", "_"))
     log = Log(selection)
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     unfinished.mkdir(parents=True)
@@ -70,8 +68,7 @@ def export(selection: LogSelection, to: str, output: Path) -> ExportReport:
         _note(log, report, unfinished / ABOUT)
         unfinished.rename(output)
     except BaseException:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
     return report
 

@@ -7,13 +7,15 @@ one is a run of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 
 from policy.data.log_selection import LogSelection
 from storage.errors import NothingYet
@@ -53,6 +55,24 @@ ROWS = 16_384
 
 class ExportFailed(ValueError):
     """A log cannot be written in a format; the text says why."""
+
+
+def float32(column: Array) -> Array:
+    """Floats as float32; others as they are."""
+    return column.astype(np.float32) if column.dtype.kind == "f" else column
+
+
+def to_parquet(tables: Iterable[Any], file: Path) -> None:
+    """Write tables of one schema to a file; without any there is none."""
+    writer = None
+    try:
+        for table in tables:
+            if writer is None:
+                writer = pq.ParquetWriter(file, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 @dataclass(frozen=True)
@@ -104,6 +124,10 @@ class WholeRuns:
         changed[TRUNCATEDS] = last & ~over
         return cls(changed, starts)
 
+    @property
+    def lengths(self) -> IntArray:
+        return np.diff(np.append(self.starts, self.rows.count))
+
     def names(self) -> Array:
         """The name of each row's run: its episode's id, with an agent or a first step if needed."""
         first = self.rows.take(self.starts)
@@ -113,8 +137,7 @@ class WholeRuns:
                 first[EPS_ID], first[AGENT_ID], first[T].tolist(), strict=True
             )
         ]
-        steps = np.diff(np.append(self.starts, self.rows.count))
-        return np.repeat(np.array(named, object), steps)
+        return np.repeat(np.array(named, object), self.lengths)
 
     def with_next(self) -> WholeRuns:
         """Only the rows that terminate or whose next observation is known.
@@ -129,10 +152,8 @@ class WholeRuns:
 
     def each(self) -> Iterator[WholeRun]:
         names = self.names()
-        for start, stop in zip(
-            self.starts, np.append(self.starts[1:], self.rows.count), strict=True
-        ):
-            rows = self.rows.slice(int(start), int(stop))
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            rows = self.rows.slice(start, start + length)
             yield WholeRun(names[start], rows, bool(rows[TERMINATEDS][-1]))
 
 

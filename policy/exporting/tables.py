@@ -7,7 +7,6 @@ does not know. So its table has what it needs and nothing else: `ordinals` are i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from policy.exporting.runs import ACTIONS, Array, Log, WholeRuns
+from policy.exporting.runs import ACTIONS, Array, Log, WholeRuns, to_parquet
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     EPS_ID,
@@ -36,7 +34,7 @@ MORE = ("pass_prob", "ts", "infos", "tags")
 
 def rllib_rows(runs: WholeRuns) -> SampleBatch:
     """The columns that Ray's `OfflineData` needs; rewards as float32, as its learners compute."""
-    rows = SampleBatch({**runs.rows, EPS_ID: runs.names()}).select(RLLIB)
+    rows = _named(runs).select(RLLIB)
     rows[REWARDS] = rows[REWARDS].astype(np.float32)
     return rows
 
@@ -44,14 +42,14 @@ def rllib_rows(runs: WholeRuns) -> SampleBatch:
 def rllib(log: Log, folder: Path) -> None:
     log.one_leaf("rllib")
     tables = (rllib_rows(runs).to_arrow() for runs in log.blocks(with_next=True))
-    _parquet(tables, folder / "steps.parquet")
+    to_parquet(tables, folder / "steps.parquet")
 
 
 def huggingface(log: Log, folder: Path) -> None:
     """Parquet in `data`, and a card that names it: `datasets.load_dataset(folder)`."""
-    tables = (_plain(_all(runs).to_arrow()) for runs in log.blocks(more=MORE, names=True))
+    tables = (_plain(_named(runs).to_arrow()) for runs in log.blocks(more=MORE, names=True))
     (folder / "data").mkdir()
-    _parquet(tables, folder / "data" / "train-00000-of-00001.parquet")
+    to_parquet(tables, folder / "data" / "train-00000-of-00001.parquet")
     (folder / "README.md").write_text(_card(log), encoding="utf-8")
 
 
@@ -60,7 +58,7 @@ def jsonl(log: Log, folder: Path) -> None:
     encoder = msgspec.json.Encoder()
     with (folder / "steps.jsonl").open("wb") as file:
         for runs in log.blocks(more=MORE, names=True):
-            columns = {name: _json_values(name, column) for name, column in _all(runs).items()}
+            columns = {name: _json_values(name, column) for name, column in _named(runs).items()}
             for name in [name for name in columns if name.partition(".")[0] == NEXT_OBS]:
                 pairs = zip(columns[name], columns[HAS_NEXT_OBS], strict=True)
                 columns[name] = [value if known else None for value, known in pairs]
@@ -78,20 +76,9 @@ def _json_values(name: str, column: Array) -> list[Any]:
     return values
 
 
-def _all(runs: WholeRuns) -> SampleBatch:
+def _named(runs: WholeRuns) -> SampleBatch:
+    """All columns, with the names of runs as `eps_id`."""
     return SampleBatch({**runs.rows, EPS_ID: runs.names()})
-
-
-def _parquet(tables: Iterator[Any], file: Path) -> None:
-    writer = None
-    try:
-        for table in tables:
-            if writer is None:
-                writer = pq.ParquetWriter(file, table.schema, compression="zstd")
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 def _plain(table: Any) -> Any:
