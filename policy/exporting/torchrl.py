@@ -45,5 +45,6 @@ def torchrl(log: Log, folder: Path) -> None:
         rows["next", "truncated"] = truncated
         rows["next", "done"] = rows["next", "terminated"] | truncated
         found.append(rows)
-    joined: Any = torch.cat(found)
-    joined.memmap(str(folder / "steps"))
+    if found:
+        joined: Any = torch.cat(found)
+        joined.memmap(str(folder / "steps"))

@@ -186,6 +186,13 @@ def test_what_a_format_cannot_hold_is_named(log: Any, tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize("to", NEEDS_NEXT)
+def test_a_log_without_a_row_for_the_format_is_named(to: str, tmp_path: Path) -> None:
+    write_log(tmp_path, kinds={"lost": 1})
+    with pytest.raises(NothingYet, match=rf"expected steps of policy '{CHOICES}' that {to} can"):
+        export(selection(tmp_path), to, tmp_path / "out")
+
+
 def test_the_command_says_what_it_left_out(log: Any, tmp_path: Path) -> None:
     folder, runs = log
     options = ("--root", folder / CHOICES, "--policy-id", CHOICES, "-o", tmp_path / "out")

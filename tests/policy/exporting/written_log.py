@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,15 @@ def selection(root: Path, policy_id: str = CHOICES, **changes: Any) -> LogSelect
     return LogSelection(root=root, policy_id=policy_id, **{**given, **changes})
 
 
-def write_log(root: Path, policy_id: str = CHOICES, repeats: int = 1) -> list[Expected]:
-    """Write `repeats` episodes of each kind, and return their runs."""
+def write_log(
+    root: Path, policy_id: str = CHOICES, repeats: int = 1, kinds: Mapping[str, int] = STEPS
+) -> list[Expected]:
+    """Write `repeats` episodes of each kind, with its steps, and return their runs."""
     rng = np.random.default_rng(1)
     writer = ParquetOutputWriter(root, {policy_id: SPACES[policy_id]})
     found: list[Expected] = []
     for repeat in range(repeats):
-        for kind, steps in STEPS.items():
+        for kind, steps in kinds.items():
             found += _episode(writer, policy_id, f"{kind}{repeat}", kind, steps, rng)
     return found
 
