@@ -15,6 +15,7 @@ from policy.data.schemas import schema_to_read
 from policy.exporting.runs import ROWS, Array, ExportFailed
 from policy.exporting.tables import RLLIB
 from storage.errors import NothingYet
+from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import HAS_NEXT_OBS, REWARDS
 from storage.objects.opening import Root
 from storage.reading.ledger import Ledger, Ranges
@@ -72,17 +73,19 @@ def _pieces(selection: LogSelection) -> Iterator[RayTask]:
     with closing(source_at(selection.root)) as source:
         shards = source.scan()
     wanted = None if selection.manifest is None else Ledger(selection.manifest).streams()
-    taken, piece, size = Ledger(), RayTask(), 0
+    seen: dict[str, RangeSet] = {}
+    piece, size = RayTask(), 0
     for shard in shards:
         if selection.schema_id not in (None, shard.schema_id):
             continue
-        left = taken.missing(shard.stream, shard.first, shard.last)
+        taken = seen.setdefault(shard.stream, RangeSet())
+        left = taken.missing(shard.first, shard.last)
         if wanted is not None:
-            left = left.intersection(wanted.get(shard.stream, type(left)()))
-        for first, last in left.ranges():
-            taken.add(shard.stream, np.arange(first, last + 1))
-            piece.setdefault(shard.stream, []).append((first, last))
-            size += last - first + 1
+            left = left.intersection(wanted.get(shard.stream, RangeSet()))
+        if left:
+            taken.update(left)
+            piece.setdefault(shard.stream, []).extend(left.ranges())
+            size += len(left)
         if size >= ORDINALS:
             yield piece
             piece, size = RayTask(), 0
