@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from policy.inference.onnx_network import FLAT, FLOATS, INDICES, Input, OnnxNetwork, input_of
-from policy.inference.own_models import OwnModel, publish_onnx
+from policy.inference.own_models import OwnModel
 from policy.inference.preprocessors import columns_of, plausible_columns
-from policy.inference.spec import ONNX, PolicySpec, SpecError
+from policy.inference.spec import ONNX, ONNX_FILE, PolicySpec, SpecError
 from policy.networks.export import ExportError, onnx_program
 from storage.experience.interfaces import ReaderError
 from storage.objects.opening import Root
@@ -67,7 +67,7 @@ def publish_module(root: Root, module: nn.Module, **how: Any) -> str:
             f"{type(module).__name__}: expected the module's outputs from the exported file, got "
             f"others, by up to {np.abs(found - expected).max():.2g}"
         )
-    return publish_onnx(root, model, **how)
+    return own.publish(root, spec, {ONNX_FILE: np.frombuffer(model, np.uint8)})
 
 
 def _inputs(spec: PolicySpec, module: nn.Module) -> dict[str, Input]:
