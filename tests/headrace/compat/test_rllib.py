@@ -22,9 +22,9 @@ from tests.ingest.scripted_collector import ScriptedCollector
 EPISODES, ROOM = 60, 20
 
 
-def log(client: headrace.PolicyClient) -> None:
-    for _ in range(EPISODES):
-        episode = client.start_episode()
+def log(client: headrace.PolicyClient, name: str) -> None:
+    for number in range(EPISODES):
+        episode = client.start_episode(f"{name}-{number}")
         client.log_action(episode, [0.0, 1.0], 1)
         client.end_episode(episode)
 
@@ -39,8 +39,8 @@ def test_calls_wait_for_a_collector_and_close_delivers_all(tmp_path: Path) -> No
             one.connect()
         os.kill(collector.process.pid, signal.SIGSTOP)
         with pytest.raises(headrace.BufferFull, match="on_full='block' waits for it"):
-            log(plain)
-        thread = Thread(target=log, args=(client,))
+            log(plain, "plain")
+        thread = Thread(target=log, args=(client, "waiting"))
         thread.start()
         while client.stats.waiting < ROOM:
             thread.join(0.01)
@@ -51,8 +51,8 @@ def test_calls_wait_for_a_collector_and_close_delivers_all(tmp_path: Path) -> No
         assert client.stats.waiting == 0
         plain.close()
         assert collector.stop() == 0
-    started = {row["eps_id"] for row in shard_rows(tmp_path)}
-    assert len(started) >= EPISODES
+    stored = {row["eps_id"] for row in shard_rows(tmp_path)}
+    assert {f"waiting-{number}" for number in range(EPISODES)} <= stored
 
 
 def test_close_raises_a_refusal_and_stops_nevertheless() -> None:
