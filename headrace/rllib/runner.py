@@ -218,7 +218,7 @@ class HeadraceEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]  # Ray's cl
         return held if live is not None and live.version == held else None
 
     def _may_release(self, held: int) -> bool:
-        """Release clients that wait for what nobody can learn from: after `idle_seconds`."""
+        """Release clients that have waited `idle_seconds / 2` for what nobody can learn from."""
         if self._waits is None or self._waits[0] != held:
             self._waits = held, time.monotonic()
         if time.monotonic() - self._waits[1] < self.idle_seconds / 2:

@@ -3,9 +3,8 @@
 A module's head has M outputs per observation: logits and means of the action space's leaves, in
 canonical order. They are followed by S log standard deviations (those of Box leaves), which depend
 on the observation only with `ModuleSpec.state_std`. Together they are `dist_inputs`, K = M + S
-float32, as in shards. The
-logit of an option that the observation's action mask forbids is `MASKED`, whatever the network
-says.
+float32, as in shards. The logit of an option that the observation's action mask forbids is
+`MASKED`, whatever the network says.
 
 | action space | distribution | head |
 | --- | --- | --- |
