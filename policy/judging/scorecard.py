@@ -22,7 +22,7 @@ def scorecard(
     `error` says why a policy could not be judged, as before its first version: `logs` is then
     empty. The `checks` of a log need no version.
     """
-    known = {name.rstrip("/").rpartition("/")[2] for name in objects_at(root).names("weights/")}
+    known = {name.rstrip("/") for name in objects_at(root).under("weights").names()}
     return {
         policy_id: _judged(root, policy_id, settings, on_progress)
         for policy_id in sorted({*load_declarations(root), *known})
