@@ -93,7 +93,7 @@ def test_numpy_equals_torch(spec, seed):
     np.testing.assert_allclose(twin.dist_inputs(flat), expected, atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(twin.values(flat), values, atol=1e-5, rtol=1e-5)
     actions = twin.act(flat, np.random.default_rng(seed))
-    stds = np.exp(expected[:, spec.layout.head :]) if spec.module.state_std else np.ones(1)
+    stds = np.exp(expected[:, spec.layout.head :]) if spec.module.state_std else np.full(1, 10.0)
     within = 1e-5 * max(1.0, 10 / stds.min(initial=10.0))
     np.testing.assert_allclose(
         policy.logp(flat, actions.columns), actions.logp, atol=within, rtol=1e-5
