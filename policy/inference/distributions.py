@@ -160,11 +160,6 @@ class SquashedGaussian(DiagGaussian):
         super().__init__(component)
         self._units = SquashedUnits(component)
 
-    def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array:
-        mean = inputs[:, self._component.inputs]
-        std = np.exp(inputs[:, self._component.log_std])
-        return self._stored(mean + std * rng.standard_normal(mean.shape))
-
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         """The density of u, less sum_i log((high_i - low_i) / 2 (1 - tanh(u_i)^2)).
 
