@@ -74,11 +74,13 @@ def kept(to: str, runs: list[Expected]) -> list[Expected]:
 
 @pytest.fixture(scope="module")
 def imported(log: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """Format -> the rows of each episode, imported again; all into one collector."""
+    """Format -> the rows of each episode, written in blocks and imported into one collector."""
     folder, root = tmp_path_factory.mktemp("exports"), tmp_path_factory.mktemp("root")
     given = {}
     for to, (policy_id, file, options) in IMPORTS.items():
-        export(selection(log[0] / policy_id, policy_id), to, folder / to)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("policy.exporting.runs.ROWS", 7)
+            export(selection(log[0] / policy_id, policy_id), to, folder / to)
         given[to] = {"source": folder / to / file, **options}
         observation, action = infer_spaces(ImportOptions(**given[to]))
         declared = PolicyDeclaration(observation=observation, action=action, policy_id=to)
